@@ -6,8 +6,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # What other machines may round, order or schedule otherwise: everything between `attend` and a whole model.
 NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
 TESTS := $(BIN)/python -m pytest -n 2
+# The repetitions of the numeric core take one example of each member; `make test-avx2 EACH=` takes all.
+EACH := ONE_EXAMPLE=1
 
-.PHONY: demo test fuzz test-avx2 test-shuffled test-busy kills check docs site linkcheck tutorials explorer dist clean
+.PHONY: demo test test-everything fuzz test-avx2 test-shuffled test-busy kills mixins mutants check docs site linkcheck tutorials explorer dist clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -15,34 +17,53 @@ demo: .venv/installed
 test: .venv/developed
 	$(TESTS)
 
+# For every night: the suite with every example, half precision and product, then the long forms of its tests.
+test-everything: .venv/developed
+	EVERYTHING=1 $(TESTS)
+	$(MAKE) kills fuzz mixins
+
 # The numeric core as a processor without AVX-512 computes it.
 test-avx2: .venv/developed
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(TESTS) $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(EACH) $(TESTS) $(NUMERIC)
 
 # The numeric core in random order; `--randomly-seed N`, with the seed that it prints, repeats one.
 test-shuffled: .venv/developed
-	$(TESTS) --override-ini addopts= $(NUMERIC)
+	$(EACH) $(TESTS) --override-ini addopts= $(NUMERIC)
 
 # The numeric core while every core of the machine is kept busy.
 test-busy: .venv/developed
-	$(BIN)/python tests/under_load.py $(TESTS) $(NUMERIC)
+	$(EACH) $(BIN)/python tests/under_load.py $(TESTS) $(NUMERIC)
 
 # Thousands of broken and hostile inputs, others each time, in 16 GiB of address space.
 fuzz: .venv/developed
-	ulimit -v 16777216; OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile fuzz
+	ulimit -v 16777216 && OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile fuzz
 
 # 300 kills of a training process at named operations on its files.
 kills: .venv/developed
 	KILLS=300 $(BIN)/python -m pytest -s tests/training/test_kill_campaign.py
 
+# How many of 100 seeded faults in the numeric core its tests notice: build/mutants.json.
+mutants: .venv/developed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
+
+# transformers' own tests of models, on wrapped models: they are in its source distribution.
+mixins: .venv/developed
+	$(INSTALL) parameterized
+	rm -rf build/mixins && mkdir -p build/mixins
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest build/mixins --constraint constraints.txt transformers
+	tar --extract --gzip --file build/mixins/transformers-*.tar.gz --directory build/mixins --strip-components 1
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --override-ini filterwarnings= tests/hub/mixins.py
+
 check: .venv/developed
 	$(BIN)/ruff format --check
-	$(BIN)/ruff check
+	$(BIN)/ruff check --no-cache # a cached verdict survives a new module that changes what is sorted where
 	$(BIN)/pyright
 	$(BIN)/python -m polyformer.documentation --check
+	$(BIN)/python -m polyformer_lab.documentation --check
 
 docs: .venv/developed
 	$(BIN)/python -m polyformer.documentation
+	$(BIN)/python -m polyformer_lab.documentation
 
 # The documentation as a site, build/site/html/index.html: warnings and broken links are errors, nothing is fetched.
 site: .venv/developed
@@ -64,19 +85,20 @@ explorer:
 	cd explorer && npm run build
 	cd $(BUNDLE) && sha256sum --check --quiet $(CURDIR)/explorer/node_modules/first.sha256
 
-# Wheel and source distribution, in dist/.
+# Wheels and source distributions of the library and of its laboratory, in dist/.
 dist: .venv/developed
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist lab
 
 clean:
 	rm -rf .venv build dist src/*.egg-info
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable .
+	$(INSTALL) --editable . --editable lab
 	touch $@
 
 .venv/developed: .venv/installed
-	$(INSTALL) --editable '.[dev]'
-	command -v chromium > /dev/null || $(BIN)/playwright install chromium # the explorer's page is tested in it
+	$(INSTALL) --editable '.[dev]' --editable lab
+	$(BIN)/python tests/browsers.py # the explorer's page is tested in a real browser
 	touch $@

@@ -9,6 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from browsers import HOW, find_browser
+
+NO_BROWSER = f"browser tests: not run, because no Chromium is installed; {HOW}"
+
 # The suite runs a process for each core: threads of their own would only wait for one another.
 torch.set_num_threads(1)
 
@@ -18,11 +22,33 @@ for device in (torch.cuda, torch.xpu, torch.mtia):
         device.manual_seed_all = lambda seed: None
 
 
+gc.disable()  # until the tests are collected: imports and tests stay to the end
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tens of thousands of collected tests stay to the end: no later collection of garbage looks at them, 7 %
-    of the suite's time."""
+    """Collect garbage seldom, and never among the imports and the collected tests, which stay to the end.
+
+    With the thresholds of the interpreter it takes a fifth of the time of tests that trace graphs.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+    gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the browser tests if this machine has no browser; the last line of the run says so."""
+    in_browser = [item for item in items if "browser" in getattr(item, "fixturenames", ())]
+    if in_browser and find_browser() is None:
+        for item in in_browser:
+            item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line that the browser tests did not run, and how to install a browser."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any(NO_BROWSER in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(NO_BROWSER)
 
 
 settings.register_profile("fuzz", max_examples=2000)  # of `make fuzz`: see tests/fuzz

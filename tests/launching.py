@@ -1,4 +1,4 @@
-"""Groups of real processes at little cost: one interpreter imports torch, processes are forked from it.
+"""Groups of real processes at little cost: all are forked from the server of forking.py.
 
 `torchrun` stands for the command of that name where a test needs neither its restarts nor its signals: three
 interpreters that import torch cost more than most tests do.
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from forking import run_python
 
 Checks = Mapping[int, Sequence[Callable[[], None]]]
 """What to run on how many processes."""
@@ -52,10 +54,7 @@ def run_checks(checks: Checks) -> None:
 def launch(file: str) -> None:
     """Runs a test file as a script that calls `run_checks`."""
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    ended = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=150
-    )
+    ended = run_python(file, env={"PYTHONPATH": path})
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
 
 
@@ -64,13 +63,8 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a file by several processes with the environment that torchrun gives, and ends all with the first
     that fails; status 1 then."""
-    return subprocess.run(
-        [sys.executable, __file__, str(processes), file, *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    path = os.pathsep.join(sys.path)
+    return run_python(__file__, processes, file, *words, env={"PYTHONPATH": path}, timeout=timeout)
 
 
 def _launched(processes: int, file: str) -> int:

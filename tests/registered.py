@@ -1,12 +1,24 @@
 """The members that tests run over: of the library and of installed packages, not those that tests define."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from polyformer.core.entry_points import installed_modules
 from polyformer.core.registry import in_package
 
 T = TypeVar("T", bound=type)
+
+ONE_EXAMPLE = bool(os.environ.get("ONE_EXAMPLE"))
+"""Whether each member is tested with its first example only, as the repetitions of the numeric core do."""
+
+EVERYTHING = bool(os.environ.get("EVERYTHING"))
+"""Whether the suite is to run whole, as every night: all examples, half precisions and full products."""
+
+
+def examples(member: Any) -> Sequence[Any]:
+    """Return the examples of a member that tests run over."""
+    return member.examples()[:1] if ONE_EXAMPLE else member.examples()
 
 
 def registered(registry: Mapping[str, T]) -> list[T]:

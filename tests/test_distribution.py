@@ -20,6 +20,7 @@ BUILT = {
     "dist",
     "_build",
     "polyformer.egg-info",
+    "polyformer_lab.egg-info",
 }
 LEFT_OUT = {".ci", ".gitignore"}
 
@@ -62,6 +63,22 @@ def test_the_wheel_holds_the_package(source: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert str(tmp_path / "site") in done.stdout
     assert "rope" in done.stdout
+
+
+def test_the_wheel_of_the_laboratory_holds_its_claims(source: Path, tmp_path: Path):
+    with zipfile.ZipFile(built("wheel", source / "lab", tmp_path)) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+        assert "reproduce = polyformer_lab.commands.reproduce" in wheel.read(entry).decode()
+        wheel.extractall(tmp_path / "site")
+    claims = {f"polyformer_lab/claims/{name}" for name in files(ROOT / "lab" / "claims")}
+    assert names == claims | {f"polyformer_lab/{name}" for name in files(ROOT / "lab" / "polyformer_lab")}
+    code = "from polyformer.cli import main; main(['reproduce', 'warmup', '--print'])"
+    site = f"{tmp_path / 'site'}:{ROOT / 'src'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": site}, capture_output=True, text=True
+    )
+    assert "post-norm needs warm-up" in done.stdout, done.stderr[-3000:]
 
 
 def test_the_source_distribution_holds_the_repository(source: Path, tmp_path: Path):

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import polyformer
+from forking import run_python
 from polyformer.data import TokenizerConfig
 from polyformer.data.default_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
@@ -47,9 +48,7 @@ def test_own_mask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 def test_own_position():
     """In a process of its own: it registers a member."""
-    words = [sys.executable, "-W", "error", str(EXAMPLES / "own_position.py")]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    done = run_python("-W", "error", EXAMPLES / "own_position.py")
     assert done.returncode == 0, done.stderr[-3000:]
     losses = numbers(r"loss (\S+)", done.stdout)
     assert losses[-1] < losses[0] - 0.3

@@ -1,15 +1,13 @@
 """The front page keeps its word: its Python runs, its commands and links exist, the versions agree."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 
 import polyformer
+from forking import run_python
 from polyformer.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 def test_its_python_runs(tmp_path: Path):
     (code,) = blocks("python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = run_python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my-model" / "config.json").is_file()
 
@@ -36,9 +34,10 @@ def test_its_commands_exist():
     assert named <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))
-def test_its_links_lead_somewhere(link: str):
-    assert (ROOT / link).exists()
+def test_its_links_lead_somewhere():
+    links = set(re.findall(r"\]\(([^)#]+)", README))
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_the_version_stands_in_one_way_everywhere():

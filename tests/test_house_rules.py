@@ -1,15 +1,19 @@
 """House rules that a machine can check: sizes of files and functions, docstrings, names, the formatter."""
 
 import ast
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "src").rglob("*.py"))
-FILES = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]
+FILES = [
+    *PACKAGE,
+    *sorted((ROOT / "lab").rglob("*.py")),
+    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted((ROOT / "examples").rglob("*.py")),
+]
 
 LINES, FUNCTION_LINES = 350, 60
 EMPTY_NAMES = {"one", "found", "given", "told", "made", "written"}
@@ -18,9 +22,19 @@ EMPTY_NAMES = {"one", "found", "given", "told", "made", "written"}
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def relative(files: list[Path]) -> list[str]:
-    """The files as parameters of a test, named from the repository's root."""
-    return [str(file.relative_to(ROOT)) for file in files]
+@functools.cache
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(text_of(file))
+
+
+def offenders(files: list[Path], faults: Callable[[Path], Iterable[object]]) -> list[str]:
+    """Return "file: fault" for every fault that `faults` finds in a file."""
+    return [f"{file.relative_to(ROOT)}: {fault}" for file in files for fault in faults(file)]
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -49,25 +63,32 @@ def names(tree: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
-@pytest.mark.parametrize("file", relative(FILES))
-def test_a_file_is_short_and_its_names_say_what_things_are(file: str):
-    text = (ROOT / file).read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    assert len(text.splitlines()) <= LINES
-    long = [node.name for node in functions(tree) if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES]
-    assert not long
-    assert not EMPTY_NAMES & {*names(tree)}
-    assert not [line for line in text.splitlines() if "# fmt" + ":" in line], "the formatter is obeyed"
+def long_parts(file: Path) -> Iterator[str]:
+    if (lines := len(text_of(file).splitlines())) > LINES:
+        yield f"{lines} lines"
+    for node in functions(tree_of(file)):
+        if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES:
+            yield f"{node.name}: {lines} lines"
 
 
-@pytest.mark.parametrize("file", relative(PACKAGE))
-def test_what_is_public_has_a_docstring(file: str):
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert not [node.name for node in public(tree) if ast.get_docstring(node) is None]
+def test_files_and_functions_are_short():
+    assert not offenders(FILES, long_parts)
+
+
+def test_names_say_what_things_are_and_the_formatter_is_obeyed():
+    assert not offenders(FILES, lambda file: EMPTY_NAMES & {*names(tree_of(file))})
+    assert not offenders(FILES, lambda file: [fmt for fmt in ["# fmt" + ":"] if fmt in text_of(file)])
+
+
+def test_what_is_public_has_a_docstring():
+    def missing(file: Path) -> list[str]:
+        return [node.name for node in public(tree_of(file)) if ast.get_docstring(node) is None]
+
+    assert not offenders(PACKAGE, missing)
 
 
 def test_half_of_the_files_have_at_most_a_hundred_lines():
-    lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in PACKAGE)
+    lengths = sorted(len(text_of(file).splitlines()) for file in PACKAGE)
     assert lengths[len(lengths) // 2] <= 100
 
 

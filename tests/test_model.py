@@ -287,6 +287,11 @@ def test_token_types_matter():
             "labels: expected numbers from 0 to 30, or -100, got 0 to 31",
         ),
         (
+            "gpt2",  # which shifts labels: nothing predicts the first one
+            {"input_ids": ids(1, 3), "labels": torch.tensor([[VOCAB, 0, 0]])},
+            "labels: expected numbers from 0 to 30, or -100, got 0 to 31",
+        ),
+        (
             "encoder-tiny",
             {"input_ids": ids(1, 3), "labels": torch.tensor([2])},
             "labels: expected numbers from 0 to 1, or -100, got 2 to 2",

@@ -87,11 +87,7 @@ def test_it_learns_an_action_that_hangs_on_the_return():
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (
-            "states",
-            lambda x: x[..., :4],
-            r"states: expected \[batch, steps, 5\] \(2, 6, 5\), got",
-        ),
+        ("states", lambda x: x[..., :4], r"states: expected \[batch, steps, 5\] \(2, 6, 5\), got"),
         ("returns_to_go", lambda x: x[..., 0], r"returns_to_go: expected \[batch, steps, 1\]"),
         ("timesteps", lambda x: x.double(), r"timesteps: expected integers \[batch, steps\]"),
         ("timesteps", lambda x: x + 30, r"timesteps: expected 0 to 29 \(max_timesteps\), got 30 to 35"),

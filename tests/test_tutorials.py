@@ -1,20 +1,27 @@
 """The tutorials run from their first cell to their last, and what they claim is what they print."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from forking import run_python
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL", "BOOK", "OUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def printed(name: str, folder: Path, **settings: str) -> str:
     """What the tutorial prints, run with small settings in an empty folder."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("MODEL", "BOOK")}
-    environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **settings}
-    words = [sys.executable, "-W", "error", str(ROOT / "docs" / "tutorials" / name)]
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+    environment = {"PYTHONPATH": str(ROOT / "src"), **settings}
+    words = "-W", "error", ROOT / "docs" / "tutorials" / name
+    done = run_python(*words, env=environment, cwd=folder, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -29,6 +29,7 @@ PARTS: dict[str, list[str]] = {
         "datastores",
         "agents",
         "explorer",
+        "experiments",
         "benchmarks",
         "cli",
         "examples",

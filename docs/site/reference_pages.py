@@ -9,7 +9,7 @@ from typing import Any
 from docstrings import markdown
 
 import polyformer
-from polyformer.commands import COMMANDS
+from polyformer.commands import COMMANDS, load_command
 from polyformer.commands.options import parser
 from polyformer.core.config import Config
 from polyformer.patterns.base import Pattern
@@ -104,7 +104,7 @@ def command_page() -> str:
     intro = "Made from the parsers: `polyformer COMMAND --help` says the same."
     parts = [f"# Commands\n\n{intro} How they work together is in [the command line](../cli.md)."]
     for name in COMMANDS:
-        module = importlib.import_module(f"polyformer.commands.{name}")
+        module = load_command(name)
         command = parser(name, module, [])
         parts.append(f"## polyformer {name}\n\n{markdown(inspect.cleandoc(module.__doc__ or ''))}")
         usage = command.format_usage().removeprefix("usage: ").strip()

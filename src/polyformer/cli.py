@@ -1,13 +1,12 @@
 """`polyformer COMMAND ...`: finds the command, and prints errors of the input in one line."""
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from polyformer.commands import COMMANDS
-from polyformer.core.errors import InputError, unknown
+from polyformer.commands import COMMANDS, is_installed, load_command
+from polyformer.core.errors import InputError, quote, unknown
 
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
 
@@ -38,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return _print_error(f"{quote(error.filename)}: no such file or folder, its name is too long")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         return _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}")
@@ -59,11 +60,13 @@ def _dispatch(words: list[str]) -> int:
     if name != "bench" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded, which is later
     os.environ.setdefault(HUGE_PAGES, "1")  # read at torch's first tensor
-    from polyformer.commands.options import parse
+    from polyformer.commands.options import messages_of, parse
 
-    command = importlib.import_module(f"polyformer.commands.{name}")
+    command = load_command(name)
     try:
-        command.run(parse(name, command, rest))
+        options = parse(name, command, rest)
+        with messages_of(options):
+            command.run(options)
     except SystemExit as stop:  # --help, and interrupted trainings
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -78,7 +81,7 @@ def _help() -> str:
         "commands:",
     ]
     for name in COMMANDS:
-        text = importlib.import_module(f"polyformer.commands.{name}").__doc__ or ""
+        text = (load_command(name).__doc__ or "") if is_installed(name) else "Needs polyformer-lab."
         lines.append(f"  {name:<11}{text.splitlines()[0]}")
     return "\n".join(
         [*lines, "", "polyformer COMMAND --help shows its options and examples; polyformer --version."]

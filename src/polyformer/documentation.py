@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 
 from polyformer.core.config import Config
+from polyformer.core.limits import limit_table
 from polyformer.core.registry import in_package
 from polyformer.patterns.base import Pattern
 from polyformer.presets import MODELS, create_model
 
 ROOT = Path(__file__).parents[2]
-README = "README.md"
+README, SECURITY = "README.md", "SECURITY.md"
 DOCS = ROOT / "docs"
 PICTURES = "patterns", "positions"
 
@@ -126,6 +127,7 @@ TABLES = {
     "presets": preset_table,
     "families": family_table,
     "architectures": architecture_table,
+    "limits": limit_table,
     "verified": verified,
 }
 
@@ -142,35 +144,46 @@ def generated(text: str) -> str:
 
 def files() -> dict[Path, str]:
     """Every file with generated parts, as it should be."""
-    from polyformer.bench.gallery.catalogue import claims_page
     from polyformer.visual.pages import pages
 
     whole = {DOCS / name: text for name, text in pages().items()}
-    whole[DOCS / "claims.md"] = claims_page((DOCS / "results.md").read_text(encoding="utf-8"))
-    partial = [path for path in [ROOT / README, *sorted(DOCS.glob("*.md"))] if path not in whole]
+    partial = [
+        path for path in [ROOT / README, ROOT / SECURITY, *sorted(DOCS.glob("*.md"))] if path not in whole
+    ]
     return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | whole
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the generated parts; with `--check` says which are stale (status 1) and writes nothing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say what is stale")
-    check = parser.parse_args(arguments).check
+    """Write the generated parts; with `--check` list what is stale (status 1) and write nothing."""
+    check = parsed(arguments, __doc__ or "")
     wanted = files()
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
-    for path in () if check else stale:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(wanted[path], encoding="utf-8")
+    stale = update(wanted, check)
     gone = [
         path for folder in PICTURES for path in sorted((DOCS / folder).glob("*.svg")) if path not in wanted
     ]
-    for path in () if check else gone:
-        path.unlink()
-    for path in stale:
-        print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")
     for path in gone:
         print(f"{path.relative_to(ROOT)}: {'of no member; run `make docs`' if check else 'removed'}")
+        if not check:
+            path.unlink()
     return 1 if check and (stale or gone) else 0
+
+
+def parsed(arguments: list[str] | None, description: str) -> bool:
+    """Return whether the command line has `--check`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="list what is stale and write nothing")
+    return parser.parse_args(arguments).check
+
+
+def update(wanted: dict[Path, str], check: bool) -> list[Path]:
+    """Write the files whose text differs, or with `check` only list them; return their paths."""
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What a model returns: named fields."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_pytree_node, tree_map
 
 from polyformer.core.state import State
 from polyformer.sequence.shares import Share
@@ -85,8 +86,19 @@ class ModelOutput:
         return predictions[1] if isinstance(predictions, tuple) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the predictions themselves: how to make them cannot be pickled."""
-        return {**self.__dict__, "predictions": Predicted(self.predictions())}
+        """Return the fields with the predictions themselves: how to make them cannot be pickled."""
+        with torch.set_grad_enabled(self.last_hidden_state.requires_grad):  # as the other fields were made
+            return {**self.__dict__, "predictions": Predicted(self.predictions())}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelOutput":
+        """Return a copy of all values without the autograd graph, which torch does not copy."""
+        predictions = Predicted(tree_map(_detached, self.predictions()))
+        values = {name: tree_map(_detached, value) for name, value in vars(self).items()}
+        return ModelOutput(**copy.deepcopy({**values, "predictions": predictions}, memo))
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, (Tensor, State)) else value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

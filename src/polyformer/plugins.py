@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from polyformer.core.config import Config, decode
-from polyformer.core.errors import QUOTED, InputError, quote, shortened
+from polyformer.core.errors import InputError, quote, shortened
+from polyformer.core.limits import QUOTED
 from polyformer.patterns.base import Pattern
 
 NAMED: dict[str, None] = {}

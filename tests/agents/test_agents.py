@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib.util
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from forking import run_python
 from polyformer import InputError
 from polyformer.agents.rollouts import MEMORY, Rollout
 from polyformer.cli import main
@@ -203,8 +202,7 @@ def test_a_run_goes_on_in_another_process(tmp_path: Path):
     cart = {**recipe(4).to_dict()["task"], "environment": "CartPole-v1"}
     words = {"task": cart, "training": {**recipe(4).training.to_dict(), "steps": 4}}
     fit(Recipe.from_dict({**recipe(4).to_dict(), **words}), tmp_path / "run")
-    command = [sys.executable, "-m", "polyformer", "train", "--resume", str(tmp_path / "run"), "--steps", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "polyformer", "train", "--resume", tmp_path / "run", "--steps", 5)
     assert done.returncode == 0, done.stderr
     assert f"resumed {tmp_path / 'run'} at step 4" in done.stdout + done.stderr
 
@@ -218,8 +216,7 @@ def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
         "from polyformer.core.state_files import load_state\n"
         "print(type(load_state(sys.argv[1])).__name__, 'torchrl' in sys.modules)"
     )
-    words = [sys.executable, "-c", code, str(tmp_path / "memory.safetensors")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, tmp_path / "memory.safetensors")
     assert done.stdout.split() == [Rollout.__name__, "False"]
 
 

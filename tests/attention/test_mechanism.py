@@ -16,7 +16,7 @@ from polyformer.attention import (
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.base import ABILITIES, Mechanism, MechanismConfig
+from polyformer.attention.base import ABILITIES, ONCE_PLAIN, Mechanism, MechanismConfig
 from polyformer.core.errors import InputError
 from polyformer.patterns import Global, Window
 
@@ -38,6 +38,15 @@ def test_what_is_not_there_is_refused_with_the_way_out():
     message = "mechanism '' cannot run in a decoder: it sees later tokens; use 'softmax', which takes"
     assert str(caught.value) == f"{message} sparse patterns"
     Blind().require("packs")
+
+
+@pytest.mark.parametrize("kind", ONCE_PLAIN)
+def test_what_was_saved_as_plain_is_the_definition(kind: str):
+    for plain, backend in ((False, "auto"), (True, "definition")):
+        config = MechanismConfig.from_dict({"kind": kind, "plain": plain})
+        assert config.to_dict()["backend"] == backend
+    with pytest.raises(InputError, match=r"unknown option of .* 'plain'"):
+        MechanismConfig.from_dict({"kind": "softmax", "plain": True})
 
 
 def test_patterns_are_of_a_sequence_and_itself():

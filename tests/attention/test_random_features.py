@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import polyformer
+from pairwise import pairwise
 from polyformer.attention import PerformerConfig, RFAConfig
 from polyformer.attention.base import Mechanism, MechanismConfig
 from polyformer.attention.linear import sums
@@ -232,9 +233,9 @@ def test_features_are_drawn_anew_in_training_alone_and_the_same_each_time():
     assert all(torch.equal(evaluated[0], draw) for draw in evaluated)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("cache", [1 << 9, 1 << 12, 1 << 24])
-@pytest.mark.parametrize("config", MEMBERS, ids=str)
+@pytest.mark.parametrize(
+    ("causal", "cache", "config"), pairwise([True, False], [1 << 9, 1 << 12, 1 << 24], MEMBERS)
+)
 def test_the_lengths_of_runs_change_rounding_alone(
     config: MechanismConfig, cache: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ):

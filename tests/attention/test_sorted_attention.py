@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
+from pairwise import pairwise
 from polyformer.attention.lsh import sorted_attention as engine
 from polyformer.attention.lsh import window_blocks
 from polyformer.attention.lsh.sorted_attention import sorted_attention
@@ -37,10 +38,12 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context,
     return out if context.kv_valid is None else out * context.kv_valid[:, None, :, None]
 
 
-@pytest.mark.parametrize("itself", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "size", "rounds"), [(13, 1, 1), (201, 5, 3), (301, 40, 2), (150, 200, 2)])
-def test_it_is_a_masked_softmax(length: int, size: int, rounds: int, causal: bool, itself: bool):
+@pytest.mark.parametrize(
+    ("sizes", "causal", "itself"),
+    pairwise([(13, 1, 1), (201, 5, 3), (301, 40, 2), (150, 200, 2)], [False, True], [False, True]),
+)
+def test_it_is_a_masked_softmax(sizes: tuple[int, int, int], causal: bool, itself: bool):
+    length, size, rounds = sizes
     tensors, buckets = inputs(length, rounds, buckets=4)
     for documents, padding in itertools.product([False, True], repeat=2):
         context = random_context(2, length, length, causal=causal, documents=documents, padding=padding)

@@ -87,6 +87,9 @@ def test_lengths_without_end(path: Path):
     [
         ({"attention.head_count": None}, "llama.attention.head_count is None, expected int"),
         ({"block_count": "2"}, "llama.block_count is '2', expected int"),
+        ({"block_count": 0}, "llama.block_count is 0, expected 1 to 4096 layers"),
+        ({"block_count": 10**6}, "llama.block_count is 1000000, expected 1 to 4096 layers; get another copy"),
+        ({"block_count": 2**31}, "llama.block_count is 2147483648, expected 1 to 4096 layers"),
         ({"block_count": 3}, "the tensor 'blk.2.attn_norm.weight' of 3 layers is missing; get another copy"),
         ({"rope.freq_base": float("nan")}, "llama.rope.freq_base is nan, expected float"),
         ({"rope.dimension_count": 4}, "llama.rope.dimension_count is 4, and only 8 is supported, all ch"),

@@ -1,6 +1,7 @@
 """Weights that are cut off, missing, of the wrong shape or outside the folder: a named error."""
 
 import shutil
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,11 @@ def test_no_weights(copy: Path):
     assert "no weights" in fails(copy)
 
 
-@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
-@pytest.mark.parametrize(
-    "name", ["../other/model.safetensors", "{}", "a/../../other/x", "..", "", "a\\b", "a" * 300, "a\0b"]
-)
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+ELSEWHERE = ("../other/model.safetensors", "{}", "a/../../other/x", "..", "", "a\\b", "a" * 300, "a\0b")
+
+
+@pytest.mark.parametrize(("index", "name"), [*zip(cycle(INDEXES), ELSEWHERE)])
 def test_an_index_names_files_of_its_own_folder_only(copy: Path, tmp_path: Path, name: str, index: str):
     other = Path(shutil.copytree(copy, tmp_path / "other"))
     (copy / "model.safetensors").unlink()

@@ -51,7 +51,10 @@ def test_every_line_is_a_question(
     monkeypatch.setattr("sys.stdin", io.StringIO("What?\nWhy?\nHow?\n"))
     capsys.readouterr()
     assert main(["answer", run, article, "--device", "cpu"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    answers = capsys.readouterr().out
+    assert len(answers.splitlines()) == 3
+    assert main(["answer", run, article, "What?", "Why?", "How?", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == answers
 
 
 def test_a_file_that_is_not_there(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

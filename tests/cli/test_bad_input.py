@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forking import start_python
 from polyformer.cli import main
 from polyformer.core import files
 
@@ -55,6 +56,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("list decodre-tiny", "unknown name 'decodre-tiny': did you mean 'decoder-tiny'"),
         ("reproduce warmpu", "unknown claim 'warmpu'"),
         ("bench training --layrs 3", "unknown option of TrainingBench 'layrs': did you mean 'layers'"),
+        ("generate x --max-new-tokens 1000000000", "--max-new-tokens: expected at most 1048576"),
+        ("explore x y --generate 1000000000", "--generate: expected at most 1048576, got 1000000000"),
+        ("generate x --num-beams 1000000000", "--num-beams: expected at most 16777216, got 1000000000"),
         ("classify", "RUN is missing; see polyformer classify --help"),
         ("train --devic cpu", "unknown option '--devic': did you mean '--device'"),
         ("classify a b --pair", "--pair: expected a value after it"),
@@ -150,15 +154,13 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., s
     )
 
 
-def start(*words: str, **options: object) -> "subprocess.Popen[str]":
-    """A real process, which can be interrupted even where the suite runs in the background."""
+def start(*words: str) -> "subprocess.Popen[str]":
+    """An interpreter of its own: what it takes to say these is too little to import torch."""
     return subprocess.Popen(
         [sys.executable, "-m", "polyformer.cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **options,  # type: ignore[call-overload]
     )
 
 
@@ -172,8 +174,8 @@ def test_a_real_process_exits_with_2_and_one_line():
 def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     Path("a.txt").write_text("some words to read\n" * 50)
     words = ["--data", "a.txt", "--tokenizer.algorithm", "bytes", "--training.saving.checkpoint_every", "1"]
-    process = start(
-        "train",
+    process = start_python(
+        *("-m", "polyformer", "train"),
         *words,
         "--steps",
         "100000",
@@ -187,9 +189,9 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     while process.poll() is None and not list(tmp_path.glob("runs/default-1/checkpoints/step-*")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130
-    first, second = error.strip().splitlines()
+    ended = process.ended()
+    assert ended.returncode == 130
+    first, second = ended.stderr.strip().splitlines()
     assert first == "polyformer: SIGINT: stopping after this step (once more to stop at once)"
     assert re.fullmatch(
         r"polyformer: stopped by SIGINT at step \d+, of which a checkpoint is written; "

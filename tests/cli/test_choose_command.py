@@ -42,6 +42,7 @@ def test_a_question_is_a_line_of_standard_input(
     assert output("choose", folder) == lines
     monkeypatch.setattr("sys.stdin", io.StringIO("cow\ncow\n"))
     assert output("choose", folder, "--choices", LIST) == lines
+    assert output("choose", folder, "cow", "cow", "--choices", LIST) == lines
 
 
 def test_a_run_is_measured_beside_the_majority(folder: Path, output: Callable[..., str]):

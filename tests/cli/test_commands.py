@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import polyformer
+from polyformer import commands
 from polyformer.cli import COMMANDS, main
 from polyformer.model import Transformer
 from polyformer.outputs import ModelOutput
@@ -37,11 +38,19 @@ def test_help_lists_the_commands_and_loads_nothing_heavy():
     assert all(any(line.startswith(f"  {name} ") for line in text) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]):
-    text = output(capsys, name, "--help")
-    assert text.startswith(f"usage: polyformer {name}")
-    assert f"\n  polyformer {name}" in text
+def test_commands_of_the_laboratory_say_how_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., str]
+):
+    monkeypatch.setattr(commands, "entry_points", lambda **_: ())  # as where polyformer-lab is absent
+    for name in commands.LABORATORY:
+        assert "pip install 'polyformer[lab]'" in complaint(name, "warmup")
+    assert "  reproduce  Needs polyformer-lab." in output(capsys, "--help")
+
+
+def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]):
+    texts = {name: output(capsys, name, "--help") for name in COMMANDS}
+    assert not [name for name, text in texts.items() if not text.startswith(f"usage: polyformer {name}")]
+    assert not [name for name, text in texts.items() if f"\n  polyformer {name}" not in text]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):
@@ -217,7 +226,7 @@ def test_show_a_preset_and_a_run(train_tiny: Trained, capsys: pytest.CaptureFixt
 
 
 def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    from polyformer.bench import training
+    from polyformer_lab.bench import training
 
     seen = []
     monkeypatch.setattr(training, "run", lambda config: seen.append(config))

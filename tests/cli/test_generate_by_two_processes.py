@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def asked(run: str, name: str) -> Options:
     """One of the settings, for a text of 12 tokens."""
-    return Options(run=run, prompt="some words", max_new_tokens=12, device="cpu", **SETTINGS[name])
+    return Options(run=run, prompt=("some words",), max_new_tokens=12, device="cpu", **SETTINGS[name])
 
 
 def test_two_processes_write_what_one_does(

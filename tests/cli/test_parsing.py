@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from polyformer.commands import bench, generate, train, translate
+from polyformer.commands import generate, train, translate
 from polyformer.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
+from polyformer_lab.commands import bench
 
 
 def test_every_sort_of_option():
@@ -30,11 +31,12 @@ def test_every_sort_of_option():
 
 
 def test_texts_stay_texts():
-    assert parse("translate", translate, ["run", "yes"]).text == "yes"
-    assert parse("translate", translate, ["run", "12"]).text == "12"
-    assert parse("generate", generate, ["run", "--prompt", "{a: 1}"]).prompt == "{a: 1}"
-    assert parse("generate", generate, ["run", "--prompt", "null"]).prompt == "null"
-    assert parse("translate", translate, ["run"]).text is None
+    assert parse("translate", translate, ["run", "yes"]).text == ("yes",)
+    assert parse("translate", translate, ["run", "12", "a b"]).text == ("12", "a b")
+    assert parse("generate", generate, ["run", "--prompt", "{a: 1}"]).prompt == ("{a: 1}",)
+    assert parse("generate", generate, ["run", "--prompt", "null", "--seed", "1"]).prompt == ("null",)
+    assert parse("translate", translate, ["run"]).text == ()
+    assert parse("generate", generate, ["run"]).prompt == ("",)
 
 
 def test_values_are_read_as_yaml():
@@ -72,7 +74,11 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["--steps", "many"], "--steps: expected int, got 'many'"),
         (train, ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
         (train, ["--steps"], "--steps: expected a value after it"),
-        (train, ["a", "b"], "unexpected 'b': put quotes around a text of several words"),
+        (
+            train,
+            ["a", "b"],
+            "unexpected 'b': expected RECIPE and options .* put quotes around a text of several words",
+        ),
         (train, ["--a.b"], "--a.b: expected a value after it"),
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
         (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a text"),

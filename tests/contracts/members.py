@@ -31,7 +31,7 @@ from polyformer.patterns.marked import reads_marks
 from polyformer.position import LearnedConfig, PositionConfig, RelationLabelsConfig, TransformerXLConfig
 from polyformer.presets import MODELS
 from polyformer.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
-from registered import registered
+from registered import ONE_EXAMPLE, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
 SIZES = {
@@ -119,6 +119,9 @@ class Case:
 
     member: str
     config: ModelConfig
+    kind: str = ""
+    number: int = 0
+    """Of the example, counted from 0."""
 
     def __str__(self) -> str:
         return self.member if self.member in MODELS else f"{self.shape}-{self.member}"
@@ -131,7 +134,15 @@ class Case:
 
     def can(self, ability: str) -> bool:
         """Whether every mechanism in it has the ability."""
-        return all(getattr(part, ability) for part in parts(self.config) if isinstance(part, MechanismConfig))
+        return all(getattr(mechanism, ability) for mechanism in self.mechanisms)
+
+    @functools.cached_property
+    def text(self) -> str:
+        return repr(self.config)
+
+    @functools.cached_property
+    def mechanisms(self) -> list[MechanismConfig]:
+        return [part for part in parts(self.config) if isinstance(part, MechanismConfig)]
 
     def apart(self, actual: Tensor, exact: Tensor) -> float:
         """The relative distance of hidden states [B, T, E] from exact ones.
@@ -205,36 +216,28 @@ class Case:
 @functools.cache
 def every_case() -> tuple[Case, ...]:
     """The first example of each member in every shape that can hold it (a pattern alone), others in one."""
-    result, seen = [], set[Any]()
-    for name, part in members():
+    result = []
+    for name, part, number in numbered():
         able = [base for shape, base in bases().items() if fits(part, shape)]
-        pattern = getattr(part, "pattern", None)
-        kind = type(pattern or part)
-        most = 1 if kind in seen else 2 if pattern else len(able)
-        result += [Case(name, shrunk(with_part(base, part))) for base in able[:most]]
-        seen.add(kind)
+        kind = name.partition("-")[0]
+        most = 1 if number else 2 if kind == "Pattern" else len(able)
+        result += [Case(name, shrunk(with_part(base, part)), kind, number) for base in able[:most]]
     result += [
-        Case(name, shrunk(change(base))) for name, change in VARIANTS.items() for base in bases().values()
+        Case(name, shrunk(change(base)), "Variant")
+        for name, change in VARIANTS.items()
+        for base in bases().values()
     ]
-    presets = [(name, MODELS[name]()) for name in MODELS]  # trajectories have tests of their own
-    tiny = [Case(name, shrunk(config)) for name, config in presets if isinstance(config, ModelConfig)]
+    names = {MODELS[name].__module__: name for name in MODELS}.values() if ONE_EXAMPLE else MODELS
+    presets = [(name, MODELS[name]()) for name in names]  # trajectories have tests of their own
+    tiny = [
+        Case(name, shrunk(config), "Preset") for name, config in presets if isinstance(config, ModelConfig)
+    ]
     return *result, *distinct(tiny)
-
-
-@functools.cache
-def cases() -> tuple[Case, ...]:
-    """Those that differ: every base has one member of every family."""
-    return tuple(distinct(every_case()))
 
 
 def distinct(some: Sequence[Case]) -> list[Case]:
     """The first of those that are one tiny model, as presets of a family are that differ in sizes."""
-    return list({repr(case.config): case for case in reversed(some)}.values())[::-1]
-
-
-def one_each() -> list[Case]:
-    """The first case of every member: for contracts on configurations, and for slow ones."""
-    return list({case.member: case for case in reversed(every_case())}.values())[::-1]
+    return list({case.text: case for case in reversed(some)}.values())[::-1]
 
 
 def with_part(base: ModelConfig, part: Config) -> ModelConfig:
@@ -244,30 +247,18 @@ def with_part(base: ModelConfig, part: Config) -> ModelConfig:
     return replaced(base, type(part).family, lambda _: part)
 
 
-def members() -> list[tuple[str, Config]]:
-    """Every example of every member of every family, and every pattern as a mechanism."""
-    result: list[tuple[str, Config]] = []
+@functools.cache
+def numbered() -> list[tuple[str, Config, int]]:
+    """Every example of every member and, as a mechanism, of every pattern; with its number."""
+    result: list[tuple[str, Config, int]] = []
     for family in families():
         for member in registered(family.kinds):
             name = f"{family.__name__.removesuffix('Config')}-{member.kind}"
-            result += [(f"{name}-{i}", example) for i, example in enumerate(member.examples())]
-    return result + [(f"Pattern-{name}", SoftmaxConfig(pattern=pattern)) for name, pattern in patterns()]
-
-
-def patterns() -> list[tuple[str, Pattern]]:
-    """Every example of every pattern that has a name of its own."""
-    return [
-        (example.to_text(), example) for cls in registered(Pattern.registry) for example in cls.examples()
-    ]
-
-
-def mechanisms(*abilities: str) -> list[tuple[str, MechanismConfig]]:
-    """Every example of every mechanism that has all the abilities."""
-    return [
-        (name, config)
-        for name, config in members()
-        if isinstance(config, MechanismConfig) and all(getattr(config, ability) for ability in abilities)
-    ]
+            result += [(f"{name}-{i}", example, i) for i, example in enumerate(examples(member))]
+    for pattern in registered(Pattern.registry):
+        for i, example in enumerate(examples(pattern)):
+            result.append((f"Pattern-{example.to_text()}", SoftmaxConfig(pattern=example), i))
+    return result
 
 
 def fits(part: Config, shape: str) -> bool:
@@ -302,13 +293,6 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     ),
 }
 """Options that belong to no member."""
-
-
-def selected(*abilities: str, shape: tuple[str, ...] = ("decoder", "encoder", "pair")) -> list[Case]:
-    """The cases of these shapes whose mechanisms have all the abilities."""
-    return [
-        case for case in cases() if case.shape in shape and all(case.can(ability) for ability in abilities)
-    ]
 
 
 def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:

@@ -1,10 +1,12 @@
 """Batches without a row and texts without a token: taken as they are, or refused by an `InputError`."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from members import Case, cases, mechanisms, selected
+from members import Case
+from selection import DECODING, cases, mechanisms
 
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
@@ -13,29 +15,29 @@ from polyformer.dot_product.attend import attend
 from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
-EMPTY = pytest.mark.parametrize(("rows", "length"), [(0, 7), (2, 0), (0, 0)])
-POOLING_HEADS = {"choose", "classify", "embed", "pretraining"}
+EMPTY = (0, 7), (2, 0), (0, 0)
+"""Rows and tokens."""
+POOLING_HEADS = {"choose", "classify", "distilled", "embed", "pretraining"}
 """The heads that refuse texts without a token: they make one vector of the tokens of a text."""
 
 
-@EMPTY
-@pytest.mark.parametrize(("name", "config"), mechanisms())
-def test_mechanisms_take_calls_without_a_row_or_a_token(
-    name: str, config: MechanismConfig, rows: int, length: int
-):
-    valid = torch.ones(rows, length, dtype=torch.bool)
-    for form in (config, config.definition()):
+@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism"))
+def test_mechanisms_take_calls_without_a_row_or_a_token(name: str, config: MechanismConfig):
+    for form, (rows, length) in itertools.product((config, config.definition()), EMPTY):
         for causal in (False, True) if config.causal else (False,):
-            for padding in (None, valid):
+            for padding in (None, torch.ones(rows, length, dtype=torch.bool)):
                 q, k, v = (torch.randn(rows, 2, length, 4, requires_grad=True) for _ in range(3))
                 context = Context(length, length, causal=causal, kv_valid=padding)
                 y, _ = form.build(2, 4).train()(q, k, v, context, None, None)
                 assert y.shape == (rows, 2, length, 4)
                 y.sum().backward()
+                for x in (q, k, v):  # zeros, as torch gives them, and not None
+                    assert x.grad is not None
+                    assert not x.grad.any()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "config"), mechanisms("causal", "caches"))
+@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism", "causal", "caches"))
 def test_a_step_without_a_token_changes_no_state(name: str, config: MechanismConfig):
     for form in (config, config.definition()):
         torch.manual_seed(17)
@@ -70,17 +72,12 @@ def empty_batches(case: Case, rows: int, length: int) -> list[dict[str, torch.Te
     return [batch, {**batch, "attention_mask": mask}]
 
 
-@pytest.mark.parametrize(
-    ("case", "rows", "length"),
-    [
-        *((case, 0, 7) for case in cases()),
-        *((case, rows, 0) for case in cases() if takes_empty_texts(case) for rows in (2, 0)),
-    ],
-    ids=str,
-)
-def test_models_take_batches_without_a_row_or_a_token(case: Case, rows: int, length: int):
+@pytest.mark.parametrize("case", cases("empty batch"), ids=str)
+def test_models_take_batches_without_a_row_or_a_token(case: Case):
     model = case.model(torch.float32)
-    for training in (False, True):
+    for training, (rows, length) in itertools.product((False, True), EMPTY):
+        if not length and not takes_empty_texts(case):
+            continue
         model.train(training)
         for batch in empty_batches(case, rows, length):
             output = model(**batch)
@@ -88,11 +85,13 @@ def test_models_take_batches_without_a_row_or_a_token(case: Case, rows: int, len
             assert len(output.last_hidden_state) == len(output.logits) == rows
 
 
-@pytest.mark.parametrize("rows", [2, 0])
-@pytest.mark.parametrize("case", [case for case in cases() if pools(case)], ids=str)
-def test_heads_that_pool_refuse_texts_without_a_token(case: Case, rows: int):
+POOLING = [case for case in cases("empty batch") if pools(case)]
+
+
+@pytest.mark.parametrize("case", POOLING, ids=str)
+def test_heads_that_pool_refuse_texts_without_a_token(case: Case):
     model = case.model(torch.float32)
-    for training in (False, True):
+    for training, rows in itertools.product((False, True), (2, 0)):
         model.train(training)
         for batch in empty_batches(case, rows, 0):
             with pytest.raises(InputError, match="one vector for a text is made of 1 token or more"):
@@ -100,7 +99,7 @@ def test_heads_that_pool_refuse_texts_without_a_token(case: Case, rows: int):
 
 
 def test_every_head_that_pools_has_a_case():
-    assert {case.config.head.kind for case in cases()} >= POOLING_HEADS
+    assert {case.config.head.kind for case in POOLING} == POOLING_HEADS
 
 
 def cut(tensor: torch.Tensor, rows: int, length: int) -> torch.Tensor:
@@ -110,7 +109,7 @@ def cut(tensor: torch.Tensor, rows: int, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", selected("causal", "caches", shape=("decoder", "pair")), ids=str)
+@pytest.mark.parametrize("case", cases("empty decoding", "causal", "caches", shape=DECODING), ids=str)
 def test_decoding_takes_batches_without_a_row(case: Case):
     model, batch = case.model(torch.float32), case.batch()
     batch = {name: tensor[:0] for name, tensor in batch.items()}
@@ -120,7 +119,7 @@ def test_decoding_takes_batches_without_a_row(case: Case):
     assert again.last_hidden_state.shape[:2] == (0, 1)
 
 
-@pytest.mark.parametrize(("name", "config"), mechanisms())
+@pytest.mark.parametrize(("name", "config"), mechanisms("refusal"))
 def test_heads_without_width_are_refused(name: str, config: MechanismConfig):
     x = torch.randn(1, 2, 5, 0)
     with pytest.raises(InputError, match="a width of 1 or more"):
@@ -130,6 +129,16 @@ def test_heads_without_width_are_refused(name: str, config: MechanismConfig):
 def test_heads_without_width_are_refused_where_they_are_asked_for():
     with pytest.raises(InputError, match="head_size: expected 1 or more, got 0"):
         AttentionConfig(head_size=0)
+
+
+@pytest.mark.parametrize(("rows", "queries"), [(0, 5), (2, 0)])
+def test_keys_without_a_query_have_gradients_of_zeros(rows: int, queries: int):
+    q = torch.randn(rows, 2, queries, 4, requires_grad=True)
+    k, v = (torch.randn(rows, 2, 7, 4, requires_grad=True) for _ in range(2))
+    for backend in ("auto", "tiled", "definition"):
+        gradients = torch.autograd.grad(attend(q, k, v, backend=backend).sum(), (q, k, v))
+        assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+        assert not any(x.any() for x in gradients)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 2, 0, 4), (2, 2, 3, 4)])

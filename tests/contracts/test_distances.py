@@ -3,6 +3,7 @@
 Not with every scheme, but with one of each kind of terms that `relative` and `score_mod` can say.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from members import Case, assert_same, bases, shrunk, with_part
 from torch import Tensor
 
 from attention_cases import LargestTensor
+from pairwise import pairwise
 from polyformer.attention import (
     DynamicSpanConfig,
     LSHConfig,
@@ -64,6 +66,7 @@ SCHEMES: dict[str, PositionConfig] = {
 BOTH = [(mechanism, scheme) for mechanism in CHOOSING for scheme in SCHEMES]
 
 
+@functools.cache
 def case_of(mechanism: str, scheme: str, shape: str = "decoder") -> Case:
     base = with_part(bases()[shape], CHOOSING[mechanism])
     return Case(f"{mechanism}-{scheme}", shrunk(with_part(base, SCHEMES[scheme])))
@@ -93,8 +96,7 @@ def slopes(config: MechanismConfig, scheme: PositionConfig, context: Context, he
     return [y, *(torch.zeros_like(x) if grad is None else grad for x, grad in zip(learned, grads))]
 
 
-@pytest.mark.parametrize("few", [0, 8])
-@pytest.mark.parametrize(("mechanism", "scheme"), BOTH)
+@pytest.mark.parametrize(("few", "mechanism", "scheme"), pairwise([0, 8], list(CHOOSING), list(SCHEMES)))
 def test_fast_is_the_definition(mechanism: str, scheme: str, few: int, monkeypatch: pytest.MonkeyPatch):
     """K1: whether vectors are read pair by pair or met by products, and with fewer queries than keys."""
     monkeypatch.setattr(pair_terms_module, "FEW", few)
@@ -215,24 +217,25 @@ def test_beyond_the_farthest_distance_all_is_the_same(kind: str):
                 assert torch.equal(table, few.tables[name][:, entry])
 
 
-CONTRACTS: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-    (k2.test_the_future_is_not_seen, ()),
-    (k2.test_gradients_come_from_the_past_alone, ()),
-    (k2.test_padding_changes_nothing, (3, 2)),
-    (k2.test_packed_documents_are_as_if_alone, ()),
-    (k5.test_any_split_is_one_pass, ()),
-    (k5.test_padding_stays_padding_in_the_state, ()),
-    (k5.test_documents_stay_apart_across_chunks, ()),
-    (k8.test_every_parameter_gets_a_gradient, ()),
+CONTRACTS: list[Callable[[Case], None]] = [
+    k2.test_the_future_is_not_seen,
+    k2.test_gradients_come_from_the_past_alone,
+    k2.test_padding_changes_nothing,
+    k2.test_packed_documents_are_as_if_alone,
+    k5.test_any_split_is_one_pass,
+    k5.test_padding_stays_padding_in_the_state,
+    k5.test_documents_stay_apart_across_chunks,
+    k8.test_every_parameter_gets_a_gradient,
 ]
 
 
-@pytest.mark.parametrize(("contract", "more"), CONTRACTS, ids=lambda x: getattr(x, "__name__", ""))
-@pytest.mark.parametrize(("mechanism", "scheme"), BOTH)
-def test_contracts_of_a_decoder(
-    mechanism: str, scheme: str, contract: Callable[..., None], more: tuple[Any, ...]
-):
-    contract(case_of(mechanism, scheme), *more)
+@pytest.mark.parametrize(
+    ("contract", "mechanism", "scheme"),
+    pairwise(CONTRACTS, list(CHOOSING), list(SCHEMES)),
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_contracts_of_a_decoder(mechanism: str, scheme: str, contract: Callable[[Case], None]):
+    contract(case_of(mechanism, scheme))
 
 
 @pytest.mark.parametrize(

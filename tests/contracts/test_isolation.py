@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from members import patterns
+from selection import patterns
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer.dot_product.attend import attend
 from polyformer.patterns import Causal, Documents, Full, Padding, Pattern
 from polyformer.sequence.context import Context
@@ -44,10 +45,14 @@ def corrupted(dtype: torch.dtype, bad: Tensor, value: float) -> list[Tensor]:
     return [x.requires_grad_() for x in (q, k, v)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("backend", ["definition", "sdpa", "tiled", "auto"])
-@pytest.mark.parametrize(("name", "pattern"), NAMED)
-def test_what_is_hidden_does_not_reach(name: str, pattern: Pattern, backend: str, dtype: torch.dtype) -> None:
+BACKENDS = ["definition", "sdpa", "tiled", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("named", "backend", "dtype"), pairwise(NAMED, BACKENDS, [torch.float64, torch.float32]), ids=str
+)
+def test_what_is_hidden_does_not_reach(named: tuple[str, Pattern], backend: str, dtype: torch.dtype) -> None:
+    _, pattern = named
     bad = torch.tensor([20, 9, 33])
     for context in contexts():
         if context.causal and not pattern.causal():

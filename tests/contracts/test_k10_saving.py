@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from members import Case, cases, families, members, one_each, parts, patterns
+from members import Case, families, parts
+from selection import cases, members, patterns
+from shared_models import shared
 
 from polyformer.architecture import ModelConfig
 from polyformer.core.config import Config
@@ -20,18 +22,23 @@ from polyformer.patterns import Pattern
 from polyformer.presets import MODELS
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", cases("text"), ids=str)
 def test_a_configuration_survives_json_and_yaml(case: Case):
     assert ModelConfig.from_json(case.config.to_json()) == case.config
     assert ModelConfig.from_yaml(case.config.to_yaml()) == case.config
     assert ModelConfig.from_dict(case.config.to_dict()) == case.config
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-def test_a_preset_survives_json_at_full_size(name: str):
-    config = MODELS[name]()
-    assert type(config).from_json(config.to_json()) == config
-    assert MODELS[name].__doc__, "the docstring of a preset cites its source"
+MODULES = sorted({MODELS[name].__module__ for name in MODELS})
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_presets_survive_json_at_full_size(module: str):
+    for name in MODELS:
+        if MODELS[name].__module__ == module:
+            config = MODELS[name]()
+            assert type(config).from_json(config.to_json()) == config, name
+            assert MODELS[name].__doc__, f"{name}: the docstring of a preset cites its source"
 
 
 @pytest.mark.parametrize(("name", "pattern"), patterns())
@@ -42,9 +49,9 @@ def test_a_pattern_survives_its_text(name: str, pattern: Pattern):
             Pattern.from_text(f"{type(pattern).__name__}(no_such_option=1)")
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", cases("disk"), ids=str)
 def test_a_model_survives_the_disk_bitwise(case: Case, tmp_path: Path):
-    model, batch = case.model(torch.float32), case.batch()
+    model, batch = shared(case, torch.float32), case.batch()
     model.save_pretrained(tmp_path)
     loaded = Transformer.from_pretrained(tmp_path)
     assert loaded.config == case.config
@@ -72,7 +79,7 @@ def at(data: Any, path: tuple[str, ...]) -> Any:
     return data
 
 
-@pytest.mark.parametrize("case", one_each(), ids=str)
+@pytest.mark.parametrize("case", cases("names"), ids=str)
 def test_unknown_options_and_kinds_are_refused_by_name(case: Case):
     data = case.config.to_dict()
     for path in mappings(data):
@@ -87,7 +94,7 @@ def test_unknown_options_and_kinds_are_refused_by_name(case: Case):
                 ModelConfig.from_dict(wrong)
 
 
-@pytest.mark.parametrize(("name", "member"), members())
+@pytest.mark.parametrize(("name", "member"), members("own options"))
 def test_wrong_types_are_refused_by_name(name: str, member: Config):
     for field in dataclasses.fields(member):
         data = {**member.to_dict(), field.name: [{"not": "this"}]}
@@ -95,12 +102,14 @@ def test_wrong_types_are_refused_by_name(name: str, member: Config):
             type(member).from_dict(data)
 
 
-@pytest.mark.parametrize(("name", "member"), members())
+@pytest.mark.parametrize(("name", "member"), members("names"))
 def test_a_member_is_written_as_an_expression(name: str, member: Config):
-    data = member.to_dict()
-    kind = data.pop("kind")
-    text = f"{kind}({', '.join(f'{option}={value!r}' for option, value in data.items())})"
-    assert member.family.from_dict(text) == member
+    """In every example; a pattern as the option of softmax attention."""
+    for example in [member, *(type(member).examples() if "Pattern" not in name else [])]:
+        data = example.to_dict()
+        kind = data.pop("kind")
+        text = f"{kind}({', '.join(f'{option}={value!r}' for option, value in data.items())})"
+        assert example.family.from_dict(text) == example
 
 
 @pytest.mark.parametrize("family", families())
@@ -115,7 +124,7 @@ def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
             assert name.startswith("__") or not catches, function
 
 
-@pytest.mark.parametrize("case", one_each(), ids=str)
+@pytest.mark.parametrize("case", cases("names"), ids=str)
 def test_every_part_can_be_overridden_by_its_name(case: Case):
     """Every option of every part outside lists is reachable, and setting it to what it is changes nothing."""
     for part in parts(case.config, listed=False):

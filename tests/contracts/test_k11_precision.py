@@ -2,15 +2,21 @@
 
 import pytest
 import torch
-from members import Case, cases, mechanisms
+from members import Case
+from selection import cases, mechanisms
+from shared_models import shared
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.sequence.context import Context
+from registered import EVERYTHING
 
-TYPES = [
-    pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in (torch.bfloat16, torch.float16)
+TYPES = torch.bfloat16, torch.float16
+HALF = [
+    (name, config, dtype)
+    for name, config in mechanisms("half mechanism")
+    for dtype in (TYPES if EVERYTHING or name.startswith("Mechanism-") else TYPES[:1])
 ]
 
 
@@ -39,8 +45,7 @@ def errors(config: MechanismConfig, tensors: list[Tensor], context: Context) -> 
     return [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(actual, exact)]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("name", "config"), mechanisms())
+@pytest.mark.parametrize(("name", "config", "dtype"), HALF, ids=str)
 def test_error_is_at_most_twice_that_of_dense_attention(
     name: str, config: MechanismConfig, dtype: torch.dtype
 ):
@@ -53,8 +58,7 @@ def test_error_is_at_most_twice_that_of_dense_attention(
             assert mine / max(size, dense_size) <= 2 * theirs / dense_size
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("name", "config"), mechanisms())
+@pytest.mark.parametrize(("name", "config", "dtype"), HALF, ids=str)
 def test_large_scores_do_not_overflow(name: str, config: MechanismConfig, dtype: torch.dtype):
     """q k^T is beyond float16 here, though the scaled scores are not; in every form of the member."""
     tensors = [(torch.randn_like(x).sign() * 100).requires_grad_() for x in inputs(dtype, 1.0)]
@@ -66,12 +70,18 @@ def test_large_scores_do_not_overflow(name: str, config: MechanismConfig, dtype:
             assert tensor.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, dtype) for case in cases("every precision") for dtype in TYPES),
+        *((case, torch.bfloat16) for case in cases("precision")),
+    ],
+    ids=str,
+)
 def test_models_run_in_half_precision(case: Case, dtype: torch.dtype):
     """Near their float64 selves, forward, and finite backward."""
     batch = case.labels(case.batch())
-    model, exact = case.model(dtype), case.model()
+    model, exact = case.model(dtype), shared(case)
     output, expected = model(**batch), exact(**batch).last_hidden_state
     assert output.last_hidden_state.dtype == dtype
     assert case.apart(output.last_hidden_state, expected) < 16 * torch.finfo(dtype).eps

@@ -1,17 +1,19 @@
 """K12 one graph under torch.compile, or the class says why not; construction on the meta device."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
-from members import Case, assert_same, cases, gradients, mechanisms, one_each, parts
+from members import Case, assert_same, bases, every_case, fits, gradients, parts, shrunk, with_part
+from selection import cases, mechanisms, members
+from shared_models import shared
 from torch import Tensor
 
 from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.model import Transformer
-from polyformer.presets import MODELS
 from polyformer.stack import StackConfig
 
 FROM_DYNAMO = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -38,23 +40,39 @@ EAGER = {"lsh", "performer", "rfa", "routing"}
 
 
 def test_only_these_mechanisms_cannot_be_one_graph():
-    own = [config for _, config in mechanisms() if in_package(type(config))]
+    own = [config for _, config in mechanisms("graph") if in_package(type(config))]
     assert {config.kind for config in own if config.eager} == EAGER
 
 
-def compiled_cases() -> list[Case]:
-    """One of every member; of a pattern or a memory the first example, whose operations are those of all."""
-    result, seen = [], set[str]()
-    for case in one_each():
-        kind = re.sub("(Pattern-[A-Z]?[A-Za-z0-9]*|Memory-[a-z]*).*", r"\1", case.member)
-        if case.member not in MODELS and not reason(case) and kind not in seen:
-            result.append(case)
-        seen.add(kind)
-    return result
+def in_one_graph(contract: str) -> list[Case]:
+    """The cases of a contract that do not say why they cannot be one graph."""
+    return [case for case in cases(contract) if not reason(case)]
+
+
+def composed() -> list[Case]:
+    """Return models that combine a member of each kind, enough to include every example: compiling is slow.
+
+    A member that the others refuse has a model of its own.
+    """
+    kinds: dict[str, list[Config]] = {}
+    for name, part in members("graph of several"):
+        kinds.setdefault(name.partition("-")[0], []).append(part)
+    configs = []
+    for number in range(max(map(len, kinds.values()))):
+        chosen = [some[number % len(some)] for some in kinds.values()]
+        shape = "decoder" if all(fits(part, "decoder") for part in chosen) else "encoder"
+        together = bases()[shape]
+        for part in chosen:
+            try:
+                together = with_part(together, part)
+            except InputError:
+                configs.append(with_part(bases()[shape], part))
+        configs.append(together)
+    return [Case(f"composition-{number}", shrunk(config)) for number, config in enumerate(configs)]
 
 
 @FROM_DYNAMO
-@pytest.mark.parametrize("case", compiled_cases(), ids=str)
+@pytest.mark.parametrize("case", [*in_one_graph("graph"), *composed()], ids=str)
 def test_a_model_is_one_graph(case: Case):
     model, batch = short(case).model(), case.labels(case.batch())
     torch._dynamo.reset()
@@ -64,16 +82,13 @@ def test_a_model_is_one_graph(case: Case):
             assert_same(actual, expected)
 
 
-MIXES = [case for case in one_each() if re.fullmatch("Mechanism-.*-0", case.member) and not reason(case)]
-
-
 @FROM_DYNAMO
-@pytest.mark.parametrize("case", MIXES, ids=str)
+@pytest.mark.parametrize("case", in_one_graph("graph with limits"), ids=str)
 def test_a_model_with_padding_or_documents_is_one_graph(case: Case):
     """Whose limits are tensors, which a traced graph cannot read."""
     model, batch = short(case).model(), case.labels(case.batch())
     limits = {"attention_mask": (torch.arange(11) < torch.tensor([[11], [7]])).long()}
-    if case.can("packs"):
+    if case.can("packs") and case.shape != "pair":
         limits["document_ids"] = (torch.arange(11) > 4).long().expand(2, -1)
     for name, tensor in limits.items():
         torch._dynamo.reset()
@@ -91,7 +106,7 @@ def test_mechanisms_in_turn_say_what_their_parts_say():
     assert AlternateConfig(mechanisms=(whole, whole)).eager == ""
 
 
-PADDED = [case for case in cases() if case.member == "transformer-base"]
+PADDED = [case for case in every_case() if case.member == "transformer-base"]
 
 
 @FROM_DYNAMO
@@ -109,11 +124,11 @@ def test_a_model_with_padding_is_one_graph_backward_too(case: Case):
     assert_same(gradients(model, loss), gradients(model, wanted))
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", cases("meta"), ids=str)
 def test_a_model_is_made_on_the_meta_device(case: Case):
     with torch.device("meta"):
         model = Transformer(case.config)
-    real = case.model()
+    real = shared(case)
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
         name: tensor.shape for name, tensor in real.state_dict().items()

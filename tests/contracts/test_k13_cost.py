@@ -3,18 +3,22 @@
 A mechanism or a pattern promises an exponent e, n^e multiplications for n tokens; from n to 4 n they must
 grow by 4^e. Counted are the matrix products that torch sees (not those inside its fused kernels, so that
 softmax runs in tiles), and with them the keys that a layout takes in. Every mechanism and pattern of the
-package has an entry; a member of one's own need not.
+package has an entry; a member of one's own need not. `polyformer show` counts every member and preset
+without any numbers.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from members import registered
+from members import Case, distinct, shrunk
+from selection import cases
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyformer.architecture import ModelConfig
 from polyformer.attention import (
     AdaptiveSpanConfig,
     AlternateConfig,
@@ -31,6 +35,7 @@ from polyformer.attention import (
 )
 from polyformer.attention.base import MechanismConfig
 from polyformer.dot_product.backends.tiled.tuning import TILES
+from polyformer.model import Transformer
 from polyformer.patterns import (
     ETC,
     BlockWindow,
@@ -52,7 +57,10 @@ from polyformer.patterns import (
     Whole,
     Window,
 )
+from polyformer.presets import MODELS
 from polyformer.sequence.context import Context
+from polyformer.visual.cost import Cost, cost
+from registered import registered
 
 HEADS, WIDTH = 2, 8
 LENGTHS, SHORT = (2048, 8192), (512, 2048)
@@ -170,3 +178,36 @@ def test_a_pattern_with_a_layout_of_all_keys_is_caught():
 
     with pytest.raises(AssertionError):
         assert_grows(lambda n: SoftmaxConfig(pattern=Careless(64), backend="tiled"), 1)
+
+
+def presets() -> dict[str, ModelConfig]:
+    """At their full size; of those that differ in sizes alone the first."""
+    full = {name: config for name in MODELS if isinstance(config := MODELS[name](), ModelConfig)}
+    tiny = distinct([Case(name, shrunk(config)) for name, config in full.items()])
+    return {case.member: full[case.member] for case in tiny}
+
+
+PRESETS = presets()
+
+
+def on_meta(config: ModelConfig, length: int) -> Cost:
+    with torch.device("meta"):
+        model = Transformer(config)
+    return cost(model, length)
+
+
+@pytest.mark.parametrize("case", cases("counts"), ids=str)
+def test_show_counts_every_member(case: Case):
+    assert on_meta(case.config, 32).flops > 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_show_counts_every_preset(name: str):
+    """Two layers of each stack, for time; all layers of one kind are alike."""
+    config = PRESETS[name]
+    short = {
+        side: dataclasses.replace(stack, num_hidden_layers=min(2, stack.num_hidden_layers))
+        for side in ("encoder", "decoder")
+        if (stack := getattr(config, side)) is not None
+    }
+    assert on_meta(dataclasses.replace(config, **short), 64).flops > 0

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from members import CHOOSING, Case, cases, one_each, parts, selected
+from members import CHOOSING, Case, parts
+from selection import cases
+from shared_models import shared
 
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
@@ -17,11 +19,11 @@ from polyformer.ops.linear import Linear
 
 def rounded(case: Case) -> Transformer:
     """The case's model with weights in int8."""
-    return with_weights(copy.deepcopy(case.model(torch.float32)), "int8")
+    return with_weights(copy.deepcopy(shared(case, torch.float32)), "int8")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", cases("int8"), ids=str)
 def test_it_computes_what_the_same_weights_in_floating_point_do(case: Case, monkeypatch: pytest.MonkeyPatch):
     model, batch = rounded(case), case.batch()
     assert not [module for module in model.modules() if type(module) is Linear]
@@ -36,7 +38,7 @@ def test_it_computes_what_the_same_weights_in_floating_point_do(case: Case, monk
     torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", one_each(), ids=str)
+@pytest.mark.parametrize("case", cases("int8 disk"), ids=str)
 def test_it_survives_the_disk_bitwise_and_says_what_it_is(case: Case, tmp_path: Path):
     model, batch = rounded(case), case.batch()
     model.save_pretrained(tmp_path)
@@ -56,7 +58,7 @@ def test_it_survives_the_disk_bitwise_and_says_what_it_is(case: Case, tmp_path: 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", selected(shape=("decoder",)), ids=str)
+@pytest.mark.parametrize("case", cases("int8 decoding", shape=("decoder",)), ids=str)
 def test_decoding_goes_on_as_one_pass_does(case: Case, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(int8_layers, "takes", lambda *_: False)
     model, ids = rounded(case), case.batch()["input_ids"]

@@ -5,18 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from members import VOCAB, Case, assert_same, selected
+from members import VOCAB, Case, assert_same
+from selection import predicting
+from shared_models import shared
 from torch import Tensor
 
 from polyformer.core.state import State
 from polyformer.generation import Drafts, Generated
 from polyformer.model import Transformer
 
-CASES = [
-    case
-    for case in selected("causal", "caches", shape=("decoder", "pair"))
-    if case.model().head.predicts_next
-]
 WRITTEN = 22
 
 
@@ -57,10 +54,10 @@ def write(model: Transformer, ids: Tensor, mask: Tensor | None, **settings: Any)
     return model.generate(ids, mask, max_new_tokens=WRITTEN, start=1, eos=(), **settings)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", predicting("speculation"), ids=str)
 def test_a_draft_changes_no_token(case: Case):
     """Of a padded batch, and of its rows alone; drafts are accepted and refused."""
-    model, (ids, mask) = case.model(), prompt(case)
+    model, (ids, mask) = shared(case), prompt(case)
     plain = write(model, ids, mask)
     width = ids.shape[1] if case.shape == "decoder" else 1
     texts = plain.sequences[:, plain.prompt_length :]

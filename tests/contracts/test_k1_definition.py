@@ -1,11 +1,15 @@
 """K1 the fast form is the definition; K6 backends agree: outputs and every gradient, in float64."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from members import Case, assert_same, cases, gradients, mechanisms, parts, patterns, score, selected
+from members import Case, assert_same, gradients, parts, score
+from selection import SINGLE, cases, mechanisms, patterns
+from shared_models import defined, shared
 from torch import Tensor
 
 from polyformer.attention import SoftmaxConfig
@@ -23,10 +27,10 @@ from polyformer.sequence.context import Context
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.mark.parametrize("heads", [1, 3])  # mechanisms alone: with 2 as well, below
-@pytest.mark.parametrize("case", cases(), ids=str)
-def test_model_equals_its_definition(case: Case, heads: int):
-    case = case.with_heads(heads)
+@pytest.mark.parametrize("case", cases("definition"), ids=str)
+def test_model_equals_its_definition(case: Case):
+    """With three heads: mechanisms alone have one and two as well, below."""
+    case = case.with_heads(3)
     batch = case.batch(rows=3, length=13)
     batch["attention_mask"] = torch.ones(3, 13, dtype=torch.long)
     batch["attention_mask"][1, 9:] = 0
@@ -39,7 +43,7 @@ def test_model_equals_its_definition(case: Case, heads: int):
     assert_same(*slopes)
 
 
-SELF_ATTENTION = selected(shape=("decoder", "encoder"))
+SELF_ATTENTION = cases("backends", shape=SINGLE)
 REFUSED_BY_SDPA = {"alibi", "da", "deberta", "etc_labels", "shaw", "t5", "transformer_xl"}
 """Position schemes that change scores: SDPA takes a bias alone, and only where no gradient is needed."""
 
@@ -76,13 +80,22 @@ def test_model_is_the_same_through_every_backend(case: Case, backend: str):
     batch = case.batch(length=13)
     model = through(case, backend)
     output = model(**batch)
-    oracle = case.definition().model()
-    expected = oracle(**batch)
-    assert_same(output.last_hidden_state, expected.last_hidden_state)
-    assert_same(gradients(model, score(output)), gradients(oracle, score(expected)))
+    expected, slopes = oracle(case)
+    assert_same(output.last_hidden_state, expected)
+    assert_same(gradients(model, score(output)), slopes)
 
 
-@pytest.mark.parametrize("case", [case for case in SELF_ATTENTION if sdpa_refuses(case)], ids=str)
+@functools.cache
+def oracle(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hidden states and gradients of the plain equations, computed once for all backends."""
+    model = shared(defined(case))
+    output = model(**case.batch(length=13))
+    return output.last_hidden_state.detach(), gradients(model, score(output))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in SELF_ATTENTION if sdpa_refuses(case) and not case.number], ids=str
+)
 def test_sdpa_refuses_models_whose_positions_change_scores(case: Case):
     with pytest.raises(InputError, match=r"backend 'sdpa' cannot take this call: .* use 'auto'"):
         through(case, "sdpa")(**case.batch(length=13))
@@ -120,36 +133,33 @@ def tensors(rows: int, heads: int, groups: int, queries: int, keys: int, device:
     return [*leaves, torch.randn(rows, heads, queries, 4, dtype=torch.float64, device=device)]
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("name", "config", "queries", "keys"),
-    [
-        *((*mechanism, 13, 13) for mechanism in mechanisms()),
-        # Only with a state are there fewer queries than keys.
-        *((*mechanism, *size) for mechanism in mechanisms("caches") for size in ((1, 9), (5, 12))),
-    ],
-)
-def test_mechanism_equals_its_definition(
-    name: str, config: MechanismConfig, queries: int, keys: int, heads: int
-):
-    *inputs, weight = tensors(2, heads, 1, queries, keys)
-    for context in contexts(2, queries, keys):
-        if (context.causal and not config.causal) or (context.q_doc is not None and not config.packs):
-            continue
-        results = []
-        for form in (config, config.definition()):
-            torch.manual_seed(6)  # for what a mechanism draws
-            y, _ = form.build(heads, 4).double().eval()(*inputs, context, None, None)
-            results.append((y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True)))
-        for actual, expected in zip(*results):
-            assert_same(actual, expected)
+@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism"))
+def test_mechanism_equals_its_definition(name: str, config: MechanismConfig):
+    """With as many queries as keys and, as they are with a state, with fewer."""
+    sizes = [(13, 13), *([(1, 9), (5, 12)] if config.caches else [])]
+    for heads, (queries, keys) in itertools.product((1, 2, 3), sizes):
+        *inputs, weight = tensors(2, heads, 1, queries, keys)
+        for context in contexts(2, queries, keys):
+            if (context.causal and not config.causal) or (context.q_doc is not None and not config.packs):
+                continue
+            results = []
+            for form in (config, config.definition()):
+                torch.manual_seed(6)  # for what a mechanism draws
+                y, _ = form.build(heads, 4).double().eval()(*inputs, context, None, None)
+                results.append((y, *torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True)))
+            for actual, expected in zip(*results):
+                assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("name", "pattern"), patterns())
-def test_backends_agree(name: str, pattern: Pattern, groups: int, device: str):
+@pytest.mark.parametrize(
+    ("named", "groups"),
+    [(named, groups) for i, named in enumerate(patterns()) for groups in ((2, 1) if i % 4 == 0 else (2,))],
+    ids=str,
+)
+def test_backends_agree(named: tuple[str, Pattern], groups: int, device: str):
     """More keys than one block, queries fewer than keys, a score function, and rows that see nothing."""
+    _, pattern = named
     queries, keys = 141, 157
     *inputs, weight = tensors(2, 2 * groups, groups, queries, keys, device)
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from members import VOCAB, Case, assert_same, gradients, mechanisms, score, selected
+from members import VOCAB, Case, assert_same, gradients, score
+from selection import DECODING, SINGLE, cases, mechanisms
+from shared_models import plain, shared
 from torch import Tensor
 
 from polyformer.attention.base import MechanismConfig
 from polyformer.outputs import ModelOutput
 from polyformer.sequence.context import Context
-
-CAUSAL = selected("causal", shape=("decoder", "pair"))
 
 
 def read(case: Case) -> str:
@@ -27,11 +27,11 @@ def per_token(case: Case, output: ModelOutput) -> list[Tensor]:
     return [output.last_hidden_state, *([logits] if says else [])]
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@pytest.mark.parametrize("case", cases("future", "causal", shape=DECODING), ids=str)
 def test_the_future_is_not_seen(case: Case):
-    model, batch, key, seen = case.model(), case.batch(), read(case), 4
+    model, batch, key, seen = shared(case), case.batch(), read(case), 4
     ids = batch[key]
-    expected = per_token(case, model(**batch))
+    expected = per_token(case, plain(case)[0])
     changed = ids.clone()
     changed[:, seen:] = (changed[:, seen:] + 5) % VOCAB
     added = torch.cat([ids, ids.flip(1), ids], 1)
@@ -41,9 +41,9 @@ def test_the_future_is_not_seen(case: Case):
             torch.testing.assert_close(actual[:, :seen], wanted[:, :seen], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@pytest.mark.parametrize("case", cases("past", "causal", shape=DECODING), ids=str)
 def test_gradients_come_from_the_past_alone(case: Case):
-    model, batch, key, seen = case.model(), case.batch(rows=1), read(case), 4
+    model, batch, key, seen = shared(case), case.batch(rows=1), read(case), 4
     table = (
         model.decoder_tokens if model.decoder_tokens is not None and case.shape == "pair" else model.tokens
     )
@@ -58,9 +58,8 @@ def test_gradients_come_from_the_past_alone(case: Case):
     assert slope[3 : 3 + seen].abs().min(0).values.max() > 0
 
 
-PADDED = [
-    pytest.param(before, after, id=f"{before}-before-{after}-after") for before, after in ((3, 0), (2, 5))
-]
+SIDES = ((3, 0), (2, 5))
+"""How many tokens of padding stand before and after a text."""
 
 
 def padded(ids: Tensor, before: int, after: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -75,14 +74,12 @@ def padded(ids: Tensor, before: int, after: int, seed: int) -> tuple[Tensor, Ten
     )
 
 
-@pytest.mark.parametrize(("before", "after"), PADDED)
-@pytest.mark.parametrize("case", selected(), ids=str)
-def test_padding_changes_nothing(case: Case, before: int, after: int):
+@pytest.mark.parametrize("case", cases("padding"), ids=str)
+def test_padding_changes_nothing(case: Case):
     """Its content and its amount, on both sides at once: outputs, predictions and gradients stay."""
-    model, batch = case.model(), case.batch()
-    expected = model(**batch)
-    slopes = gradients(model, score(expected))
-    for seed in (6, 7):
+    model, batch = shared(case), case.batch()
+    expected, slopes = plain(case)
+    for seed, (before, after) in enumerate(SIDES, 6):
         ids, mask = padded(batch["input_ids"], before, after, seed)
         output = model(**{**batch, "input_ids": ids, "attention_mask": mask})
         if case.shape == "pair":
@@ -97,19 +94,19 @@ def test_padding_changes_nothing(case: Case, before: int, after: int):
         assert_same(gradients(model, score(output, mask)), slopes)
 
 
-@pytest.mark.parametrize(("before", "after"), PADDED)
-@pytest.mark.parametrize("case", selected("causal", shape=("pair",)), ids=str)
-def test_padding_of_the_target_changes_nothing(case: Case, before: int, after: int):
-    model, batch = case.model(), case.batch()
-    expected = model(**batch).last_hidden_state
-    ids, mask = padded(batch["decoder_input_ids"], before, after, seed=6)
-    output = model(**{**batch, "decoder_input_ids": ids, "decoder_attention_mask": mask})
-    assert_same(output.last_hidden_state[:, before : before + expected.shape[1]], expected)
+@pytest.mark.parametrize("case", cases("target padding", "causal", shape=("pair",)), ids=str)
+def test_padding_of_the_target_changes_nothing(case: Case):
+    model, batch = shared(case), case.batch()
+    expected = plain(case)[0].last_hidden_state
+    for before, after in SIDES:
+        ids, mask = padded(batch["decoder_input_ids"], before, after, seed=6)
+        output = model(**{**batch, "decoder_input_ids": ids, "decoder_attention_mask": mask})
+        assert_same(output.last_hidden_state[:, before : before + expected.shape[1]], expected)
 
 
-@pytest.mark.parametrize("case", selected(), ids=str)
+@pytest.mark.parametrize("case", cases("lengths"), ids=str)
 def test_rows_of_different_lengths_are_as_if_alone(case: Case):
-    model, batch = case.model(), case.batch(rows=3)
+    model, batch = shared(case), case.batch(rows=3)
     lengths = [11, 1, 6]
     mask = (torch.arange(11) < torch.tensor(lengths).unsqueeze(1)).long()
     together = model(**batch, attention_mask=mask).last_hidden_state
@@ -120,9 +117,9 @@ def test_rows_of_different_lengths_are_as_if_alone(case: Case):
         assert_same(together[row : row + 1, : alone.shape[1]], alone)
 
 
-@pytest.mark.parametrize("case", selected(), ids=str)
+@pytest.mark.parametrize("case", cases("empty row"), ids=str)
 def test_a_row_of_padding_alone_is_never_nan(case: Case):
-    model, batch = case.model(), case.batch()
+    model, batch = shared(case), case.batch()
     mask = torch.ones_like(batch["input_ids"])
     mask[0] = 0
     output = model(**batch, attention_mask=mask)
@@ -132,35 +129,30 @@ def test_a_row_of_padding_alone_is_never_nan(case: Case):
         assert slope.isfinite().all(), name
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "causal"),
-    [
-        *((*mechanism, False) for mechanism in mechanisms()),
-        *((*mechanism, True) for mechanism in mechanisms("causal")),
-    ],
-)
-def test_queries_that_see_nothing_give_zeros(name: str, config: MechanismConfig, causal: bool):
-    torch.manual_seed(8)
-    q, k, v = (torch.randn(2, 2, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    valid = torch.ones(2, 7, dtype=torch.bool)
-    valid[0] = False
-    context = Context(7, 7, causal=causal, kv_valid=valid)
-    y, _ = config.build(2, 4).double().eval()(q, k, v, context, None, None)
-    assert y[0].abs().max() == 0
-    assert y[1].abs().max() > 0
-    for slope in torch.autograd.grad(y.sum(), (q, k, v), allow_unused=True):
-        if slope is not None:
-            assert slope.isfinite().all()
-            assert slope[0].abs().max() == 0
+@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism"))
+def test_queries_that_see_nothing_give_zeros(name: str, config: MechanismConfig):
+    for causal in (False, True) if config.causal else (False,):
+        torch.manual_seed(8)
+        q, k, v = (torch.randn(2, 2, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        valid = torch.ones(2, 7, dtype=torch.bool)
+        valid[0] = False
+        context = Context(7, 7, causal=causal, kv_valid=valid)
+        y, _ = config.build(2, 4).double().eval()(q, k, v, context, None, None)
+        assert y[0].abs().max() == 0
+        assert y[1].abs().max() > 0
+        for slope in torch.autograd.grad(y.sum(), (q, k, v), allow_unused=True):
+            if slope is not None:
+                assert slope.isfinite().all()
+                assert slope[0].abs().max() == 0
 
 
 DOCUMENTS = [3, 1, 5, 2]
 
 
-@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
+@pytest.mark.parametrize("case", cases("documents", "packs", shape=SINGLE), ids=str)
 def test_packed_documents_are_as_if_alone(case: Case):
-    """Outputs and gradients; the numbers of the documents mean nothing but where one ends."""
-    model, batch = case.model(), case.batch(length=sum(DOCUMENTS))
+    """Outputs and gradients, with padding too; the documents' numbers mean nothing but where one ends."""
+    model, batch = shared(case), case.batch(length=sum(DOCUMENTS))
     ids = batch["input_ids"]
     numbers = torch.tensor([0, 2, 3, 9]).repeat_interleave(torch.tensor(DOCUMENTS)).expand_as(ids)
     output = model(**batch, document_ids=numbers)
@@ -171,15 +163,9 @@ def test_packed_documents_are_as_if_alone(case: Case):
     torch.manual_seed(3)
     flat = apart.reshape(-1, apart.shape[-1])
     assert_same(slopes, gradients(model, (flat * torch.randn_like(flat)).sum()))
-
-
-@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
-def test_packing_with_padding_changes_nothing(case: Case):
-    model, batch = case.model(), case.batch(length=7)
-    ids = batch["input_ids"]
-    numbers = torch.tensor([0, 0, 0, 1, 1, 1, 1]).expand_as(ids)
-    expected = model(**batch, document_ids=numbers).last_hidden_state
     longer, mask = padded(ids, 2, 3, seed=6)
-    numbers = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]).expand_as(longer)
-    output = model(input_ids=longer, attention_mask=mask, document_ids=numbers)
-    assert_same(output.last_hidden_state[:, 2:9], expected)
+    numbers = numbers[
+        :, [0, 0, *range(ids.shape[1]), -1, -1, -1]
+    ]  # as of the documents that it stands next to
+    padding = model(input_ids=longer, attention_mask=mask, document_ids=numbers)
+    assert_same(padding.last_hidden_state[:, 2:-3], apart)

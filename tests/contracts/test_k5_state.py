@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from members import LENGTH, Case, assert_same, gradients, score, selected
+from members import LENGTH, Case, assert_same, gradients
 from safetensors.torch import load_file, save_file
+from selection import DECODING, cases
+from shared_models import plain, shared
 from torch import Tensor
 
 from polyformer.model import Transformer
 from polyformer.outputs import ModelState
 
-CASES = selected("causal", "caches", shape=("decoder", "pair"))
+STATES = pytest.mark.parametrize("case", cases("state", "causal", "caches", shape=DECODING), ids=str)
 SPLITS = [[1] * 7, [4, 1, 2], [6, 1], [1, 6]]
+LEARNED = [[4, 1, 2], [1, 6]]
+"""The splits through which gradients are taken."""
 
 
 def ids_of(case: Case, batch: dict[str, Tensor]) -> Tensor:
@@ -46,11 +50,11 @@ def chunked(case: Case, model: Transformer, ids: Tensor, split: list[int], state
     return torch.cat(outputs, 1)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", cases("split", "causal", "caches", shape=DECODING), ids=str)
 def test_any_split_is_one_pass(case: Case):
     """In evaluation and under autograd, whose gradients flow through the state too, but not into the hidden
     states of a memory."""
-    model, batch = case.model(), case.batch()
+    model, batch = shared(case), case.batch()
     expected = whole(case, model, batch)
     memory = None if model.decoder is None else model.decoder.memory
     constant = memory is not None and not memory.keeps_keys
@@ -58,6 +62,7 @@ def test_any_split_is_one_pass(case: Case):
     for split in SPLITS:
         with torch.no_grad():
             assert_same(chunked(case, model, ids_of(case, batch), split, start(case, model, batch)), expected)
+    for split in LEARNED:
         output = chunked(case, model, ids_of(case, batch), split, start(case, model, batch))
         assert_same(output, expected)
         if not constant:
@@ -65,10 +70,10 @@ def test_any_split_is_one_pass(case: Case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", cases("kept padding", "causal", "caches", shape=DECODING), ids=str)
 def test_padding_stays_padding_in_the_state(case: Case):
     """The prompt is padded on the left, or the source on both sides; later chunks say nothing about it."""
-    model, batch = case.model(), case.batch()
+    model, batch = shared(case), case.batch()
     mask = torch.ones_like(batch["input_ids"])
     mask[0, :3] = 0
     name = "attention_mask"
@@ -91,9 +96,11 @@ def test_padding_stays_padding_in_the_state(case: Case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", selected("causal", "caches", "packs", shape=("decoder",)), ids=str)
+@pytest.mark.parametrize(
+    "case", cases("kept padding", "causal", "caches", "packs", shape=("decoder",)), ids=str
+)
 def test_documents_stay_apart_across_chunks(case: Case):
-    model, ids = case.model(), case.batch()["input_ids"]
+    model, ids = shared(case), case.batch()["input_ids"]
     numbers = torch.tensor([0, 0, 0, 4, 4, 4, 4, 4, 5, 5, 5]).expand_as(ids)
     expected = model(ids, document_ids=numbers).last_hidden_state
     state, outputs = model.new_state(), []
@@ -104,10 +111,10 @@ def test_documents_stay_apart_across_chunks(case: Case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=str)
+@STATES
 def test_a_state_can_be_reordered(case: Case):
     """Rows may be dropped, repeated and moved, as beam search does."""
-    model, batch = case.model(), case.batch(rows=3)
+    model, batch = shared(case), case.batch(rows=3)
     order = torch.tensor([2, 0, 0, 1])
     ids = ids_of(case, batch)
     _, state = step(case, model, ids[:, :4], start(case, model, batch))
@@ -117,35 +124,36 @@ def test_a_state_can_be_reordered(case: Case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=str)
+@STATES
 def test_a_state_is_a_value(case: Case):
     """Going on from it in two ways, and from its copies, leaves each continuation what it is alone."""
-    model, batch = case.model(), case.batch()
+    model, batch = shared(case), case.batch()
     ids = ids_of(case, batch)
     copies = (
         lambda state: state,
         lambda state: state.detach(),
         lambda state: state.reorder(torch.arange(len(ids))),
     )
+    mixed = {**batch, "input_ids": torch.cat([ids[:, :3], ids[:, 3:5].flip(0, 1), ids[:, 5:]], 1)}
+    if case.shape == "pair":
+        mixed = {"input_ids": batch["input_ids"], "decoder_input_ids": mixed["input_ids"]}
+    first, second = (whole(case, model, each)[:, 5:] for each in (batch, mixed))
     for copied in copies:
         _, state = step(case, model, ids[:, :3], start(case, model, batch))
         copy = copied(state)
         _, mine = step(case, model, ids[:, 3:5], state)
         _, other = step(case, model, ids[:, 3:5].flip(0, 1), copy)
         hidden, _ = step(case, model, ids[:, 5:], mine)
-        assert_same(hidden, whole(case, model, batch)[:, 5:])
+        assert_same(hidden, first)
         ours, _ = step(case, model, ids[:, 5:], other)
-        mixed = {**batch, "input_ids": torch.cat([ids[:, :3], ids[:, 3:5].flip(0, 1), ids[:, 5:]], 1)}
-        if case.shape == "pair":
-            mixed = {"input_ids": batch["input_ids"], "decoder_input_ids": mixed["input_ids"]}
-        assert_same(ours, whole(case, model, mixed)[:, 5:])
+        assert_same(ours, second)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=str)
+@STATES
 def test_tokens_can_be_taken_back_or_the_state_says_so(case: Case):
     """In the same buffer; where a state takes none back, the one before it goes on."""
-    model, batch = case.model(), case.batch()
+    model, batch = shared(case), case.batch()
     ids = ids_of(case, batch)
     _, before = step(case, model, ids[:, :3], start(case, model, batch))
     _, after = step(case, model, ids[:, [0, 2, 1]], before)
@@ -159,43 +167,31 @@ def test_tokens_can_be_taken_back_or_the_state_says_so(case: Case):
     assert_same(hidden, model(**{**batch, name: ids}).last_hidden_state[:, 4:])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_detached_state_ends_the_graph(case: Case):
-    model, batch = case.model(), case.batch()
+@STATES
+def test_a_detached_state_ends_the_graph_and_can_be_saved(case: Case, tmp_path: Path):
+    """Its tensors in a file, put back into the shape of another state."""
+    model, batch = shared(case), case.batch()
     ids = ids_of(case, batch)
-    _, state = step(case, model, ids[:, :3], start(case, model, batch))
+    _, state = step(case, model, ids[:, :4], start(case, model, batch))
     tensors: list[Tensor] = []
     detached = state.detach()
     detached.map(lambda tensor: tensors.append(tensor) or tensor)
     assert tensors
     assert not any(tensor.requires_grad for tensor in tensors)
-    hidden, _ = step(case, model, ids[:, 3:], detached)
-    assert_same(hidden, whole(case, model, batch)[:, 3:])
-    hidden.sum().backward()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_state_can_be_saved(case: Case, tmp_path: Path):
-    """Its tensors in a file, put back into the shape of another state."""
-    model, batch = case.model(), case.batch()
-    ids = ids_of(case, batch)
-    _, state = step(case, model, ids[:, :4], start(case, model, batch))
-    tensors: list[Tensor] = []
-    state.map(lambda tensor: tensors.append(tensor) or tensor)
     save_file(
         {str(i): tensor.contiguous() for i, tensor in enumerate(tensors)}, tmp_path / "state.safetensors"
     )
-    loaded = iter(load_file(tmp_path / "state.safetensors").items())
-    by_name = {int(name): tensor for name, tensor in loaded}
+    by_name = load_file(tmp_path / "state.safetensors")
     numbers = iter(range(len(by_name)))
-    restored = state.map(lambda _: by_name[next(numbers)])
-    hidden, _ = step(case, model, ids[:, 4:], restored)
-    assert_same(hidden, whole(case, model, batch)[:, 4:])
+    restored = state.map(lambda _: by_name[str(next(numbers))])
+    expected = whole(case, model, batch)[:, 4:]
+    for kept in (detached, restored):
+        hidden, _ = step(case, model, ids[:, 4:], kept)
+        assert_same(hidden, expected)
+        assert any(slope.any() for slope in gradients(model, hidden.sum()).values())
 
 
 def test_score_depends_on_the_output():
     """The number that other contracts take gradients of is not constant."""
-    case = CASES[0]
-    model = case.model()
-    assert any(slope.abs().max() > 0 for slope in gradients(model, score(model(**case.batch()))).values())
+    _, slopes = plain(cases("split", "causal", "caches", shape=DECODING)[0])
+    assert any(slope.abs().max() > 0 for slope in slopes.values())

@@ -1,10 +1,8 @@
 """K7 the layout covers the mask, and is made without a tensor of queries times keys."""
 
-import itertools
-
 import pytest
 import torch
-from members import patterns
+from selection import patterns
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -14,9 +12,12 @@ from polyformer.sequence.context import Context
 NAMED = patterns()
 PAIRS = [
     (f"{a} {sign} {b}", left & right if sign == "&" else left | right)
-    for (a, left), (b, right) in itertools.combinations(NAMED, 2)
-    for sign in "&|"
+    for step, signs in ((1, "&|"), (4, "|&"))
+    for number, (a, left) in enumerate(NAMED)
+    for b, right in [NAMED[(number + step) % len(NAMED)]]
+    for sign in signs[number % 2]
 ]
+"""Each with a few others: what `&` and `|` do is the same for all, and any pattern may be drawn elsewhere."""
 
 
 def contexts(rows: int, queries: int, keys: int) -> list[Context]:

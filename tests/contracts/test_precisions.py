@@ -6,21 +6,21 @@ through oneDNN do, which they otherwise do from a certain size on.
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator
 
 import pytest
 import torch
-from members import LENGTH, Case, cases, gradients, score, selected
+from members import LENGTH, Case, gradients, score
+from selection import DECODING, SHAPES, SINGLE, cases, predicting
+from shared_models import plain, shared
 from test_k2_masking import DOCUMENTS, padded, read
 from test_k5_state import chunked, ids_of, start
-from test_k8_training import GENERATES
 from torch import Tensor
 
 from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer
 from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts
 from product_choices import by
+from registered import EVERYTHING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,25 @@ PRECISIONS = [
     *(Precision(dtype, 16 * torch.finfo(dtype).eps) for dtype in (torch.bfloat16, torch.float16)),
 ]
 
-PRECISE = pytest.mark.parametrize("precision", PRECISIONS, ids=str)
+FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS
 
-WITHOUT_FLOAT16 = pytest.mark.parametrize("precision", PRECISIONS[:2], ids=str)
-"""Float16's narrow range shows in a training step and where padding is hidden; the rest is as in bfloat16."""
+Precise = list[tuple[Case, Precision]]
+
+
+def precise(several: list[Case], rest: list[Case], precisions: list[Precision], single: Precision) -> Precise:
+    """Some cases in several precisions, the rest in a single one, but for the suite of every night."""
+    if EVERYTHING:
+        several, rest = [*several, *rest], []
+    return [*((case, each) for case in several for each in precisions), *((case, single) for case in rest)]
+
+
+def masking(*abilities: str, shape: tuple[str, ...], float16: bool = False) -> Precise:
+    """Mechanisms in every precision, other cases in bfloat16.
+
+    Float16's narrow range shows in a training step and where padding is hidden; the rest is as in bfloat16.
+    """
+    several, rest = (cases(name, *abilities, shape=shape) for name in ("precise mechanism", "precise rest"))
+    return precise(several, rest, PRECISIONS if float16 else PRECISIONS[:2], BFLOAT16)
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +71,10 @@ def _every_size_through_onednn() -> Iterator[None]:
         yield
 
 
-@functools.cache
-def models(case: Case) -> tuple[Transformer, Transformer]:
-    """In float32 and in float64, for all tests of this file: none of them trains."""
-    return case.model(torch.float32), case.model()
-
-
 def expected(case: Case, batch: dict[str, Tensor]) -> Tensor:
     """What the case makes of a batch in float64."""
     with torch.no_grad():
-        return models(case)[1](**batch).last_hidden_state
+        return shared(case)(**batch).last_hidden_state
 
 
 def assert_near(case: Case, actual: Tensor, exact: Tensor, precision: Precision) -> None:
@@ -73,11 +82,14 @@ def assert_near(case: Case, actual: Tensor, exact: Tensor, precision: Precision)
     assert case.apart(actual, exact) < precision.tolerance
 
 
-@PRECISE
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    precise(cases("every precision"), cases("precision"), PRECISIONS, FLOAT16),
+    ids=str,
+)
 def test_a_training_step_is_near_float64_and_finite(case: Case, precision: Precision):
     """The backward pass too may be called inside autocast."""
-    model, batch = models(case)[0], case.labels(case.batch(length=13))
+    model, batch = shared(case, torch.float32), case.labels(case.batch(length=13))
     with precision.inside():
         output = model(**batch)
         value = score(output) if output.loss is None else output.loss
@@ -89,22 +101,20 @@ def test_a_training_step_is_near_float64_and_finite(case: Case, precision: Preci
 
 
 @torch.no_grad()
-@PRECISE
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize(("case", "precision"), masking(shape=SHAPES, float16=True), ids=str)
 def test_padding_is_not_seen(case: Case, precision: Precision):
-    model, batch = models(case)[0], case.batch()
+    model, batch = shared(case, torch.float32), case.batch()
     ids, mask = padded(batch["input_ids"], 3, 2, seed=6)
     with precision.inside():
         hidden = model(**{**batch, "input_ids": ids, "attention_mask": mask}).last_hidden_state
     real = slice(None) if case.shape == "pair" else slice(3, 3 + LENGTH)
-    assert_near(case, hidden[:, real], expected(case, batch), precision)
+    assert_near(case, hidden[:, real], plain(case)[0].last_hidden_state, precision)
 
 
 @torch.no_grad()
-@WITHOUT_FLOAT16
-@pytest.mark.parametrize("case", selected("packs", shape=("decoder", "encoder")), ids=str)
+@pytest.mark.parametrize(("case", "precision"), masking("packs", shape=SINGLE), ids=str)
 def test_other_documents_are_not_seen(case: Case, precision: Precision):
-    model, ids = models(case)[0], case.batch(length=sum(DOCUMENTS))["input_ids"]
+    model, ids = shared(case, torch.float32), case.batch(length=sum(DOCUMENTS))["input_ids"]
     numbers = torch.tensor([0, 2, 3, 9]).repeat_interleave(torch.tensor(DOCUMENTS)).expand_as(ids)
     with precision.inside():
         hidden = model(ids, document_ids=numbers).last_hidden_state
@@ -113,33 +123,32 @@ def test_other_documents_are_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@WITHOUT_FLOAT16
-@pytest.mark.parametrize("case", selected("causal", shape=("decoder", "pair")), ids=str)
+@pytest.mark.parametrize(("case", "precision"), masking("causal", shape=DECODING), ids=str)
 def test_the_future_is_not_seen(case: Case, precision: Precision):
-    model, batch, key = models(case)[0], case.batch(), read(case)
+    model, batch, key = shared(case, torch.float32), case.batch(), read(case)
     longer = torch.cat([batch[key], batch[key].flip(1), batch[key]], 1)
     with precision.inside():
         hidden = model(**{**batch, key: longer}).last_hidden_state
-    assert_near(case, hidden[:, : batch[key].shape[1]], expected(case, batch), precision)
+    assert_near(case, hidden[:, : batch[key].shape[1]], plain(case)[0].last_hidden_state, precision)
 
 
 @torch.no_grad()
-@WITHOUT_FLOAT16
-@pytest.mark.parametrize("case", selected("causal", "caches", shape=("decoder", "pair")), ids=str)
+@pytest.mark.parametrize(("case", "precision"), masking("causal", "caches", shape=DECODING), ids=str)
 def test_any_split_is_one_pass(case: Case, precision: Precision):
-    model, batch = models(case)[0], case.batch()
+    model, batch = shared(case, torch.float32), case.batch()
     with precision.inside():
         hidden = chunked(case, model, ids_of(case, batch), [4, 1, 2], start(case, model, batch))
     assert_near(case, hidden, expected(case, {**batch, read(case): ids_of(case, batch)}), precision)
 
 
-@WITHOUT_FLOAT16
-@pytest.mark.parametrize("case", GENERATES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "precision"), precise(predicting("precise generation"), [], PRECISIONS[:2], BFLOAT16), ids=str
+)
 def test_generation_goes_on_as_in_float64(case: Case, precision: Precision):
     """In half precision two tokens may be as likely as each other: there it only has to run."""
-    (model, exact), ids = models(case), case.batch(length=24)["input_ids"]
+    model, ids = shared(case, torch.float32), case.batch(length=24)["input_ids"]
     config = GenerationConfig(max_new_tokens=4)
     with precision.inside():
         sequences = model.generate(ids, config=config).sequences
     if precision.autocast is None:
-        assert torch.equal(sequences, exact.generate(ids, config=config).sequences)
+        assert torch.equal(sequences, shared(case).generate(ids, config=config).sequences)

@@ -2,7 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from members import VOCAB, Case, assert_same, bases, cases, gradients, shrunk, with_part
+from members import VOCAB, Case, assert_same, bases, gradients, shrunk, with_part
+from selection import SINGLE, cases
 
 from launching import launch, run_checks
 from polyformer.attention import SoftmaxConfig
@@ -14,13 +15,13 @@ from polyformer.patterns import Global, Window
 from polyformer.position import AlibiConfig, EtcLabelsConfig
 from polyformer.sequence.spread import spread_over
 
-FAMILIES = "Position", "Block", "FeedForward", "Norm", "Head", "Memory", "Depth"
 REFUSED = {
     "Depth-act",
     "Depth-exits",
     "FeedForward-separable_convolution",
     "Head-choose",
     "Head-classify",
+    "Head-distilled",
     "Head-embed",
     "Head-enhanced_masked",
     "Head-pretraining",
@@ -37,12 +38,8 @@ REFUSED = {
 def all_parts() -> None:
     """A model around every member of the families; those that cannot say so, by their names."""
     refused = set()
-    for case in cases():
+    for case in cases("spread", shape=SINGLE):
         name = case.member.rpartition("-")[0]
-        if case.shape == "pair" or case.member.partition("-")[0] not in FAMILIES:
-            continue
-        if case.shape == "encoder" and name.partition("-")[0] not in ("Position", "Head"):
-            continue  # a decoder's layers have the same parts
         if refuses(case):
             refused.add(name)
         else:

@@ -1,5 +1,6 @@
 """Torch's own tools: pytrees, pickle, `torch.export`, `torch.jit.trace`, `torch.func`, quantisation."""
 
+import copy
 import io
 import pickle
 import warnings
@@ -47,6 +48,26 @@ def test_an_output_is_a_pytree_and_can_be_pickled(preset: str) -> None:
     assert torch.equal(again.logits, output.logits)
     assert torch.equal(again.last_hidden_state, output.last_hidden_state)
     assert isinstance(again.state, type(output.state))
+
+
+@pytest.mark.parametrize("preset", ["decoder-tiny", "transformer-base"])
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_copy_of_an_output_has_its_values_without_a_graph(preset: str, learning: bool) -> None:
+    model = tiny_model(preset)
+    ids = batch(model)
+    with torch.set_grad_enabled(learning):
+        output = model(**ids, labels=list(ids.values())[-1], output_hidden_states=True, use_cache=True)
+    copied = copy.deepcopy(output)
+    pairs = zip(tree_leaves(copied), tree_leaves(output), strict=True)
+    for mine, theirs in (pair for pair in pairs if isinstance(pair[1], Tensor)):
+        assert torch.equal(mine, theirs)
+        assert mine is not theirs
+        assert not mine.requires_grad
+    assert torch.equal(copied.logits, output.logits)
+    assert output.loss.requires_grad == learning
+    step = {name: value[:, -1:] for name, value in ids.items() if name != "input_ids" or len(ids) == 1}
+    expected = model(**step, state=output.state).logits
+    assert torch.equal(model(**step, state=copied.state).logits, expected)
 
 
 def test_a_loss_alone_computes_no_predictions() -> None:

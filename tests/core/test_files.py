@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import (
     atomic_directory,
     atomic_write,
+    open_file,
     read_json,
     read_tensors,
     remove_directory,
@@ -202,3 +203,20 @@ def test_json_round_trip_keeps_every_bit_of_a_float(tmp_path: Path) -> None:
     data = {"x": [0.1 + 0.2, 1e-310, None, True], "y": {"z": "ä"}}
     write_json(tmp_path / "x.json", data)
     assert read_json(tmp_path / "x.json") == data
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"), [("/dev/zero", "a device"), ("link", "a device"), ("fifo", "a FIFO")]
+)
+def test_only_regular_files_are_opened_to_read(place: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
+    writer = os.open(tmp_path / "fifo", os.O_RDWR)  # otherwise opening the FIFO could wait for ever
+    with pytest.raises(InputError, match=f"expected a file, got {kind}"):
+        open_file(tmp_path / place)
+    os.close(writer)
+
+
+def test_a_directory_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Is a directory"):
+        read_json(tmp_path)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.kv_cache import FIRST_CAPACITY, KeyValueCache
+from polyformer.core.limits import RESERVED
 
 
 def chunk(length: int, seed: int, rows: int = 2) -> tuple[Tensor, Tensor]:
@@ -156,3 +157,11 @@ def test_without_gradients_a_differentiable_past_is_copied_not_overwritten():
     assert not longer.keys.requires_grad
     assert_holds(cache, start)
     assert held(longer)[0].shape[2] == 3
+
+
+def test_room_for_many_tokens_is_made_as_they_come():
+    """10**9 tokens, which nobody has written yet, would be gigabytes."""
+    with torch.no_grad():
+        keys, _, cache = KeyValueCache(reserve=10**9).append(*chunk(7, 0))
+    assert cache.keys is not None
+    assert (keys.shape[2], cache.keys.shape[2]) == (7, RESERVED)

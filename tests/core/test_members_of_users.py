@@ -1,9 +1,8 @@
 """A user's own members: registered by their definition alone, saved, and loaded in another process."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from forking import run_python
 
 MEMBERS = '''
 import dataclasses
@@ -53,10 +52,7 @@ for saved in glob.glob("saved-*"):
 
 
 def run(*words: str, folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    done = run_python(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

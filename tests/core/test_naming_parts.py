@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pairwise import pairwise
 from polyformer.architecture import ModelConfig
 from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
 from polyformer.attention.base import MechanismConfig
@@ -89,9 +90,9 @@ PATHS = (
 )
 
 
-@pytest.mark.parametrize("preset", ["t5-small", "gpt-neo-125m"])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("value", [PATTERN, PATTERN.to_text()])
+@pytest.mark.parametrize(
+    ("preset", "path", "value"), pairwise(["t5-small", "gpt-neo-125m"], PATHS, [PATTERN, PATTERN.to_text()])
+)
 def test_a_pattern_keeps_a_preset_s_scale_wherever_it_is_put(preset: str, path: str, value: Any):
     base = model_config(preset)
     data = nested(path, value) if isinstance(value, str) else {path: value}

@@ -4,6 +4,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.core.registry import Registry
+from polyformer.presets import create_model
 
 
 def fruits() -> Registry[int]:
@@ -27,6 +28,32 @@ def test_wildcards_are_sorted():
 def test_an_unknown_name_comes_with_the_nearest():
     with pytest.raises(InputError, match="unknown fruit 'aple': did you mean 'apple'"):
         fruits()["aple"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "member"),
+    [
+        ("linformer", "attention", "linformer"),
+        ("performer", "attention", "performer"),
+        ("RoFormer", "position", "rope"),
+        ("calm", "depth", "exits"),
+    ],
+)
+def test_a_member_where_a_model_is_expected_is_explained(name: str, part: str, member: str):
+    way = f'--model.{part} {member} or create_model(..., {part}="{member}")'
+    with pytest.raises(InputError) as caught:
+        create_model(name)
+    assert way in str(caught.value)
+    create_model("encoder-tiny" if member == "linformer" else "decoder-tiny", **{part: member})
+
+
+def test_suggestions_are_of_all_kinds(complaint):
+    assert "it is a recipe (polyformer train longformer); did you mean 'longformer-base'" in complaint(
+        "show", "longformer"
+    )
+    assert 'it is a model (create_model("gpt2"))' in complaint("train", "gpt2")
+    assert "'linformer' (an attention member: --model.attention linformer" in complaint("show", "linformr")
+    assert "'rope', a position member" in complaint("list", "roformer")
 
 
 def test_a_name_is_taken_once():

@@ -28,14 +28,14 @@ def test_windows_by_hand():
     assert [window.labels(None) for window in cut] == [(0, 0)] * 3
 
 
-@pytest.mark.parametrize("size", range(12))
-@pytest.mark.parametrize("stride", [1, 2, 4])
-def test_windows_cover_the_text_and_none_is_in_vain(size: int, stride: int):
-    cut = windows([7, 8], range(10, 10 + size), length=9, stride=stride, **MARKS)
-    seen = {window.first + i for window in cut for i in range(window.size)}
-    assert seen == set(range(size))
-    assert all(window.first + window.size < size for window in cut[:-1])
-    assert all(len(window.input_ids) <= 9 for window in cut)
+def test_windows_cover_the_text_and_none_is_in_vain():
+    for stride in (1, 2, 4):
+        for size in range(12):
+            cut = windows([7, 8], range(10, 10 + size), length=9, stride=stride, **MARKS)
+            seen = {window.first + i for window in cut for i in range(window.size)}
+            assert seen == set(range(size))
+            assert all(window.first + window.size < size for window in cut[:-1])
+            assert all(len(window.input_ids) <= 9 for window in cut)
 
 
 def test_refuses_what_leaves_no_room_or_a_gap():

@@ -12,6 +12,7 @@ from polyformer import InputError
 from polyformer.cli import main
 from polyformer.data.columns import content_roles, is_heading, roles
 from polyformer.data.guess import guess
+from polyformer.presets import create_model
 from polyformer.recipes.guessed import guessed_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -79,7 +80,8 @@ def test_every_command_of_the_page_does_what_it_says(page: Path, capsys: pytest.
     for command, lines in said().items():
         words = shlex.split(command)
         assert words[:2] == ["polyformer", "train"]
-        small = [] if "--data.image" in command else ["--tokenizer.vocab_size", "300"]
+        images = "--data.image" in command
+        small = ["--model.num_attention_heads", "2"] if images else ["--tokenizer.vocab_size", "300"]
         fails = lines[0].startswith("error: ")
         capsys.readouterr()
         status = main([*words[1:], *TINY, *small])
@@ -113,6 +115,8 @@ def test_every_command_of_the_page_does_what_it_says(page: Path, capsys: pytest.
             ("act", {"observations": "states", "actions": "actions", "rewards": "rewards"}),
         ),
         (["text"], ("lm", {"text": "text"})),
+        (["img", "label"], ("classify_image", {"image": "img", "label": "label"})),
+        (["image", "caption"], ("image", {"image": "image"})),
         (["a", "b"], None),
     ],
 )
@@ -140,8 +144,33 @@ def test_what_is_stated_is_not_guessed(page: Path):
     assert recipe["task"]["kind"] == "lm"
     recipe, _ = guessed_recipe("qqp.tsv", None, {})
     assert recipe["task"]["kind"] == "classify_pair"
-    recipe, _ = guessed_recipe("reviews.csv", None, {}, pretrained=True)
+    recipe, _ = guessed_recipe("reviews.csv", None, {}, pretrained="CHECKPOINT")
     assert recipe["optimizer"]["lr"] == 3e-5
+
+
+def test_texts_are_as_long_as_the_model_reads(page: Path):
+    recipe, lines = guessed_recipe("reviews.csv", None, {"model": "longformer-base"})
+    assert recipe["task"]["max_length"] == 4096
+    assert recipe["task"]["too_long"] == "cut"
+    assert "guessed max_length: 4096, as the model reads texts of 4096 tokens (--task.max_length)" in lines
+    changes = {"model": "longformer-base", "task.batch_tokens": 2048}
+    assert guessed_recipe("reviews.csv", None, changes)[0]["task"]["max_length"] == 2048
+    create_model("longformer-tiny", max_position_embeddings=1000).save_pretrained("long")
+    assert guessed_recipe("reviews.csv", None, {}, "long")[0]["task"]["max_length"] == 1000
+    for stated in ({}, {"model": "bert-base"}, {"model": "longformer-base", "task.max_length": 99}):
+        assert "max_length" not in guessed_recipe("reviews.csv", None, stated)[0]["task"]
+
+
+def test_what_is_held_out_is_what_the_recipe_says(page: Path):
+    _, lines = guessed_recipe("pets", None, {"task.kind": "image"})
+    (line,) = [line for line in lines if line.startswith("guessed validation")]
+    assert (
+        line == "guessed validation: 10% of its rows (and 10% as test), for it has none (--data.validation)"
+    )
+    _, lines = guessed_recipe("reviews.csv", None, {"data.validation_fraction": 0.125})
+    assert "guessed validation: 12.5% of its rows, for it has none (--data.validation)" in lines
+    _, lines = guessed_recipe("pets", None, {"task.kind": "image", "data.test_fraction": 0.0})
+    assert "guessed validation: 10% of its rows, for it has none (--data.validation)" in lines
 
 
 def test_splits_beside_a_file_and_in_a_directory(tmp_path: Path):
@@ -172,7 +201,7 @@ def test_splits_beside_a_file_and_in_a_directory(tmp_path: Path):
 def test_images_of_several_sizes_are_scaled_and_mixed_ones_coloured(page: Path):
     (page / "pets" / "cat" / "9.png").unlink(missing_ok=True)
     Image.new("L", (8, 8)).save(page / "pets" / "cat" / "0.png")
-    recipe, lines = guessed_recipe("pets", None, {})
+    recipe, lines = guessed_recipe("pets", None, {"task.kind": "image"})
     assert recipe["data"]["image_size"] == [32, 32]
     assert recipe["data"]["image_mode"] == "rgb"
     assert recipe["model"]["position"]["shape"] == [32, 32, 3]

@@ -34,6 +34,10 @@ STRAY = ("README", "README.txt", "LICENSE.txt", "SHA256SUMS", "data.md5", ".DS_S
         ),
         (["training.csv", "train-images.txt"], {"path": "training.csv"}),
         (["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"], {"path": "t10k-images-idx3-ubyte.gz"}),
+        (
+            ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"],
+            {"path": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"},
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -46,6 +50,7 @@ def test_files_that_come_along_with_data_are_left_out(
     assert chosen.sources == {role: f"{tmp_path}/{name}" for role, name in sources.items()}
     assert {*STRAY} - {".DS_Store"} <= {*chosen.left_out}
     assert not {*sources.values()} & {*chosen.left_out}
+    assert not [name for name in chosen.left_out if "labels" in name], "read with the images"
 
 
 def test_what_is_left_out_is_said(tmp_path: Path):

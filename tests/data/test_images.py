@@ -10,6 +10,7 @@ import pytest
 
 from polyformer import InputError
 from polyformer.data import DataConfig, load, read
+from polyformer.data.fingerprint import data_changes, fingerprint
 from polyformer.data.images import default_images, quantised, read_idx
 
 NEEDS = "image", "height", "width"
@@ -31,6 +32,39 @@ def test_idx_files_are_read(folder: Path, name: str):
     rows = list(read(DataConfig(format="idx" if name == "x.bin" else None), NEEDS, name))
     assert [row["image"] for row in rows] == [image.tobytes() for image in PIXELS]
     assert {(row["height"], row["width"]) for row in rows} == {(2, 5)}
+
+
+LABELS = struct.pack(">II", 0x801, 3) + bytes([7, 2, 7])
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_labels_are_read_from_the_file_next_to_the_images(folder: Path, ending: str):
+    (folder / "train-images-idx3-ubyte").write_bytes(WHOLE)
+    labels = folder / f"train-labels-idx1-ubyte{ending}"
+    labels.write_bytes(gzip.compress(LABELS) if ending else LABELS)
+    config = DataConfig(path="train-images-idx3-ubyte")
+    assert [row["label"] for row in read(config, (*NEEDS, "label"), config.path)] == ["7", "2", "7"]
+    before = fingerprint(config, (*NEEDS, "label"))
+    labels.write_bytes(gzip.compress(LABELS[:-1] + b"\1") if ending else LABELS[:-1] + b"\1")
+    (change,) = data_changes(before, fingerprint(config, (*NEEDS, "label")))
+    assert change.startswith(f"train-labels-idx1-ubyte{ending}: ")
+    assert len(fingerprint(config, NEEDS)["path"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (struct.pack(">II", 0x801, 2) + b"ab", "a-labels-idx1-ubyte: 2 labels for the 3 images in a-images-"),
+        (LABELS[:-1], "a-labels-idx1-ubyte: damaged: its head announces 3 labels, and it does not hold as"),
+        (LABELS + b"x", "a-labels-idx1-ubyte: damaged: its head announces 3 labels"),
+        (WHOLE, "a-labels-idx1-ubyte: not an IDX file of labels, which begins with 0x00000801"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(folder: Path, labels: bytes, message: str):
+    (folder / "a-images-idx3-ubyte").write_bytes(WHOLE)
+    (folder / "a-labels-idx1-ubyte").write_bytes(labels)
+    with pytest.raises(InputError, match=message):
+        read(DataConfig(), NEEDS, "a-images-idx3-ubyte")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +105,7 @@ def test_mnist_is_read(shared_data):
     rows = list(read_idx(shared_data("mnist_t10k") / "t10k-images-idx3-ubyte.gz"))
     assert len(rows) == 10_000
     assert {(row["height"], row["width"], len(row["image"])) for row in rows} == {(28, 28, 784)}
+    assert [row["label"] for row in rows[:10]] == list("7210414959")
     mean = np.mean([np.frombuffer(row["image"], np.uint8).mean() for row in rows])
     assert mean == pytest.approx(33.79, abs=0.01), "0.1325 of white, the known mean of the test images"
 

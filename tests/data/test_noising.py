@@ -11,14 +11,7 @@ from scipy import stats
 
 from polyformer.core.errors import InputError
 from polyformer.data.noise_config import NoiseConfig, apply_noises
-from polyformer.data.noising import (
-    delete_some,
-    draw_lengths,
-    infill,
-    mask_some,
-    permute_sentences,
-    rotate,
-)
+from polyformer.data.noising import delete_some, draw_lengths, infill, mask_some, permute_sentences, rotate
 
 MASK = 3
 TEXT = np.arange(10, 110)

@@ -4,7 +4,6 @@
 """
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forking import processes
 from polyformer.cli import main
 from polyformer.core.errors import InputError
 from polyformer.data.formats import PIECE
@@ -23,9 +23,6 @@ from polyformer.data.prepared.manifest import MANIFEST, Manifest, Settings
 from polyformer.data.prepared.reading import pieces
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["polyformer.data.prepared.preparing"])
 
 KILLS = int(os.environ.get("KILLS", "3"))
 
@@ -222,6 +219,16 @@ def test_damage_is_said(sources: list[str], tmp_path: Path, complaint):
     file.write_bytes(b"\xff\xff" + whole[2:])
     assert f"{file}: damaged: it does not hold" in complaint("data", "verify", tmp_path / "P")
     split = PreparedFolder(tmp_path / "P").split("train")
+    ends = tmp_path / "P" / "train-00000.ends"
+    before = ends.read_bytes()
+    for content, said in (
+        (b"\xff" * len(before), r"ends the last document at token 18446744073709551615 of"),
+        (b"\xff" * 8 + before[8:], "ends a document before it begins"),
+    ):
+        ends.write_bytes(content)
+        with pytest.raises(InputError, match=f"train-00000.ends: damaged: it {said}"):
+            next(iter(PreparedFolder(tmp_path / "P").split("train")))
+    ends.write_bytes(before)
     with pytest.raises(InputError, match=r"train-00001.tokens: damaged: it has the token 65535"):
         list(split)  # type: ignore[arg-type]
     file.unlink()

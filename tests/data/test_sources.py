@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -251,6 +252,8 @@ def test_missing_and_empty_files():
     refuses("^own/data: no such file; a data set of the hub is written hub:own/data$", "own/data")
     refuses("^b.de: no such file", write("b.en", "x") and "b.{en,de}", PAIRS)
     refuses(r"^none\*.txt: no such file", "none*.txt")
+    os.mkfifo("fifo.txt")
+    refuses("^fifo.txt: expected a file, got a FIFO$", "fifo.txt")
     for name in ("empty.txt", "empty.jsonl", "empty.csv", "empty.conll", "empty.txt.gz"):
         refuses(f"^{name}: empty: there is nothing to read in it$", write(name, ""))
     refuses("blank.txt: empty", write("blank.txt", "\n \n"), format="lines")

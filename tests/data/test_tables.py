@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pairwise import pairwise
 from polyformer import InputError
 from polyformer.data.formats import read_conllu
 from polyformer.data.guess import guess
@@ -13,9 +14,9 @@ from polyformer.data.tables import SAMPLE, delimiter_of, read_csv, read_jsonl
 ROWS = [{"text": "a, fine\nfilm", "label": "1"}, {"text": 'so "long"; dull', "label": "0"}]
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("delimiter", "end", "encoding"), pairwise([",", ";", "\t"], ["\n", "\r\n"], ["utf-8", "utf-8-sig"])
+)
 def test_csv_of_spreadsheets(tmp_path: Path, delimiter: str, end: str, encoding: str):
     lines = ["text?label", '"a, fine\nfilm"?1', '"so ""long""; dull"?0', ""]
     content = end.join(lines).replace("?", delimiter).encode(encoding)

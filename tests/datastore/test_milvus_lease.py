@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_stores import TEXT, lines, manifest, processes
+from tiny_stores import TEXT, lines, manifest
 
+from forking import processes
 from polyformer.core.errors import InputError
 from polyformer.datastore import build as building
 from polyformer.datastore import milvus_lease, milvus_server

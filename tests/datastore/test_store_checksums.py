@@ -165,4 +165,4 @@ def test_a_damaged_index(tmp_path: Path, complaint: Complaint):
     make_index(tmp_path, manifest, keys, IndexConfig(lists=16, neighbours=10))
     verify(tmp_path)
     flip(tmp_path / "index.faiss", (tmp_path / "index.faiss").stat().st_size - 99)
-    assert "index.faiss: not what was written" in complaint("datastore", "verify", tmp_path)
+    assert "index.faiss: damaged: not what was written" in complaint("datastore", "verify", tmp_path)

@@ -74,14 +74,19 @@ def test_the_model_alone_is_measured_as_its_logits_say(
     assert perplexity(table, f"{text}  ") == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_run_is_measured_on_its_own_data(tmp_path: Path, output: Output):
+def test_a_run_is_measured_on_its_own_data(
+    tmp_path: Path, output: Output, capsys: pytest.CaptureFixture[str]
+):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    fit(tiny_recipe(text), tmp_path / "run")
+    fit(tiny_recipe(text, data={"test_fraction": 0.25}), tmp_path / "run")
     output("datastore", "build", tmp_path / "run", text, "--out", tmp_path / "store", "--format", "lines")
     options = "--datastore", tmp_path / "store", "--lambda", 0.0, "--temperature", 1
-    table = output("evaluate", tmp_path / "run", *options)
-    assert perplexity(table, "validation  ") == perplexity(table, "validation, with neighbours")
+    assert main([*map(str, ("evaluate", tmp_path / "run", *options)), "--device", "cpu"]) == 0
+    table, speed = capsys.readouterr()
+    for name in ("validation", "test"):
+        assert perplexity(table, f"{name}  ") == perplexity(table, f"{name}, with neighbours")
+    assert [line.partition(":")[0] for line in speed.splitlines()[-2:]] == ["validation", "test"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_stores import TEXT, built, content, manifest, processes, tiny_checkpoint
+from tiny_stores import TEXT, built, content, manifest, tiny_checkpoint
 
+from forking import processes
 from full_disk import largest_file
 from polyformer.cli import main
 from polyformer.core.errors import InputError

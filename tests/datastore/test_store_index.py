@@ -1,5 +1,8 @@
 """IVF-PQ: what it finds, and exact distances of it; damaged indexes, and those of other keys."""
 
+import json
+import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.datastore import index as indexing
+from polyformer.datastore.checksums import file_checksum
 from polyformer.datastore.index import IndexConfig, make_index
 from polyformer.datastore.manifest import Manifest
 from polyformer.datastore.store import FolderStore, open_folder
@@ -63,10 +67,10 @@ def test_a_damaged_index_and_that_of_other_keys(clustered: FolderStore, tmp_path
         (tmp_path / name).write_bytes((clustered.folder / name).read_bytes())
     whole = (tmp_path / "index.faiss").read_bytes()
     (tmp_path / "index.faiss").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="missing or damaged; make it again"):
+    with pytest.raises(InputError, match="damaged: not what was written; make it again"):
         open_folder(tmp_path)
     (tmp_path / "index.faiss").unlink()
-    with pytest.raises(InputError, match="missing or damaged; make it again"):
+    with pytest.raises(InputError, match="missing; make it again"):
         open_folder(tmp_path)
     assert open_folder(tmp_path, "flat").index is None
     about = (tmp_path / "index.json").read_text()
@@ -76,6 +80,56 @@ def test_a_damaged_index_and_that_of_other_keys(clustered: FolderStore, tmp_path
     (tmp_path / "index.json").unlink()
     with pytest.raises(InputError, match="it has no index"):
         open_folder(tmp_path, "index")
+
+
+@pytest.fixture
+def copied(clustered: FolderStore, tmp_path: Path) -> Path:
+    """The store, to be damaged."""
+    return Path(shutil.copytree(clustered.folder, tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("probes", 0, "probes: expected 1 or more, got 0"),
+        ("probes", -1, "probes: expected 1 or more, got -1"),
+        ("probes", 65, "probes: expected at most 64, got 65"),
+        ("oversample", 0.0, "oversample: expected a number from 1 to 16777216, got 0.0"),
+        ("oversample", 1e300, "oversample: expected a number from 1 to 16777216, got 1e"),
+        ("lists", 0, "lists: expected 1 or more, got 0"),
+        ("checksum", "x", "checksum: expected"),
+    ],
+)
+def test_numbers_that_no_index_has(name: str, value: object, said: str, copied: Path):
+    about = json.loads((copied / "index.json").read_text())
+    (copied / "index.json").write_text(json.dumps({**about, name: value}))
+    with pytest.raises(
+        InputError, match=rf"index.json: damaged \({said}.*; make it again by polyformer data"
+    ):
+        open_folder(copied)
+
+
+def test_any_bit_that_changes_is_found_on_opening(copied: Path):
+    file, draw = copied / "index.faiss", random.Random(0)
+    whole = file.read_bytes()
+    for _ in range(40):
+        changed = bytearray(whole)
+        changed[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        file.write_bytes(changed)
+        with pytest.raises(InputError, match="damaged: not what was written"):
+            open_folder(copied)
+
+
+def test_an_index_of_another_kind(copied: Path):
+    faiss = indexing.imported_faiss()
+    flat = faiss.IndexFlatL2(16)
+    flat.add(open_folder(copied, "flat").keys.astype(np.float32))
+    faiss.write_index(flat, str(copied / "index.faiss"))
+    about = json.loads((copied / "index.json").read_text())
+    about["checksum"] = file_checksum(copied / "index.faiss")
+    (copied / "index.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="expected an IVF-PQ index, got IndexFlat"):
+        open_folder(copied)
 
 
 def test_too_few_keys(store: Path):

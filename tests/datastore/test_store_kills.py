@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_stores import TEXT, built, content, processes
+from tiny_stores import TEXT, built, content
 
+from forking import processes
 from polyformer.datastore import build as building
 from polyformer.datastore.manifest import Manifest
 from polyformer.datastore.merge import merge, part_folder

@@ -1,6 +1,5 @@
 """A checkpoint of a few thousand parameters that reads bytes, and stores of what it reads."""
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +16,6 @@ from polyformer.model import Transformer
 
 TEXT = "".join(f"{number} green bottles hang on the wall of house {number % 7}\n" for number in range(60))
 READING = Reading(length=32, context=8)
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    ["pytest", "polyformer.cli", "polyformer.datastore.merge", "polyformer.presets", "torch._dynamo"]
-)
 
 
 def tiny_model(seed: int = 0) -> Transformer:

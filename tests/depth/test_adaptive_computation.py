@@ -7,6 +7,7 @@ import torch
 from stepwise import stepwise
 from torch import Tensor
 
+import polyformer
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError
 from polyformer.depth import recorded_depths
@@ -197,3 +198,14 @@ def test_wrong_options_are_refused_by_name(wrong: dict[str, float]):
 def test_parts_that_need_all_tokens_in_every_layer_are_refused(part: dict[str, Any]):
     with pytest.raises(InputError, match=f"depth.*{next(iter(part))}"):
         StackConfig.from_dict({"depth": "act", **part})
+
+
+def test_gradients_are_finite_in_float16_with_padding():
+    """Padding, which takes no step, has zeros for a state, and the head norms them."""
+    model = polyformer.create_model("encoder-tiny", depth="act", head="masked").half().train()
+    ids, mask = torch.randint(5, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 4:] = 0
+    model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name

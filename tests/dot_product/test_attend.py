@@ -13,10 +13,46 @@ from torch import Tensor, zeros
 from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
+from polyformer.dot_product.explain import explain
 from polyformer.ops.softmax import recorded
-from polyformer.patterns import Causal, Global, Pattern, Window
+from polyformer.patterns import Causal, Global, Pattern, PerHead, Window
 from polyformer.patterns.layout import Keys, Row
+from polyformer.patterns.mods import broadcasts
 from polyformer.sequence.context import Context
+from polyformer.visual.pattern import pictures
+
+TEXTS: list[tuple[str, Pattern]] = [
+    ("Window(2) | Global(1)", Window(2) | Global(1)),
+    ("PerHead([Causal(), Window(2)])", PerHead(["Causal()", "Window(2)"])),
+    ("Window(2) & Causal()", "Causal()" & Window(2)),
+]
+
+
+@pytest.mark.parametrize(("text", "pattern"), TEXTS)
+def test_a_text_is_a_pattern(text: str, pattern: Pattern) -> None:
+    q, k, v = tensors(1, 2, 2, 9, 9)
+    assert torch.equal(attend(q, k, v, pattern=text), attend(q, k, v, pattern=pattern))
+    plan = explain(q, k, v, pattern=text)
+    assert str(plan) == str(explain(q, k, v, pattern=pattern))
+    images = [pictures(each, Context(9, 9), heads=2) for each in (text, pattern)]
+    assert [image.summary() for image in images[0]] == [image.summary() for image in images[1]]
+
+
+@pytest.mark.parametrize(
+    ("option", "way_out"),
+    [
+        ({"attn_mask": torch.ones(9, 9, dtype=torch.bool)}, "mask_mod=lambda b, h, q_idx, kv_idx: mask"),
+        ({"is_causal": True}, r'pattern="Causal\(\)"'),
+        ({"dropout_p": 0.1}, "use dropout"),
+        ({"enable_gqa": True}, "leave it out"),
+    ],
+)
+def test_arguments_of_torch_have_counterparts(option: dict[str, Any], way_out: str) -> None:
+    q, k, v = tensors(1, 2, 2, 9, 9)
+    with pytest.raises(InputError, match=f"{next(iter(option))}: no argument of attend, .*{way_out}"):
+        attend(q, k, v, **option)
+    with pytest.raises(TypeError, match=r"attend\(\) got an unexpected keyword argument 'masks'"):
+        attend(q, k, v, masks=None)  # type: ignore[call-overload]
 
 
 def test_definition_is_the_equation() -> None:
@@ -129,6 +165,10 @@ def bad(**changes: Any) -> dict[str, Any]:
     ("arguments", "message"),
     [
         (bad(q=zeros(4, 5, 8)), r"q: expected 4 axes \[batch, heads, length, width\], got \(4, 5, 8\)"),
+        (bad(q="q"), r"q: expected a tensor \[batch, heads, length, width\], got 'q'"),
+        (bad(k=None), r"k: expected a tensor .*, got None"),
+        (bad(q=zeros(2, 4, 5, 8).to_sparse()), "q: expected a dense tensor, got .* layout torch.sparse_coo"),
+        (bad(v=zeros(2, 2, 6, 8).to_mkldnn()), "v: expected a dense tensor, got .* layout torch._mkldnn"),
         (bad(q=zeros(2, 4, 5, 8).half()), "q, k, v: expected one dtype, got torch.float16, torch.float32"),
         (
             bad(**{name: zeros(2, 2, 6, 8).int() for name in "qkv"}),
@@ -140,7 +180,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(q=zeros(2, 3, 5, 8)), "k: expected a number of heads that divides 3, got 2"),
         (bad(dropout=1.0), r"dropout: expected a probability in \[0, 1\), got 1.0"),
         (bad(context=Context(5, 5)), "context: made for 5 queries and 5 keys, got 5 and 6"),
-        (bad(pattern="Window(3)"), "pattern: expected a Pattern or a mask_mod function, got 'Window"),
+        (bad(pattern=""), "pattern: expected an expression like"),
         (bad(backend="tile"), "unknown backend 'tile': did you mean 'tiled'?"),
         (
             bad(backend="flex", q=zeros(2, 4, 5, 8).requires_grad_()),
@@ -224,3 +264,20 @@ def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="polyformer.dot_product.attend"):
         attend(*tensors(1, 1, 1, 4, 4), return_lse=True)
     assert "attend: tiled (not sdpa: torch's function does not return the log-sum-exp" in caplog.text
+
+
+def test_a_table_that_is_read_in_some_calls_only_is_refused_by_tiled() -> None:
+    table = torch.randn(40, requires_grad=True)
+    q, k, v = (torch.randn(1, 1, 40, 8) for _ in range(3))
+
+    @broadcasts
+    def by_value(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + table[(i - j).abs()] if i.max() > 5 else s
+
+    def by_mode(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + table[(i - j).abs()] if torch.is_grad_enabled() else s
+
+    for score_mod in (by_value, by_mode):
+        with pytest.raises(InputError, match="score_mod: it reads a tensor that requires a gradient in some"):
+            attend(q, k, v, score_mod=score_mod, backend="tiled")
+        assert attend(q, k, v, score_mod=score_mod, backend="definition").requires_grad

@@ -67,8 +67,7 @@ CALLS = {
     ),
     "strided": Call(["tiled"], {"pattern": Strided(4), "backend": "tiled"}),
     "dilated union": Call(
-        ["tiled"] * 3,
-        {"pattern": Window(2) | Window(2, dilation=3) | Strided(7), "backend": "tiled"},
+        ["tiled"] * 3, {"pattern": Window(2) | Window(2, dilation=3) | Strided(7), "backend": "tiled"}
     ),
     "strided documents": Call(
         ["tiled", "tiled"], {"pattern": Window(4, 0) | Strided(5), "backend": "tiled"}, packed(200, 120)

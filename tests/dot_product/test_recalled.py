@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from pairwise import pairwise
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends import sdpa
 from polyformer.dot_product.backends.tiled import run as tiled
@@ -49,9 +50,7 @@ def vectors(context: Context, heads: int) -> Relative:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("heads", [None, 1, 4])
-@pytest.mark.parametrize("terms", [biases, vectors])
-@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize(("heads", "terms", "name"), pairwise([None, 1, 4], [biases, vectors], [*CONTEXTS]))
 def test_every_layer_gets_what_the_definition_says(name, terms, heads):
     context = CONTEXTS[name]()
     relative = None if heads is None else terms(context, heads)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_cases import LargestTensor
+from pairwise import pairwise
 from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.explain import explain
@@ -74,10 +75,10 @@ def test_the_definition_is_the_equation(causal: bool) -> None:
         torch.testing.assert_close(computed[b, h, i], score.softmax(0) @ values)
 
 
-@pytest.mark.parametrize("names", CASES, ids="-".join)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("pattern", [None, Window(20), Window(9, 0) | Global(2)], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("names", "shared", "pattern", "causal"),
+    pairwise(CASES, [False, True], [None, Window(20), Window(9, 0) | Global(2)], [False, True]),
+)
 def test_tiled_is_the_definition(
     names: tuple[str, ...], shared: bool, pattern: Pattern | None, causal: bool
 ) -> None:

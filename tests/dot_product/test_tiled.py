@@ -22,6 +22,7 @@ from attention_cases import (
     small_tiles,
     tensors,
 )
+from polyformer.core.errors import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.dot_product.backends.tiled import tiles, work_items
 from polyformer.patterns import Causal, Global, Pattern, Window
@@ -34,7 +35,7 @@ def assert_agrees(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
     assert_same(ours, expected)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (3, 3), (4, 2), (6, 1)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (4, 2), (6, 1)], ids=str)
 @pytest.mark.parametrize("pattern", [None, Causal(), Window(5) | Global(2), Window(4, 0, 3)], ids=str)
 def test_agrees_with_the_definition(heads: tuple[int, int], pattern: Pattern | None) -> None:
     torch.manual_seed(0)
@@ -333,6 +334,5 @@ def test_a_changed_input_is_noticed_before_backward() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     q, k, v = tensors(1, 1, 1, 5, 5)
-    (grad,) = torch.autograd.grad(attend(q, k, v, backend="tiled").sin().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.sum().backward()
+    with pytest.raises(InputError, match='backend="definition"'):
+        torch.autograd.grad(attend(q, k, v, backend="tiled").sin().sum(), q, create_graph=True)

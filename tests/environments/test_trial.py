@@ -244,10 +244,7 @@ def test_episodes_without_returns_are_refused(tmp_path: Path, complaint: Callabl
     file = tmp_path / "a.jsonl"
     episode: dict[str, Any] = {"observations": [[0.1], [0.2]], "actions": [0, 1]}
     for rewards, message in [
-        (
-            {},
-            "row 1: no column 'rewards'; it has 'observations', 'actions': an episode needs its rew",
-        ),
+        ({}, "row 1: no column 'rewards'; it has 'observations', 'actions': an episode needs its rew"),
         ({"gains": [1, 2]}, "say which one is the rewards with columns, as in {rewards: gains}"),
         ({"rewards": None}, "row 1: 'rewards': expected a number, or a list of numbers, for each step"),
         ({"rewards": [1.0, float("nan")]}, "'rewards': not a finite number (NaN, or too large) at step 1"),

@@ -1,5 +1,7 @@
 """Feed-forwards against their equations."""
 
+from itertools import cycle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,8 +19,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize(("activation", "bias"), [*zip(ACTIVATIONS, cycle([True, False]))])
 def test_dense(activation: str, bias: bool):
     torch.manual_seed(0)
     module = DenseConfig(intermediate_size=7, activation=activation, bias=bias).build(3).double()

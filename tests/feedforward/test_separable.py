@@ -158,17 +158,17 @@ def test_a_memory_goes_on_with_it_in_training_as_in_evaluation(training: bool):
 def test_keys_and_values_alone_are_not_all_that_is_kept():
     """As a learned prefix brings them, or a cache of transformers'."""
     cache = pytest.importorskip("transformers").DynamicCache()
-    adopted = pytest.importorskip("polyformer.hub.cache").adopted
-    vectors = torch.zeros(1, 2, 3, 16)
+    borrowed = pytest.importorskip("polyformer.hub.borrowed_cache").BorrowedCache
+    vectors = torch.zeros(1, 4, 3, 32)
     for feedforward in ("dense", "separable_convolution"):
         model = create_model("decoder-tiny", feedforward=feedforward)
         assert model.decoder is not None
         if not cache.layers:
             for layer in range(len(model.decoder.sequence)):
                 cache.update(vectors, vectors, layer)
-            assert adopted(cache, model).state.tokens.length == 3
+            assert borrowed(cache, model, {}).state.tokens.length == 3
     with pytest.raises(InputError, match="past_key_values: this model keeps more of the past"):
-        adopted(cache, model)
+        borrowed(cache, model, {})
 
 
 def test_what_cannot_be_is_refused():

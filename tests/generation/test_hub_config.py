@@ -5,13 +5,7 @@ import torch
 from tiny_models import BOS, EOS, VOCAB, decoder, pair, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import (
-    BeamConfig,
-    ConstraintConfig,
-    SamplingConfig,
-    SpecialIds,
-    WholeLengthConfig,
-)
+from polyformer.generation import BeamConfig, ConstraintConfig, SamplingConfig, SpecialIds, WholeLengthConfig
 from polyformer.generation.hub import HONOURED, PASSED_OVER, REFUSED, from_hub, to_hub
 
 SUMMARIES = {

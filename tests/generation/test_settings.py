@@ -88,6 +88,9 @@ def test_without_a_text_a_decoder_begins_with_its_first_token():
     assert torch.equal(model.generate(max_new_tokens=5).sequences, expected)
     bare = decoder(1, special=SpecialTokens(eos=EOS))
     assert torch.equal(bare.generate(max_new_tokens=5, start=BOS).sequences, expected)
+    for text in ("a text", ["a text"]):
+        with pytest.raises(InputError, match=r"input_ids: expected token ids .* torch.tensor\(\[tokenizer"):
+            model.generate(text)
     with pytest.raises(InputError, match=r"input_ids: expected token ids .* got None; .* special\.bos"):
         bare.generate()
     with pytest.raises(InputError, match=r"special\.start: expected ids from 0 to 12, got \[99\]"):

@@ -5,6 +5,7 @@ from torch import nn
 
 from polyformer.checkpoints import from_transformers
 from polyformer.model import Transformer
+from tolerances import with_exact_waves
 
 VOCAB, PAD, EOS, LENGTH = 31, 0, 2, 7
 SPECIAL = {"pad_token_id": PAD, "bos_token_id": EOS, "eos_token_id": EOS}
@@ -40,7 +41,7 @@ def gpt2() -> nn.Module:
 def gptj() -> nn.Module:
     from transformers import GPTJConfig, GPTJForCausalLM
 
-    return GPTJForCausalLM(
+    model = GPTJForCausalLM(
         GPTJConfig(
             vocab_size=VOCAB,
             n_embd=24,
@@ -53,6 +54,7 @@ def gptj() -> nn.Module:
             **SPECIAL,
         )
     )
+    return with_exact_waves(model)
 
 
 def bart() -> nn.Module:

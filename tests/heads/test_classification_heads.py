@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.heads import (
     ClassifyConfig,
     DetectConfig,
+    DistilledConfig,
     EmbedConfig,
     Head,
     HeadConfig,
@@ -49,6 +50,20 @@ def test_classify(hidden: bool):
     logits = first @ head.output.weight.T + head.output.bias
     same(predictions(), logits)
     same(loss, F.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_two_classifiers_of_the_first_two_tokens(masked: bool):
+    head, batch, labels = build(DistilledConfig(num_labels=3)), inputs(), torch.tensor([2, 0])
+    batch = batch if masked else dataclasses.replace(batch, mask=None)
+    loss, predictions = head(batch, labels)
+    start = int(masked)  # where the second text begins
+    of_class, of_distillation = (
+        torch.stack([batch.hidden[0, i], batch.hidden[1, start + i]]) @ layer.weight.T + layer.bias
+        for i, layer in enumerate((head.output, head.distilled))
+    )
+    same(predictions(), (of_class + of_distillation) / 2)
+    same(loss, (F.cross_entropy(of_class, labels) + F.cross_entropy(of_distillation, labels)) / 2)
 
 
 def test_tag():
@@ -121,7 +136,10 @@ def test_what_is_wrong_is_named():
         build(EmbedConfig())(inputs(), torch.zeros(2, dtype=torch.long))
 
 
-@pytest.mark.parametrize("config", [ClassifyConfig(num_labels=3), TagConfig(num_labels=3), SpanConfig()])
+@pytest.mark.parametrize(
+    "config",
+    [ClassifyConfig(num_labels=3), DistilledConfig(num_labels=3), TagConfig(num_labels=3), SpanConfig()],
+)
 def test_example_labels_fit(config: HeadConfig):
     labels = config.example_labels(2, 5, 7)
     assert labels is not None

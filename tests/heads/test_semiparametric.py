@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer import create_model
 from polyformer.core.errors import InputError
 from polyformer.heads import HeadInput, HeadShape, LanguageModelConfig, SemiparametricConfig
@@ -49,9 +50,7 @@ def equation(h: Tensor, table: Tensor, near: Tensor, gate: Tensor) -> Tensor:
     return torch.stack(z).view_as(h)
 
 
-@pytest.mark.parametrize("gate", ["scalar", "vector"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("k", [1, 3, 4])
+@pytest.mark.parametrize(("gate", "tied", "k"), pairwise(["scalar", "vector"], [True, False], [1, 3, 4]))
 def test_the_head_is_its_equation(gate: str, tied: bool, k: int):
     module = head(gate, tied)
     h, table, near, labels = inputs(k)

@@ -205,6 +205,16 @@ def test_a_source_that_was_read_before():
     assert torch.equal(text, theirs.generate(encoder_outputs=read, max_new_tokens=4, do_sample=False))
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "llama"])
+def test_vectors_in_place_of_ids(family: str, options: dict[str, Any]):
+    ours, theirs = twins(family, "LMHeadModel" if family == "gpt2" else "ForCausalLM")
+    vectors = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, **options}
+    expected = theirs.generate(inputs_embeds=vectors, **settings)
+    assert torch.equal(ours.generate(inputs_embeds=vectors, **settings), expected)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_memory_drops_what_transformers_mask_still_counts(beams: int):
     """The mask grows with the text, the state does not."""

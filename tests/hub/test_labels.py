@@ -51,6 +51,32 @@ def test_losses_of_soft_labels(family: str, problem: str | None):
     assert ours.get_input_embeddings().weight.grad.any()
 
 
+NUMBERS = torch.tensor([0.3, 1.2])
+TARGETS: dict[str, tuple[int, torch.Tensor]] = {
+    "numbers [B]": (1, NUMBERS),
+    "numbers [B, 1]": (1, NUMBERS.unsqueeze(-1)),
+    "classes [B]": (3, torch.tensor([2, 0])),
+    "several [B, 3]": (3, torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])),
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta", "deberta-v2", "gpt2", "bart", "t5", "xlm"])
+def test_losses_without_a_problem_type(family: str):
+    ids = texts(2)
+    ids[:, -1] = 1 if family in ("t5", "xlm") else 2
+    for name, (count, labels) in TARGETS.items():
+        ours, theirs = twins(family, "ForSequenceClassification", torch.float32, num_labels=count)
+        actual, expected = (model(ids, labels=labels).loss.item() for model in (ours, theirs))
+        assert actual == pytest.approx(expected, rel=1e-4), name
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (2, 1)])
+def test_shares_of_other_shapes_are_refused(shape: tuple[int, ...]):
+    ours, _ = twins("deberta-v2", "ForSequenceClassification", num_labels=3)
+    with pytest.raises(InputError, match=r"labels: expected the shape \(2, 3\)"):
+        ours(texts(2), labels=torch.ones(shape))
+
+
 def test_another_number_of_labels(tmp_path: Path):
     ours, _ = twins("bert", "ForSequenceClassification", torch.float32, **NAMES)
     ours.save_pretrained(tmp_path)

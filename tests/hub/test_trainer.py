@@ -45,7 +45,12 @@ def with_targets(batch: dict[str, torch.Tensor], model: Any) -> dict[str, torch.
 
 
 def trained(
-    model: Any, folder: Path, data: list[dict[str, Any]], collator: Any = None, **options: Any
+    model: Any,
+    folder: Path,
+    data: list[dict[str, Any]],
+    collator: Any = None,
+    callbacks: list[transformers.TrainerCallback] | None = None,
+    **options: Any,
 ) -> list[dict[str, float]]:
     """Losses and norms of gradients of plain gradient descent, and an evaluation."""
     settings: dict[str, Any] = {
@@ -73,6 +78,7 @@ def trained(
         train_dataset=data,
         eval_dataset=data[:5],
         data_collator=collator or padded,
+        callbacks=callbacks,
     )
     trainer.train()
     names = ("loss", "grad_norm", "eval_loss")

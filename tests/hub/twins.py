@@ -12,6 +12,7 @@ from torch import nn
 
 from polyformer import hub
 from polyformer.checkpoints import FAMILIES, from_transformers
+from polyformer.model import VisionTransformer
 
 V, T = 40, 24
 BERT = {
@@ -176,8 +177,17 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-PRESENT = [name for name in FAMILIES if not FAMILIES[name].removed]
+PRESENT = [
+    name for name in FAMILIES if not FAMILIES[name].removed and FAMILIES[name].model is not VisionTransformer
+]
 CLASSES = [(name, task) for name in PRESENT for task in FAMILIES[name].tasks]
+FIRST_OF_EACH = [
+    case
+    for i, case in enumerate(CLASSES)
+    if case[0] not in [name for name, _ in CLASSES[:i]] or case[1] not in [task for _, task in CLASSES[:i]]
+]
+"""A class of every family and one of every task."""
+
 LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 
 

@@ -1,17 +1,23 @@
 """Small random models of the architectures that are tested, and inputs for them."""
 
+import contextlib
+import copy
 import functools
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
 import polyformer.transformers_attention  # noqa: F401  (it registers)
 from polyformer.inside.architectures import ARCHITECTURES, Architecture
+from tolerances import Double, assert_rounded
 
 LENGTH, OURS = 12, "polyformer"
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+KINDS = sorted({architecture.kind for architecture in ARCHITECTURES})
 WINDOWED = [architecture.name for architecture in ARCHITECTURES if architecture.window is not None]
 transformers.logging.set_verbosity_error()
 
@@ -25,6 +31,16 @@ def build(architecture: Architecture, seed: int = 0, **options: Any) -> Any:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.15)
     return model.eval()
+
+
+@contextlib.contextmanager
+def of(name: str) -> Iterator[None]:
+    """Let an error say the model's name."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"of {name}")
+        raise
 
 
 def reference(architecture: Architecture) -> str:
@@ -86,6 +102,34 @@ def with_gradients(model: Any, implementation: str, **batch: Any) -> dict[str, T
     out.square().mean().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"answer": out.detach(), **grads}
+
+
+def double(model: Any) -> Any:
+    """Return a copy of the model in float64, its experts by products that torch has in float64."""
+    twin = copy.deepcopy(model).double()
+    twin.set_experts_implementation("eager")
+    return twin
+
+
+@contextlib.contextmanager
+def no_float32(model: Any) -> Iterator[None]:
+    """Let the model's code and `generate` compute in float64 what they compute in float32 otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (type(model).__module__, "transformers.generation.utils"):
+            patch.setattr(f"{module}.torch", Double())
+        yield
+
+
+def doubles(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs, those that are numbers in float64."""
+    return {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
+
+
+def assert_all_rounded(ours: dict[str, Tensor], theirs: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """Assert that `ours` differs from `exact`, which is `theirs` in float64, by rounding only."""
+    assert ours.keys() == theirs.keys() == exact.keys()
+    for name, tensor in ours.items():
+        assert_rounded(tensor, theirs[name], exact[name])
 
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

@@ -8,12 +8,17 @@ import torch
 import polyformer
 from inside.models import (
     BY_NAME,
+    KINDS,
     OURS,
     WINDOWED,
     answer,
     assert_equal,
     build,
+    double,
+    doubles,
     inputs,
+    no_float32,
+    of,
     padding,
     reference,
     token_ids,
@@ -23,10 +28,7 @@ from polyformer.inside import attention
 from polyformer.inside.architectures import ARCHITECTURES
 from polyformer.inside.mask import Description
 from polyformer.patterns import Window
-
-WRITERS = [
-    name for name, row in BY_NAME.items() if row.kind in ("decoder", "encoder-decoder", "speech to text")
-]
+from tolerances import assert_rounded
 
 
 @pytest.fixture
@@ -46,18 +48,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return contexts
 
 
+def names(kind: str) -> list[str]:
+    return [name for name, architecture in BY_NAME.items() if architecture.kind == kind]
+
+
 def test_there_are_forty_and_more():
     assert len(BY_NAME) >= 40
     assert len(BY_NAME) == len(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_outputs_and_gradients_are_those_of_transformers(name: str, calls: list[Any]):
-    architecture = BY_NAME[name]
-    model, batch = build(architecture), inputs(architecture)
-    ours = with_gradients(model, OURS, **batch)
-    assert len(calls) >= 2, "its layers dispatch"
-    assert_equal(ours, with_gradients(model, reference(architecture), **batch))
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_transformers(kind: str, calls: list[Any]):
+    for name in names(kind):
+        with of(name):
+            calls.clear()
+            model, batch = build(BY_NAME[name]), inputs(BY_NAME[name])
+            ours = with_gradients(model, OURS, **batch)
+            assert len(calls) >= 2, "its layers dispatch"
+            assert_equal(ours, with_gradients(model, reference(BY_NAME[name]), **batch))
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -97,15 +105,19 @@ def assert_writes_the_same(model: Any, name: str, **options: Any) -> None:
     """Tokens, and the logits of every step, are those of transformers' own attention."""
     ours = written(model, name, OURS, **options)
     theirs = written(model, name, reference(BY_NAME[name]), **options)
+    with no_float32(model):
+        exact = written(double(model), name, reference(BY_NAME[name]), **options)
     assert torch.equal(ours.sequences, theirs.sequences)
-    for mine, other in zip(ours.logits, theirs.logits, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+    assert torch.equal(ours.sequences, exact.sequences)
+    for mine, other, value in zip(ours.logits, theirs.logits, exact.logits, strict=True):
+        assert_rounded(mine, other, value)
 
 
 def written(model: Any, name: str, implementation: str, **options: Any) -> Any:
     """What greedy search writes, with the logits."""
     model.set_attn_implementation(implementation)
     batch = inputs(BY_NAME[name])
+    batch = batch if model.dtype == torch.float32 else doubles(batch)
     batch.pop("decoder_input_ids", None)
     if BY_NAME[name].kind == "decoder":  # padding behind a text is not continued
         batch["attention_mask"] = padding(right=0)
@@ -115,11 +127,13 @@ def written(model: Any, name: str, implementation: str, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_greedy_search_writes_the_same(name: str, calls: list[Any]):
-    model = build(BY_NAME[name])
-    assert_writes_the_same(model, name)
-    assert any(context.q_len == 1 and context.kv_len > 1 for context in calls), "a cache is used"
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder", "speech to text"])
+def test_greedy_search_writes_the_same(kind: str, calls: list[Any]):
+    for name in names(kind):
+        with of(name):
+            calls.clear()
+            assert_writes_the_same(build(BY_NAME[name]), name)
+            assert any(context.q_len == 1 and context.kv_len > 1 for context in calls), "a cache is used"
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -150,5 +164,7 @@ def test_packed_rows_are_the_texts_alone(name: str, calls: list[Any]):
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     packed = model(ids, position_ids=positions, use_cache=False).logits
     assert calls[0].q_doc is not None
-    alone = [model(text).logits for text in ids.split(lengths, 1)]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-5)
+    alone, exact = (
+        torch.cat([each(text).logits for text in ids.split(lengths, 1)], 1) for each in (model, double(model))
+    )
+    assert_rounded(packed, alone, exact)

@@ -10,10 +10,11 @@ import transformers
 from torch import Tensor, nn
 
 import polyformer
-from inside.models import BY_NAME, OURS, answer, build, inputs, token_ids
+from inside.models import BY_NAME, KINDS, OURS, answer, build, double, inputs, of, token_ids
 from polyformer import Context, Full, Global, InputError, PerHead, Window
 from polyformer.inside.find import attention_layers
 from polyformer.inside.layer import attached
+from tolerances import assert_rounded
 
 IDS = token_ids(20)
 
@@ -101,10 +102,10 @@ def test_alibi_is_its_biases():
 
 def test_biases_that_are_learned_begin_at_zero_and_learn():
     model = llama()
-    full = model(IDS).logits
+    full, exact = model(IDS).logits, double(model)(IDS).logits
     polyformer.attach(model, position="t5(num_buckets=8, max_distance=16)")
     out = model(IDS).logits
-    torch.testing.assert_close(out, full, rtol=0, atol=1e-5)
+    assert_rounded(out, full, exact)
     out.square().mean().backward()
     for layer in model.model.layers:
         assert layer.self_attn.polyformer.position.table.weight.grad.abs().max() > 0
@@ -126,15 +127,16 @@ def test_a_score_mod_and_a_mask_mod(name: str):
     whole = model(IDS).logits
     first = model(IDS[:, :13], use_cache=True)
     rest = model(IDS[:, 13:], past_key_values=first.past_key_values).logits
-    torch.testing.assert_close(torch.cat([first.logits, rest], 1), whole, rtol=0, atol=1e-5)
     distance = torch.arange(20).view(-1, 1) - torch.arange(20)
     seen = (distance >= 0) & ((torch.arange(20) % 2 == 0) | (distance == 0))
-    bias = torch.where(seen, -0.05 * distance**2, torch.finfo(torch.float32).min)
+    bias = torch.where(seen, -0.05 * distance**2, torch.finfo(torch.float32).min).expand(2, 1, -1, -1)
     polyformer.detach(model)
     if name == "Gemma2":
         model.set_attn_implementation("eager")
-    theirs = model(IDS, attention_mask=bias.expand(2, 1, -1, -1)).logits
-    torch.testing.assert_close(whole, theirs, rtol=0, atol=1e-5)
+    theirs = model(IDS, attention_mask=bias).logits
+    exact = double(model)(IDS, attention_mask=bias.double()).logits
+    assert_rounded(whole, theirs, exact)
+    assert_rounded(torch.cat([first.logits, rest], 1), theirs, exact)
 
 
 def test_sides_of_a_model_by_name():
@@ -152,9 +154,16 @@ def test_sides_of_a_model_by_name():
     ]
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_every_architecture_takes_a_pattern(name: str):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_architecture_takes_a_pattern(kind: str):
     """A pattern of everything changes nothing, a window does, and cross-attention is left alone."""
+    for name, architecture in BY_NAME.items():
+        if architecture.kind == kind:
+            with of(name):
+                check_patterns(name)
+
+
+def check_patterns(name: str) -> None:
     model, batch = build(BY_NAME[name]), inputs(BY_NAME[name])
     before, implementation = answer(model, **batch), model.config._attn_implementation
     layers = [layer for layer in attention_layers(model) if not layer.cross]
@@ -208,7 +217,15 @@ def test_a_config_that_was_changed_by_hand_is_refused(tmp_path: Path):
     for wrong, message in (
         ([{"pattern": "Window(2)"}], "expected what `attach` writes"),
         ([{"attention": "Windw(2)"}], "unknown pattern 'Windw'"),
-        ("Window(2)", "expected what `attach` writes"),
+        ("Window(2)", "expected a list of what `attach` writes"),
+        (5, "expected a list of what `attach` writes, got 5"),
+        ([5], "expected what `attach` writes, got 5"),
+        ([{"functions": 5}], "saved with functions attached"),
+        ([{"functions": [5]}], "saved with functions attached"),
+        ([{"layers": 1.5}], "layers: expected numbers or names of layers, got 1.5"),
+        ([{}] * 20_000, "polyformer_attention: calls: expected at most 1024, got 20000"),
+        ([{"layers": ["*"] * 1024}], "calls and names of layers: expected at most 1024, got 1025"),
+        ([{"attention": "Full() | " * 9000 + "Full()"}], "characters: expected at most 65536"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, "polyformer_attention": wrong}))
         with pytest.raises(InputError, match=message):
@@ -220,10 +237,11 @@ def test_wrong_arguments():
     attach: Any = polyformer.attach
     for arguments, options, message in (
         (("Windw(3)",), {}, "unknown pattern 'Windw'"),
-        ((3,), {}, "attention: expected a Pattern or a mask_mod"),
+        ((3,), {}, "attention: expected a Pattern, its text or a mask_mod"),
         (("Window(3)",), {"layers": [2]}, "no self-attention layer is called 2; there are model.layers"),
         (("Window(3)",), {"layers": "encoder"}, "no self-attention layer is called 'encoder'"),
         (("Window(3)",), {"layers": []}, "layers: expected numbers or names"),
+        (("Window(3)",), {"layers": 1.5}, "layers: expected numbers or names of layers, got 1.5"),
         ((), {"position": "rope"}, "position: 'rope' is not added to scores"),
         ((), {"position": "transformer_xl"}, "take 'alibi' or 't5'"),
         ((), {"position": "shaw"}, "position: 'shaw' is not added to scores"),
@@ -234,6 +252,8 @@ def test_wrong_arguments():
             attach(model, *arguments, **options)
         assert message in str(error.value)
     assert model.config._attn_implementation == "sdpa", "nothing was changed"
+    with pytest.raises(InputError, match="attach: expected a model of transformers first, got 'x'"):
+        attach("x", "Window(3)")
     with pytest.raises(InputError, match="no layer of Linear asks"):
         polyformer.attach(nn.Linear(2, 2), "Window(3)")
     with pytest.raises(InputError, match="no layer of Linear asks"):

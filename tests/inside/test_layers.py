@@ -1,15 +1,29 @@
 """What layers hand over beside a mask: biases, caps, sinks, dropout, masks of their own; weights, graphs."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import polyformer
-from inside.models import BY_NAME, OURS, answer, build, inputs, token_ids, with_gradients
+from inside.models import (
+    BY_NAME,
+    OURS,
+    answer,
+    assert_all_rounded,
+    build,
+    double,
+    doubles,
+    inputs,
+    no_float32,
+    token_ids,
+    with_gradients,
+)
 from polyformer import InputError
 from polyformer.inside.attention import forward
+from tolerances import assert_rounded
 
 IDS = token_ids()
 
@@ -17,16 +31,18 @@ IDS = token_ids()
 @pytest.mark.parametrize("name", ["Llama", "Bert", "Gemma2", "GptOss", "T5", "Bart", "ViT"])
 def test_weights_are_those_of_eager_attention(name: str):
     model, batch = build(BY_NAME[name]), inputs(BY_NAME[name])
-    weights: dict[str, Any] = {}
-    for implementation in ("eager", OURS):
-        model.set_attn_implementation(implementation)
-        weights[implementation] = model(**batch, output_attentions=True)
+    model.set_attn_implementation("eager")
+    theirs = model(**batch, output_attentions=True)
+    with no_float32(model):
+        exact = double(model)(**doubles(batch), output_attentions=True)
+    model.set_attn_implementation(OURS)
+    ours = model(**batch, output_attentions=True)
     for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
-        if not weights["eager"].get(kind):
-            continue
-        for ours, theirs in zip(weights[OURS][kind], weights["eager"][kind], strict=True):
-            sees = ours.sum(-1, keepdim=True) > 0  # a padded query sees nothing here, and all there
-            torch.testing.assert_close(ours, theirs * sees, rtol=0, atol=1e-5)
+        for weights, *others in zip(
+            *(output.get(kind) or () for output in (ours, theirs, exact)), strict=True
+        ):
+            sees = weights.sum(-1, keepdim=True) > 0  # a padded query sees nothing here, and all there
+            assert_rounded(weights, *(other * sees for other in others))
     torch.testing.assert_close(answer(model, **batch), answer(model, **batch, output_attentions=True))
 
 
@@ -50,15 +66,16 @@ def test_masks_of_a_models_own(kind: str):
         expected = nn.functional.scaled_dot_product_attention(q, q, q, padded[:, None, None].bool())
         torch.testing.assert_close(out.transpose(1, 2), expected)
         return
-    grads = []
-    for implementation in (OURS, "sdpa"):
-        result = with_gradients(model, implementation, input_ids=IDS, attention_mask=mask)
-        grads.append(mask.grad.clone() if kind == "learned" else torch.zeros(()))
-        mask.grad = None
-        grads.append(result["answer"])
-    torch.testing.assert_close(grads[0], grads[2], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(grads[1], grads[3], rtol=0, atol=1e-5)
-    assert kind != "learned" or grads[0].abs().max() > 0
+    results = []
+    for implementation, twin in ((OURS, model), ("sdpa", model), ("sdpa", double(model))):
+        entries = mask if twin is model or not mask.is_floating_point() else mask.detach().double()
+        entries = entries.requires_grad_() if kind == "learned" else entries
+        results.append(with_gradients(twin, implementation, input_ids=IDS, attention_mask=entries))
+        if kind == "learned":
+            results[-1]["mask"] = entries.grad.clone()
+            entries.grad = None
+    assert_all_rounded(*results)
+    assert kind != "learned" or results[0]["mask"].abs().max() > 0
 
 
 @pytest.mark.parametrize("name", ["Gemma2", "GptOss", "T5"])
@@ -67,13 +84,16 @@ def test_terms_of_the_model_go_with_a_pattern(name: str):
     model, batch = build(BY_NAME[name]), inputs(BY_NAME[name])
     polyformer.attach(model, "Window(3) | Global(1)", position="alibi")
     results = []
-    for backend in ("definition", "tiled"):
+    for backend, kind, entries in (
+        ("tiled", model, batch),
+        ("definition", model, batch),
+        ("definition", double(model), doubles(batch)),
+    ):
         with pytest.MonkeyPatch.context() as patch:
             by = lambda *x, backend=backend, **y: polyformer.attend(*x, **{**y, "backend": backend})  # noqa: E731
             patch.setattr("polyformer.inside.attention.attend", by)
-            results.append(with_gradients(model, OURS, **batch))
-    for key, tensor in results[0].items():
-        torch.testing.assert_close(results[1][key], tensor, rtol=1e-4, atol=1e-6)
+            results.append(with_gradients(kind, OURS, **entries))
+    assert_all_rounded(*results)
 
 
 def test_dropout_drops_weights_in_training_alone():
@@ -98,6 +118,49 @@ def test_sequences_that_flash_attention_names():
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
 
 
+def named(ids: Tensor, ends: list[int], compiled: bool = False) -> Tensor:
+    """The last states of a BERT whose layer is told where sequences end."""
+    model = build(BY_NAME["Bert"], num_hidden_layers=1)
+    model.set_attn_implementation(OURS)
+    run = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+    seq_lens = torch.tensor(ends, dtype=torch.int32)
+    return run(ids, cu_seq_lens_q=seq_lens, cu_seq_lens_k=seq_lens)[0]
+
+
+@pytest.mark.parametrize("ends", [[0, 5], [0, 5, 8], [0, 5, 5, 8, 8], [0, 12], [0, 5, 12]])
+def test_tokens_after_the_last_sequence_are_one_of_their_own(ends: list[int]):
+    ids, used = IDS[:1], sorted({*ends, IDS.shape[1]})
+    packed = named(ids, ends)
+    for start, stop in itertools.pairwise(used):
+        changed = ids.clone()
+        changed[:, :start] = 7
+        changed[:, stop:] = 7
+        torch.testing.assert_close(
+            named(changed, ends)[:, start:stop], packed[:, start:stop], rtol=0, atol=1e-5
+        )
+    torch.testing.assert_close(named(ids, ends, compiled=True), packed, rtol=0, atol=1e-5)
+
+
+def test_sequences_of_several_rows_count_all_tokens():
+    plain = named(IDS, [0, 12, 24])
+    apart = named(IDS, [0, 12, 17, 24])
+    torch.testing.assert_close(apart[0], plain[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(apart[1:], named(IDS[1:], [0, 5, 12]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "ends", [[0, 5, 13], [1, 5, 12], [0, 7, 5, 12], [0, -1, 12], [0], [[0, 12]]], ids=str
+)
+def test_sequences_that_do_not_divide_a_row_are_refused(ends: Any):
+    with pytest.raises(InputError, match=r"^cu_seq_lens_q: expected "):
+        named(IDS[:1], ends)
+
+
+def test_a_sequence_in_two_rows_is_refused():
+    with pytest.raises(InputError, match=r"^cu_seq_lens_q: expected no sequence in two"):
+        named(IDS, [0, 5, 24])
+
+
 def test_gradient_checkpointing():
     model = build(BY_NAME["Llama"])
     expected = with_gradients(model, OURS, input_ids=IDS)
@@ -119,7 +182,7 @@ def test_what_would_be_lost_is_refused():
 @pytest.mark.parametrize("pattern", [None, "Window(3) | Global(1)"])
 def test_a_graph_of_the_whole_model(pattern: str | None):
     """`fullgraph=True` traces a model, masks as entries; the outputs are the same."""
-    model = build(BY_NAME["Llama"])
+    model = build(BY_NAME["Llama"], num_hidden_layers=1)
     model.set_attn_implementation(OURS)
     if pattern:
         polyformer.attach(model, pattern)

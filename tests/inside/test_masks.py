@@ -83,6 +83,15 @@ def test_masks_of_every_kind(name: str, padded: bool):
     check(maker(name)(attention_mask=PADDED if padded else None))
 
 
+@pytest.mark.parametrize(
+    ("name", "window"), [("sliding_window_causal", 1), ("bidirectional_sliding_window", 0)]
+)
+def test_windows_of_one_token(name: str, window: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CONFIG, "sliding_window", window)
+    description = check(maker(name)()).description
+    assert description.dense()[0, 0].tolist() == torch.eye(12).bool().tolist()
+
+
 @pytest.mark.parametrize("name", MAKERS[:3])
 def test_packed_sequences(name: str):
     mask = check(maker(name)(position_ids=POSITIONS))

@@ -52,8 +52,7 @@ def trained(model: Any, collator: Any, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
-@pytest.mark.parametrize("pattern", [None, "Window(2) | Global(1)"])
+@pytest.mark.parametrize(("name", "pattern"), [("Llama", "Window(2) | Global(1)"), ("Gemma3", None)])
 def test_packed_rows_train_what_rows_of_their_own_train(name: str, pattern: str | None, tmp_path: Path):
     architecture = BY_NAME[name]
     weights = []

@@ -10,6 +10,7 @@ from plain_memorizing import plainly
 from test_recurrent import VOCAB, built, by_segments, config, log_probabilities, same, slopes, text
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer.architecture import ModelConfig
 from polyformer.block import BlockConfig, PreNormConfig, ReversibleConfig
 from polyformer.core.errors import InputError
@@ -42,9 +43,7 @@ def memory_of(model: Transformer) -> Memorizing:
     return memory
 
 
-@pytest.mark.parametrize("length", [0, 2, 4])
-@pytest.mark.parametrize("search", ["tiled", "plain"])
-@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(("length", "search", "split"), pairwise([0, 2, 4], ["tiled", "plain"], SPLITS))
 def test_segments_are_the_plain_equations(split: list[int], search: str, length: int):
     """Outputs and all gradients in training, the gate's, the temperature's and the queries' among them; the
     store is full in the end, and drops its oldest."""

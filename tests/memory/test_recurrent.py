@@ -7,6 +7,7 @@ import torch
 from plain_recurrence import plain_segments
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer.architecture import ModelConfig
 from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, LSHConfig, SoftmaxConfig
 from polyformer.block import BlockConfig, PostNormConfig, PreNormConfig, ReversibleConfig
@@ -109,9 +110,10 @@ def test_segments_are_the_plain_equations(length: int):
         same(by_segments(model.eval(), segments)[0], expected)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("block", [PostNormConfig(), PreNormConfig(), ReversibleConfig()], ids=str)
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize(
+    ("training", "block", "scheme"),
+    pairwise([True, False], [PostNormConfig(), PreNormConfig(), ReversibleConfig()], SCHEMES),
+)
 def test_a_memory_that_covers_the_text_is_one_pass(
     scheme: PositionConfig, block: BlockConfig, training: bool
 ):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer.memory import search
 from polyformer.memory.search import SEARCHES, plain
 
@@ -19,15 +20,21 @@ def drawn(queries: int, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return torch.randn(3, queries, 8, dtype=dtype), torch.randn(3, number, 8, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count", [1, 3, 32])
-@pytest.mark.parametrize(("queries", "number"), [(1, 1), (7, 5), (1, 500), (13, 96), (13, 97), (33, 701)])
-@pytest.mark.parametrize("name", ["tiled", "faiss"])
+@pytest.mark.parametrize(
+    ("name", "size", "count", "dtype"),
+    pairwise(
+        ["tiled", "faiss"],
+        [(1, 1), (7, 5), (1, 500), (13, 96), (13, 97), (33, 701)],
+        [1, 3, 32],
+        [torch.float64, torch.float32, torch.bfloat16],
+    ),
+)
 def test_the_largest_are_those_of_all_products(
-    name: str, queries: int, number: int, count: int, dtype: torch.dtype
+    name: str, size: tuple[int, int], count: int, dtype: torch.dtype
 ):
     if name == "faiss":
         pytest.importorskip("faiss")
+    queries, number = size
     q, keys = drawn(queries, number, dtype)
     scores, places = SEARCHES[name](q, keys, count)
     expected, wanted = plain(q, keys, count)

@@ -20,15 +20,16 @@ SENTENCES = [[11, 12], [13], [14, 15, 16]]
 
 def test_two_pairs_by_hand():
     """Products [[2, 1], [0, 3]]: by rows log(1 + e^-1) and log(1 + e^-3), by columns with e^-2 for both."""
-    predicted, encoded = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 3.0]])
+    predicted = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    encoded = torch.tensor([[2.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
     by_rows = (math.log1p(math.exp(-1)) + math.log1p(math.exp(-3))) / 2
     by_columns = math.log1p(math.exp(-2))
-    assert contrastive_loss(predicted, encoded).item() == pytest.approx(by_rows)
+    assert contrastive_loss(predicted, encoded).item() == pytest.approx(by_rows, rel=1e-12)
     assert contrastive_loss(predicted, encoded, symmetric=True).item() == pytest.approx(
-        (by_rows + by_columns) / 2
+        (by_rows + by_columns) / 2, rel=1e-12
     )
     half = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-6))) / 2
-    assert contrastive_loss(predicted, encoded, temperature=0.5).item() == pytest.approx(half)
+    assert contrastive_loss(predicted, encoded, temperature=0.5).item() == pytest.approx(half, rel=1e-12)
 
 
 def test_one_pair_has_nothing_to_tell_apart():

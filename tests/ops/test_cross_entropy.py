@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pairwise import pairwise
 from polyformer.ops import cross_entropy
 from polyformer.ops.cross_entropy import linear_cross_entropy
 
@@ -31,11 +32,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     return 4
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    "tokens", [1, 2, 5, 6, 7, 17]
-)  # 3 of 4, 4 of 6, ... are labelled: around a chunk's 4
+    ("smoothing", "biased", "tokens"), pairwise([0.0, 0.1], [False, True], [1, 2, 5, 6, 7, 17])
+)
 def test_it_is_torch_cross_entropy(tokens: int, biased: bool, smoothing: float, small_chunks: int):
     hidden, weight, bias, labels = inputs(tokens)
     wanted = [hidden, weight, *([bias] if biased else [])]
@@ -67,6 +66,26 @@ def test_a_graph_that_is_kept_gives_its_gradients_again():
     for gradient, copy, again in zip(first, copies, second):
         assert torch.equal(gradient, copy)
         assert torch.equal(again, copy)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_second_order_gradients_are_those_of_torch(dtype: torch.dtype, smoothing: float, small_chunks: int):
+    hidden, weight, bias, labels = inputs(9, dtype)
+    count, wanted = (labels != -100).sum(), [hidden, weight, bias]
+
+    def expected(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        logits = F.linear(hidden, weight, bias)
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum") / count
+
+    seconds = []
+    for function in (linear_cross_entropy, expected):
+        loss = function(hidden, weight * hidden.square().mean(), bias, labels, smoothing)
+        (first,) = torch.autograd.grad(loss.square(), hidden, create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), wanted))
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    for mine, theirs in zip(*seconds):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 def test_without_labels_the_loss_is_zero_and_so_are_gradients():

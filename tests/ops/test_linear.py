@@ -5,11 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pairwise import pairwise
 from polyformer.ops.activations import ACTIVATIONS
 from polyformer.ops.linear import Linear, activated, linear, linears, onednn_takes
 from polyformer.ops.packed_weights import Copies, PackedWeights, packs_bfloat16
 from polyformer.ops.product_ways import ROW_STEP
 from product_choices import EVERY_WAY, by
+from tolerances import assert_rounded
 
 
 @pytest.fixture(autouse=True)
@@ -30,23 +32,32 @@ def inputs(rows: int, wide: int, out: int, dtype: torch.dtype = torch.float32) -
     ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("way", EVERY_WAY)
+def of_torch(arguments: list[torch.Tensor], upstream: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The value, the gradients and the value again by torch's own operation, in `dtype`."""
+    arguments = [tensor.detach().to(dtype).requires_grad_() for tensor in arguments]
+    value = F.linear(*arguments)
+    return [value, *torch.autograd.grad(value, arguments, upstream.to(dtype)), value]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "bias", "way"),
+    pairwise(SHAPES, [torch.float32, torch.float64], [True, False], EVERY_WAY),
+)
 def test_values_and_gradients_are_those_of_torch(shape, dtype, bias, way):
     x, weight, offset = inputs(*shape, dtype)
     arguments = [tensor.requires_grad_() for tensor in (x, weight, offset)[: 3 if bias else 2]]
     upstream = torch.randn(*x.shape[:-1], shape[2], dtype=dtype, generator=torch.Generator().manual_seed(9))
-    expected = F.linear(*arguments)
     with by(way):
         got = linear(*arguments)
-        gradients = torch.autograd.grad(got, arguments, upstream)
+        results = [got, *torch.autograd.grad(got, arguments, upstream)]
         with torch.no_grad():
-            torch.testing.assert_close(linear(*arguments), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(gradients, torch.autograd.grad(expected, arguments, upstream)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+            results.append(linear(*arguments))
+    single, exact = (of_torch(arguments, upstream, wide) for wide in (dtype, torch.float64))
+    for ours, theirs, value in zip(results, single, exact, strict=True):
+        if dtype == torch.float64:
+            torch.testing.assert_close(ours, value, rtol=1e-12, atol=1e-11)
+        else:
+            assert_rounded(ours, theirs, value)
 
 
 def test_only_the_gradients_asked_for_are_made():
@@ -176,9 +187,9 @@ WRITES = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [300, 301])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    ("write", "width", "dtype"), pairwise([*WRITES], [300, 301], [torch.float32, torch.bfloat16])
+)
 def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype):
     if dtype == torch.bfloat16 and (write in ("one number", "through numpy") or not packs_bfloat16()):
         pytest.skip("too small a step, no such numbers, or no such copies")
@@ -203,16 +214,21 @@ def test_under_autograd_no_copy_is_read():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("rows", [0, 1, 8, 200])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(name, rows) for i, name in enumerate(ACTIVATIONS) for rows in ((0, 8), (1, 200))[i % 2]],
+)
 def test_an_activation_is_computed_with_the_product(name, rows):
     layer = Linear(300, 401)
     x = torch.randn(rows, 1, 300, generator=torch.Generator().manual_seed(rows)) * 5
-    expected = ACTIVATIONS[name](F.linear(x, layer.weight, layer.bias))
+    single, exact = (
+        ACTIVATIONS[name](F.linear(*(tensor.to(dtype) for tensor in (x, layer.weight, layer.bias))))
+        for dtype in (torch.float32, torch.float64)
+    )
     for copies in (Copies(), None):
         with PackedWeights(copies):
-            torch.testing.assert_close(activated(x, layer, name), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(activated(x, layer, name), expected, rtol=1e-5, atol=1e-5)
+            assert_rounded(activated(x, layer, name), single, exact)
+    assert_rounded(activated(x, layer, name), single, exact)
     layer.register_forward_hook(lambda *_: torch.ones(1))
     with PackedWeights(None):
         torch.testing.assert_close(activated(x, layer, name), ACTIVATIONS[name](torch.ones(1)))

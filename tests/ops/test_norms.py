@@ -26,6 +26,20 @@ def test_layer_norm(bias: bool):
     assert (norm.bias is not None) == bias
 
 
+def test_layer_norm_of_equal_numbers_has_finite_gradients_in_float16():
+    torch.manual_seed(0)
+    x, slope = torch.randn(3, 8), torch.randn(3, 8)
+    x[1] = 0  # as at padding, where the loss reads nothing
+    slope[1] = 0
+    results = []
+    for dtype in (torch.float16, torch.float32):
+        norm, leaf = LayerNormConfig(eps=1e-12).build(8).to(dtype), x.to(dtype).requires_grad_()
+        leaves = [leaf, *norm.parameters()]
+        results.append(torch.autograd.grad((norm(leaf) * slope.to(dtype)).sum(), leaves))
+    for half, exact in zip(*results):
+        torch.testing.assert_close(half.float(), exact, rtol=1e-2, atol=1e-2)
+
+
 def test_rms_norm():
     norm = randomized(RMSNormConfig(eps=0.1))
     x = torch.randn(3, 5, dtype=torch.float64)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pairwise import pairwise
 from polyformer.core.errors import InputError
 from polyformer.ops import products
 from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts, product
@@ -37,9 +38,7 @@ def test_heads_are_made_dense_before_onednn_takes_them(transposed: bool):
     assert all(weight.is_contiguous() or weight.mT.is_contiguous() for weight in weights.found)
 
 
-@pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("into", [True, False])
+@pytest.mark.parametrize(("transposed", "number", "into"), pairwise([True, False], [1, 3], [True, False]))
 def test_every_way_gives_the_product(transposed: bool, number: int, into: bool):
     torch.manual_seed(0)
     a = torch.randn(number, 7, 5).mT if transposed else torch.randn(number, 5, 7)

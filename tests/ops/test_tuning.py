@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from forking import start_python
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.ops.tuning import Section, adopted, recorded, store
@@ -95,14 +93,11 @@ def test_processes_that_race_for_the_file_agree(tmp_path: Path):
         "mine = [store.keep(f'own {me} {i}', {'width': me}) for i in range(10)]\n"
         "print(json.dumps(store.keep('shared', {'width': me})))"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "race")}
-    racing = [
-        subprocess.Popen([sys.executable, "-c", code, str(i)], env=environment, stdout=subprocess.PIPE)
-        for i in range(4)
-    ]
-    answers = {process.communicate()[0] for process in racing}
-    assert len(answers) == 1
-    assert all(process.returncode == 0 for process in racing)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "race")}
+    racing = [start_python("-c", code, i, env=environment) for i in range(4)]
+    ended = [program.ended() for program in racing]
+    assert len({each.stdout for each in ended}) == 1
+    assert all(each.returncode == 0 for each in ended)
     (file,) = (tmp_path / "race").rglob("*.json")
     assert len(json.loads(file.read_text())["choices"]) == 41
 

@@ -61,11 +61,7 @@ def test_a_task_that_reads_more_than_a_loss_is_refused_where_texts_are_shared():
 @pytest.mark.parametrize(
     ("options", "accumulate", "complaint"),
     [
-        (
-            {"pipeline": 4},
-            2,
-            "the schedule '1f1b' needs as many microbatches as stages, 4, got 2",
-        ),
+        ({"pipeline": 4}, 2, "the schedule '1f1b' needs as many microbatches as stages, 4, got 2"),
         ({"pipeline": 2, "stages": 2}, 5, "run microbatches in 2 equal rounds, got 5; use a multiple of 2"),
     ],
 )

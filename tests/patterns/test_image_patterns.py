@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pairwise import pairwise
 from polyformer import InputError
 from polyformer.dot_product.attend import attend
 from polyformer.patterns import Local1D, Local2D, Pattern
 from polyformer.patterns.layout import count
 from polyformer.sequence.context import Context
+from polyformer.sequence.image import Image
 
 
 def mask(pattern: Pattern, context: Context, row: int = 0) -> Tensor:
@@ -93,18 +95,20 @@ def test_local_2d_is_its_rule(pattern: Local2D):
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        Local1D(4, 3),
-        Local1D(3, 0),
-        Local1D(10, 64),
-        Local2D((9, 7), (2, 3), (1, 2, 1)),
-        Local2D((8, 3, 3), (3, 2), (2, 1, 0)),
-        Local2D((5, 13), (5, 1), (0, 3, 9)),
-    ],
+    ("pattern", "causal", "block"),
+    pairwise(
+        [
+            Local1D(4, 3),
+            Local1D(3, 0),
+            Local1D(10, 64),
+            Local2D((9, 7), (2, 3), (1, 2, 1)),
+            Local2D((8, 3, 3), (3, 2), (2, 1, 0)),
+            Local2D((5, 13), (5, 1), (0, 3, 9)),
+        ],
+        [False, True],
+        [1, 7, 64],
+    ),
 )
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("block", [1, 7, 64])
 def test_needed_keys_are_exact(pattern: Pattern, causal: bool, block: int):
     context = Context(50, 61, causal=causal)
     allowed = mask(pattern, context)
@@ -115,6 +119,48 @@ def test_needed_keys_are_exact(pattern: Pattern, causal: bool, block: int):
                 flags[start:stop] = True
         assert torch.equal(some, mine.any(0))
         assert torch.equal(full, mine.all(0))
+
+
+@pytest.mark.parametrize(
+    ("first", "block", "pattern"),
+    pairwise(
+        [1, 2],
+        [1, 7, 64],
+        [Local2D((5, 7), (2, 3), (1, 2, 1)), Local2D((5, 7), (1, 1), (0, 0, 0)), Local1D(4, 3)],
+    ),
+)
+def test_tokens_before_an_image_see_all_and_are_seen_by_all(pattern: Pattern, first: int, block: int):
+    """The patches see one another as in an image alone."""
+    size = first + 35
+    context = Context(size, size, image=Image(first, 5, 7))
+    alone = mask(pattern, Context(35, 35))
+    expected = torch.ones(size, size).bool()
+    for i in range(35):
+        for j in range(35):
+            seen = sees(pattern, i, j) if isinstance(pattern, Local2D) else alone[i, j]
+            expected[first + i, first + j] = bool(seen)
+    assert torch.equal(mask(pattern, context), expected)
+    for row in pattern.layout(context, block):
+        mine, some, full = expected[row.start : row.stop], torch.zeros(size).bool(), torch.zeros(size).bool()
+        for flags, intervals in ((some, row.keys.some), (full, row.keys.full)):
+            for start, stop in intervals:
+                flags[start:stop] = True
+        assert torch.equal(some, mine.any(0))
+        assert torch.equal(full, mine.all(0))
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled", "definition"])
+def test_calls_of_one_length_keep_their_images_apart(backend: str):
+    """The same pattern and lengths with 0, 1 and 2 tokens before: plans that are kept must not be mixed."""
+    pattern = Local1D(4, 3)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 36, 4, dtype=torch.float64) for _ in range(3))
+    for image in (None, Image(1, 5, 7), Image(2, 2, 17), Image(1, 5, 7)):
+        context = Context(36, 36, image=image)
+        scores = (q @ k.mT / 2).masked_fill(~mask(pattern, context), -torch.inf)
+        expected = scores.softmax(-1) @ v
+        actual = attend(q, k, v, pattern=pattern, context=context, backend=backend)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_images_packed_in_a_row_are_seen_as_alone():
@@ -142,6 +188,13 @@ def test_keys_do_not_grow_with_the_image(pattern: Pattern):
         for n in (4096, 65536)
     }
     assert widest[4096] == widest[65536]
+
+
+def test_another_grid_of_patches_is_refused():
+    x, pattern = torch.randn(1, 1, 13, 4), Local2D((4, 3), (2, 2), (1, 1, 1))
+    attend(x, x, x, pattern=pattern, context=Context(13, 13, image=Image(1, 4, 3)))
+    with pytest.raises(InputError, match=r"the shape 4x3 is not that of the 3x4 patches; use shape=\[3, 4\]"):
+        attend(x, x, x, pattern=pattern, context=Context(13, 13, image=Image(1, 3, 4)))
 
 
 def test_an_image_of_another_size_is_refused():

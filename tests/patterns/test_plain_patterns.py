@@ -12,6 +12,7 @@ from attention_cases import dense
 from polyformer.patterns import Blockwise, Causal, Global, GlobalEnd, Links, Local2D, Pattern, Whole, Window
 from polyformer.patterns.composition import And, Or, Without
 from polyformer.sequence.context import Context, positions_from_mask
+from registered import examples
 
 ROWS, HEADS, QUERIES, KEYS = 2, 2, 19, 26
 
@@ -20,7 +21,7 @@ REGISTERED = {
     for name, member in Pattern.registry.items()
     if member.__module__.startswith("polyformer.")  # other tests register patterns of their own
 }
-EXAMPLES: list[Pattern] = [example for member in REGISTERED.values() for example in member.examples()]
+EXAMPLES: list[Pattern] = [example for member in REGISTERED.values() for example in examples(member)]
 MORE: list[Pattern] = [
     Window(5, 1, dilation=2),
     GlobalEnd(3),

@@ -28,6 +28,7 @@ from polyformer.position.rope.context_extension import YarnConfig
 from polyformer.sequence.context import Context
 from polyformer.sequence.inputs import ModelInputs
 from polyformer.sequence.tokens import NO_TOKENS, Tokens
+from registered import examples
 
 ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 8, 1
 SHAPE = Shape(hidden_size=10, num_layers=2, max_positions=64, num_heads=HEADS, head_size=WIDTH)
@@ -57,7 +58,7 @@ SCHEMES: dict[str, PositionConfig] = {
     **{
         f"{kind}-{i}": example
         for kind, member in REGISTERED.items()
-        for i, example in enumerate(member.examples())
+        for i, example in enumerate(examples(member))
     },
     **MORE,
 }
@@ -72,10 +73,8 @@ def near_or_first(i: int, j: int) -> bool:
     return abs(i - j) <= 3 or i < 1 or j < 1
 
 
-PATTERNS = [
-    pytest.param(None, None, id="None"),
-    pytest.param(Window(3) | Global(1), near_or_first, id="Window(3) | Global(1)"),
-]
+PATTERN = Window(3) | Global(1)
+"""Of `near_or_first`."""
 
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
 PACKED = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1], [0] * 5 + [4] * 3])
@@ -154,48 +153,51 @@ def labelled(position: Position, context: Context) -> Context:
     return dataclasses.replace(context, relations=labels[:, last, : context.kv_len], memo={})
 
 
-@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_what_a_scheme_does_to_inputs_is_its_equation(name: str, layer: int):
+def test_what_a_scheme_does_to_inputs_is_its_equation(name: str):
     torch.manual_seed(0)
     position = randomised(SCHEMES[name].build(SHAPE))
-    naive = equation(position, SCHEMES[name], layer)
     x = torch.randn(2, 40, SHAPE.hidden_size, dtype=torch.float64)
     pos = torch.stack([torch.arange(40), torch.randint(0, 40, (40,))])
-    expected = torch.stack(
-        [torch.stack([naive.input(*token) for token in zip(row, at)]) for row, at in zip(x, pos.tolist())]
-    )
-    torch.testing.assert_close(position.embed(x, pos, layer), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(position.embed(x, pos[0], layer)[0], expected[0], rtol=1e-12, atol=1e-12)
+    for layer in (0, 1):
+        naive = equation(position, SCHEMES[name], layer)
+        expected = torch.stack(
+            [torch.stack([naive.input(*token) for token in zip(row, at)]) for row, at in zip(x, pos.tolist())]
+        )
+        torch.testing.assert_close(position.embed(x, pos, layer), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(position.embed(x, pos[0], layer)[0], expected[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("split", [[8], [3, 1, 4]], ids=["whole", "chunks"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("pattern", "sees"), PATTERNS)
+SETTINGS: list[tuple[Pattern | None, Sees | None, str, list[int]]] = [
+    (None, None, "padded-packed", [3, 1, 4]),
+    (PATTERN, near_or_first, "plain", [3, 1, 4]),
+    (PATTERN, near_or_first, "padded-packed", [8]),
+]
+"""A pattern, a place, and the chunks of tokens: all pairs but the plainest ones."""
+
+
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_in_a_decoder_is_its_equation(
-    name: str, pattern: Pattern | None, sees: Sees | None, place: str, split: list[int]
-):
+def test_a_scheme_in_a_decoder_is_its_equation(name: str):
     """Outputs and every gradient; two query heads share a key head."""
-    position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=2)
-    parameters = [*tensors, *position.parameters()]
-    actual = run(position, tensors, pattern, split, True, **PLACES[place])
-    context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES[place]).context(LENGTH, causal=True)
-    context = labelled(position, context)
-    expected = attention(equation(position, SCHEMES[name]), *tensors, context, sees)
-    same(actual, expected, parameters, PLACES[place]["mask"])
+    for pattern, sees, place, split in SETTINGS:
+        position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=2)
+        parameters = [*tensors, *position.parameters()]
+        actual = run(position, tensors, pattern, split, True, **PLACES[place])
+        context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES[place]).context(LENGTH, causal=True)
+        context = labelled(position, context)
+        expected = attention(equation(position, SCHEMES[name]), *tensors, context, sees)
+        same(actual, expected, parameters, PLACES[place]["mask"])
 
 
-@pytest.mark.parametrize(("pattern", "sees"), PATTERNS)
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_in_an_encoder_is_its_equation(name: str, pattern: Pattern | None, sees: Sees | None):
+def test_a_scheme_in_an_encoder_is_its_equation(name: str):
     """Keys after the query: negative distances, with padding and documents."""
-    position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=HEADS)
-    actual = run(position, tensors, pattern, [LENGTH], False, **PLACES["padded-packed"])
     context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES["padded-packed"]).context(LENGTH, causal=False)
-    context = labelled(position, context)
-    expected = attention(equation(position, SCHEMES[name]), *tensors, context, sees)
-    same(actual, expected, [*tensors, *position.parameters()], LEFT)
+    for pattern, sees in ((None, None), (PATTERN, near_or_first)):
+        position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=HEADS)
+        actual = run(position, tensors, pattern, [LENGTH], False, **PLACES["padded-packed"])
+        expected = attention(equation(position, SCHEMES[name]), *tensors, labelled(position, context), sees)
+        same(actual, expected, [*tensors, *position.parameters()], LEFT)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 12])

@@ -94,9 +94,7 @@ def test_scores_are_those_of_the_equation(backend: str):
 def tiny() -> Transformer:
     attention = AttentionConfig(num_attention_heads=2, mechanism=SoftmaxConfig(pattern=ETC(3, 2, True, True)))
     stack = StackConfig(
-        num_hidden_layers=2,
-        attention=attention,
-        position=EtcLabelsConfig(global_tokens=3, max_distance=4),
+        num_hidden_layers=2, attention=attention, position=EtcLabelsConfig(global_tokens=3, max_distance=4)
     )
     torch.manual_seed(0)
     model = Transformer(ModelConfig(vocab_size=19, hidden_size=12, encoder=stack)).double().eval()

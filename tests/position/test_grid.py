@@ -5,6 +5,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.position import GridConfig, Shape
+from polyformer.sequence.image import Image
 
 
 def test_a_place_gets_its_row_its_column_and_its_colour():
@@ -33,3 +34,19 @@ def test_more_tokens_than_places_and_bad_shapes_are_refused():
         grid.embed(torch.zeros(1, 8, 4), torch.arange(8), 0)
     with pytest.raises(InputError, match="grid: shape: expected 2 or 3 numbers of 1 or more, got \\[2\\]"):
         GridConfig(shape=(2,))
+
+
+def test_tokens_before_the_patches_have_no_place():
+    torch.manual_seed(0)
+    grid = GridConfig(shape=(2, 3)).build(Shape(hidden_size=4, image=Image(2, 2, 3)))
+    x = torch.randn(1, 8, 4)
+    embedded = grid.embed(x, torch.arange(8), 0)
+    rows, columns = (table.weight for table in grid.tables)
+    assert torch.equal(embedded[:, :2], x[:, :2])
+    for place in range(6):
+        expected = x[0, 2 + place] + rows[place // 3] + columns[place % 3]
+        torch.testing.assert_close(embedded[0, 2 + place], expected)
+    with pytest.raises(
+        InputError, match=r"position.shape: expected \[2, 3\], the rows and columns of patches"
+    ):
+        GridConfig(shape=(3, 2)).build(Shape(hidden_size=4, image=Image(2, 2, 3)))

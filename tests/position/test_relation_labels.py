@@ -9,12 +9,7 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig, SpecialTokens
 from polyformer.core.errors import InputError
 from polyformer.model import Transformer
-from polyformer.position import (
-    LearnedConfig,
-    PositionConfig,
-    RelationBiasConfig,
-    RelationLabelsConfig,
-)
+from polyformer.position import LearnedConfig, PositionConfig, RelationBiasConfig, RelationLabelsConfig
 from polyformer.stack import AttentionConfig, StackConfig
 
 LABELS, HEADS, WIDTH, VOCAB = 5, 2, 8, 11

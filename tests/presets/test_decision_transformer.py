@@ -20,11 +20,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "heads", "activation"),
-    [
-        ("dt-gym", 3, 1, "relu"),
-        ("dt-atari", 6, 8, "gelu"),
-    ],
+    ("name", "layers", "heads", "activation"), [("dt-gym", 3, 1, "relu"), ("dt-atari", 6, 8, "gelu")]
 )
 def test_sizes_are_the_papers_and_parameters_as_many_as_theirs(
     name: str, layers: int, heads: int, activation: str

@@ -1,4 +1,4 @@
-"""The numbers of Longformer's paper; test_longformer_family compares models with transformers'."""
+"""The numbers of Longformer's paper; test_families compares models with transformers'."""
 
 import torch
 

@@ -19,12 +19,15 @@ def test_they_are_listed_with_wildcards():
     assert list_models("nothing*") == []
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-def test_every_preset_can_be_made_and_cites_its_source(name: str):
-    with torch.device("meta"):
-        model = create_model(name)
-    assert model.config == MODELS[name]()
-    assert (MODELS[name].__doc__ or "").strip().endswith(".")
+def test_every_preset_can_be_made_and_cites_its_source():
+    wrong = []
+    for name in MODELS:
+        with torch.device("meta"):
+            model = create_model(name)
+        cites = (MODELS[name].__doc__ or "").strip().endswith(".")
+        if model.config != MODELS[name]() or not cites:
+            wrong.append(name)
+    assert not wrong
 
 
 def test_a_bare_name_is_set_on_both_sides_a_path_on_one():

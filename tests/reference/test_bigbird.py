@@ -8,13 +8,16 @@ all texts that follow.
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from families import compare_gradients, same
 from torch import Tensor
 
+from polyformer.checkpoints import from_transformers
 from polyformer.model import Transformer
 from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
-from polyformer.presets import create_model, model_config
+from polyformer.presets import create_model
 
 transformers = pytest.importorskip("transformers")
 modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
@@ -28,21 +31,6 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 BLOCK, RANDOM, LENGTH = 2, 2, 40
-LAYER = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.output",
-    "attention.output.LayerNorm": "block.norms.0",
-    "intermediate.dense": "feedforward.up",
-    "output.dense": "feedforward.down",
-    "output.LayerNorm": "block.norms.1",
-}
-HEAD = {
-    "cls.predictions.transform.dense": "head.dense",
-    "cls.predictions.transform.LayerNorm": "head.norm",
-    "cls.predictions": "head",
-}
 FIXED = BlockWindow(BLOCK) | Global(BLOCK) | GlobalEnd(BLOCK)
 
 
@@ -64,30 +52,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 @pytest.fixture(autouse=True)
 def numpy_state() -> Any:
     """Theirs seeds numpy's global generator in every layer."""
-    import numpy as np
-
     state = np.random.get_state()
     yield
     np.random.set_state(state)
-
-
-def ours_from_theirs(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, or their gradients, under our names."""
-    names = {
-        "bert.embeddings.word_embeddings": "tokens",
-        "bert.embeddings.LayerNorm": "encoder_embedding.norm",
-        "bert.embeddings.position_embeddings": "encoder.position.tables.0",
-        "bert.embeddings.token_type_embeddings": "encoder_embedding.types",
-        **HEAD,
-    }
-    for i in range(SIZES["num_hidden_layers"]):
-        names |= {f"bert.encoder.layer.{i}.{old}": f"encoder.layers.{i}.{new}" for old, new in LAYER.items()}
-    actual = {}
-    for old, new in names.items():
-        for kind in ("weight", "bias"):
-            if f"{old}.{kind}" in theirs:
-                actual[f"{new}.{kind}"] = theirs[f"{old}.{kind}"]
-    return actual
 
 
 def theirs() -> Any:
@@ -110,9 +77,9 @@ def theirs() -> Any:
 
 
 def ours(other: Any, pattern: Pattern) -> Transformer:
-    options: dict[str, Any] = {**SIZES, "attention": pattern, "dropout": 0.0}
-    model = Transformer(model_config("bert-base", options)).double().train()
-    model.load_state_dict(ours_from_theirs(dict(other.state_dict())))
+    read = from_transformers(other)
+    model = Transformer(read.config.override("encoder.attention.mechanism.pattern", pattern)).double().train()
+    model.load_state_dict(read.state_dict())
     return model
 
 
@@ -123,10 +90,6 @@ def linked(tables: list[Tensor]) -> Pattern:
         rows = [((), *map(tuple, head.tolist()), ()) for head in table]
         layers.append(PerHead(tuple(FIXED | Links(BLOCK, tuple(item)) for item in rows)))
     return PerLayer(tuple(layers))
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def ids(length: int) -> Tensor:
@@ -145,13 +108,7 @@ def test_outputs_and_gradients(length: int, drawn: list[Tensor]):
     actual = mine(ids(length)).logits
     same(actual, expected)
     weight = torch.randn_like(expected)
-    (actual * weight).sum().backward()
-    (expected * weight).sum().backward()
-    slopes = {name: item.grad for name, item in other.named_parameters() if item.grad is not None}
-    wanted = ours_from_theirs(slopes)
-    for name, parameter in mine.named_parameters():
-        assert parameter.grad is not None, name
-        same(parameter.grad, wanted[name])
+    compare_gradients(mine, (actual * weight).sum(), other, (expected * weight).sum())
 
 
 def test_theirs_counts_the_first_block_again_in_evaluation(drawn: list[Tensor]):

@@ -1,6 +1,6 @@
 """Disentangled positions: buckets are transformers', and the tables are the paper's equation.
 
-Whole encoders of all versions are compared in test_deberta_family.
+Whole encoders of all versions are compared in test_families.
 """
 
 import dataclasses
@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from families import same
 
 from polyformer.position import DebertaConfig, Shape
 from polyformer.position.deberta import log_buckets
 from polyformer.sequence.context import Context
 
 v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("buckets", "reach"), [(256, 512), (4, 19), (4, 9), (6, 100), (32, 128), (8, 64)])

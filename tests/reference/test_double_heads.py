@@ -1,34 +1,23 @@
 """GPT's and GPT-2's class with two heads in transformers and ours: next tokens, and one of several texts."""
 
 import copy
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from families import back, compare_gradients, counted, loaded, same, shaken, texts
+from family_table import their_model
 
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-transformers = pytest.importorskip("transformers")
-
-from families import back, compare_gradients, counted, same, shaken, texts  # noqa: E402
-from tiny import TINY  # noqa: E402
-
-import polyformer  # noqa: E402
-from polyformer import hub  # noqa: E402
-from polyformer.checkpoints import FAMILIES, from_transformers  # noqa: E402
-from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.core.labels import IGNORED  # noqa: E402
+import polyformer
+from pairwise import pairwise
+from polyformer import hub
+from polyformer.checkpoints import from_transformers
+from polyformer.core.errors import InputError
+from polyformer.core.labels import IGNORED
 
 NAMES = ["gpt2", "openai-gpt"]
 TASK = "DoubleHeadsModel"
 ANSWERS = torch.tensor([2, 0])
-
-
-def model_of(name: str, task: str = TASK, **options: Any) -> Any:
-    kind = getattr(transformers, FAMILIES[name].class_prefix + task)
-    torch.manual_seed(7)
-    return kind(kind.config_class(**{**TINY[name], **options}))
 
 
 def questions(side: str = "right") -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -40,13 +29,10 @@ def questions(side: str = "right") -> tuple[dict[str, torch.Tensor], torch.Tenso
     return {name: x.unflatten(0, (2, 3)) for name, x in inputs.items()}, labels, places.view(2, 3)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "tied", "side"), pairwise(NAMES, [True, False], ["left", "right"]))
 def test_double_heads(name: str, tied: bool, side: str, tmp_path: Path):
-    theirs = shaken(model_of(name, tie_word_embeddings=tied))
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = polyformer.from_pretrained(tmp_path / "theirs")
+    theirs = shaken(their_model(name, TASK, tie_word_embeddings=tied))
+    ours = loaded(theirs, tmp_path / "theirs")
     inputs, labels, places = questions(side)
     mask = inputs["attention_mask"].flatten(0, 1)
     mine = ours(
@@ -70,14 +56,14 @@ def test_double_heads(name: str, tied: bool, side: str, tmp_path: Path):
     same(mine.loss, other.loss + other.mc_loss)
     for actual, expected in zip(mine.hidden_states, other.hidden_states, strict=True):
         same(actual[mask.bool()], expected.reshape(actual.shape)[mask.bool()])
-    compare_gradients(ours, mine.loss, theirs, other.loss + other.mc_loss, ())
+    compare_gradients(ours, mine.loss, theirs, other.loss + other.mc_loss)
     back(ours, theirs, tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_places_the_last_token_is_read(name: str):
     """Theirs reads the last slot: the last token where nothing is padding, or padding is on the left."""
-    theirs = shaken(model_of(name))
+    theirs = shaken(their_model(name, TASK))
     ours = from_transformers(theirs)
     inputs, _, _ = questions("left")
     mask = inputs["attention_mask"].flatten(0, 1)
@@ -93,7 +79,7 @@ def test_without_places_the_last_token_is_read(name: str):
 
 
 def test_it_writes_what_the_language_model_writes(tmp_path: Path):
-    shaken(model_of("gpt2")).save_pretrained(tmp_path)
+    shaken(their_model("gpt2", TASK)).save_pretrained(tmp_path)
     ours, language_model = (
         polyformer.from_pretrained(tmp_path, head=head) for head in (None, "language_model")
     )
@@ -105,7 +91,7 @@ def test_it_writes_what_the_language_model_writes(tmp_path: Path):
 
 
 def test_wrapped_it_returns_two_losses(tmp_path: Path):
-    theirs = shaken(model_of("openai-gpt"))
+    theirs = shaken(their_model("openai-gpt", TASK))
     wrapped = hub.wrap(from_transformers(copy.deepcopy(theirs)))
     wrapped.save_pretrained(tmp_path)
     again = type(wrapped).from_pretrained(tmp_path, dtype=torch.float64)
@@ -118,25 +104,8 @@ def test_wrapped_it_returns_two_losses(tmp_path: Path):
     assert actual.logits.shape == expected.logits.shape
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"summary_type": "mean"}, "config.json: summary_type is 'mean', and only 'cls_index' is supported"),
-        ({"summary_use_proj": False}, "config.json: summary_use_proj is False"),
-        ({"summary_activation": "tanh"}, "config.json: summary_activation is 'tanh'"),
-        ({"summary_proj_to_labels": False}, "config.json: summary_proj_to_labels is False"),
-    ],
-)
-def test_what_is_not_computed_is_refused_by_name(options: dict[str, Any], message: str):
-    for name in NAMES:
-        with pytest.raises(InputError) as caught:
-            FAMILIES[name].config({**TINY[name], **options}, TASK)
-        assert str(caught.value).startswith(message)
-        FAMILIES[name].config({**TINY[name], **options}, "LMHeadModel")
-
-
 def test_places_that_are_none_are_refused():
-    ours = from_transformers(model_of("gpt2").eval())
+    ours = from_transformers(their_model("gpt2", TASK).eval())
     inputs, _, places = questions("right")
     for wrong, message in (
         (places[:, :2], r"score_positions: expected the shape \(2, 3\), got \(2, 2\)"),
@@ -147,6 +116,6 @@ def test_places_that_are_none_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             ours(**inputs, score_positions=wrong)
-    other = from_transformers(model_of("gpt2", "LMHeadModel").eval())
+    other = from_transformers(their_model("gpt2", "LMHeadModel").eval())
     with pytest.raises(InputError, match="score_positions: this model's head chooses among no texts"):
         other(inputs["input_ids"][0], score_positions=places[:1])

@@ -1,19 +1,21 @@
-"""T5, ALiBi, Transformer-XL and Shaw against transformers: T5, Bloom, XLNet, Wav2Vec2-BERT, same weights."""
+"""T5's buckets, ALiBi, Transformer-XL and Shaw against transformers: T5, Bloom, XLNet, Wav2Vec2-BERT.
+
+With the same weights; whole models of T5 are compared in test_families.
+"""
 
 import math
 
 import pytest
 import torch
+from families import same
 from torch import Tensor, nn
 
-from polyformer.attention import SoftmaxConfig
 from polyformer.dot_product.attend import attend
 from polyformer.position import (
     AlibiConfig,
     Shape,
     ShawConfig,
     Site,
-    T5BiasConfig,
     TransformerXLConfig,
     sinusoids,
 )
@@ -23,18 +25,17 @@ from polyformer.sequence.context import Context
 from polyformer.stack import AttentionConfig
 
 transformers = pytest.importorskip("transformers")
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: E402 - after the check
+from transformers.models.bloom import modeling_bloom  # noqa: E402 - after the check
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: E402
 from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
 from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as wav2vec2  # noqa: E402
 from transformers.models.xlnet import modeling_xlnet as xlnet  # noqa: E402
 
+from tolerances import Double  # noqa: E402
+
 WIDTH, HEADS, HEAD = 12, 4, 3
 SHAPE = Shape(hidden_size=WIDTH, num_heads=HEADS, head_size=HEAD)
 SITE = Site(0, lambda x: x, lambda x: x)
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def copied(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
@@ -59,49 +60,12 @@ def test_t5_buckets(count: int, furthest: int, both: bool):
     assert torch.equal(buckets(distance, count, furthest, both), expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_t5_attention(causal: bool):
-    """T5 has no 1 / sqrt(D): `scale` is 1. Heads wider than E / H, and distances in far buckets."""
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        d_model=WIDTH,
-        d_kv=5,
-        num_heads=HEADS,
-        dropout_rate=0.0,
-        is_decoder=causal,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=16,
-        attn_implementation="eager",
-    )
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
-    mechanism = SoftmaxConfig(scale=1.0)
-    ours = (
-        AttentionConfig(num_attention_heads=HEADS, head_size=5, bias=False, mechanism=mechanism)
-        .build(WIDTH)
-        .double()
-    )
-    position = T5BiasConfig(num_buckets=8, max_distance=16).build(SHAPE).double()
-    pairs = [
-        (ours.query, theirs.q),
-        (ours.key, theirs.k),
-        (ours.value, theirs.v),
-        (ours.output, theirs.o),
-        (position.table, theirs.relative_attention_bias),
-    ]
-    copied(pairs)
-    x = torch.randn(2, 21, WIDTH, dtype=torch.float64)
-    mask = torch.full((21, 21), -torch.inf, dtype=torch.float64).triu(1).expand(2, 1, 21, 21)
-    actual, _ = ours(x, Context(21, 21, causal=causal), position)
-    expected = theirs(x, mask=mask if causal else None)[0]
-    same(actual, expected)
-    same_gradients(actual, expected, pairs)
-
-
 @pytest.mark.parametrize("heads", [1, 8, 12, 20])
-def test_alibi_slopes(heads: int):
+def test_alibi_slopes(heads: int, monkeypatch: pytest.MonkeyPatch):
     """The table of biases that Bloom adds, [H, 1, T]: position times slope."""
-    table = build_alibi_tensor(torch.ones(1, 3, dtype=torch.long), heads, torch.float32)
-    torch.testing.assert_close(torch.tensor(slopes(heads)), table[:, 0, 1], rtol=1e-6, atol=0)
+    monkeypatch.setattr(modeling_bloom, "torch", Double())
+    table = build_alibi_tensor(torch.ones(1, 3, dtype=torch.long), heads, torch.float64)
+    same(torch.tensor(slopes(heads), dtype=torch.float64), table[:, 0, 1])
 
 
 def test_alibi_slopes_of_the_paper():
@@ -112,8 +76,9 @@ def test_alibi_slopes_of_the_paper():
 
 
 @pytest.mark.parametrize("heads", [8, 12])
-def test_alibi_in_a_softmax_is_blooms(heads: int):
+def test_alibi_in_a_softmax_is_blooms(heads: int, monkeypatch: pytest.MonkeyPatch):
     """Theirs adds slope * j, ours slope * (j - i): one softmax, left padding included."""
+    monkeypatch.setattr(modeling_bloom, "torch", Double())
     q, k, v = torch.randn(3, 2, heads, 7, HEAD, dtype=torch.float64)
     valid = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]]).bool()
     table = build_alibi_tensor(valid.long(), heads, torch.float64).view(2, heads, 1, 7)
@@ -126,7 +91,7 @@ def test_alibi_in_a_softmax_is_blooms(heads: int):
     )
     actual = attend(q, k, v, context=context, relative=position.relative(q, k, context, SITE))
     rows = valid[:, None, :, None].expand_as(actual)
-    torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-6, atol=1e-6)  # their slopes are float32
+    same(actual[rows], expected[rows])
 
 
 @pytest.mark.parametrize("memory", [0, 5])

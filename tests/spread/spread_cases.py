@@ -73,11 +73,7 @@ def assert_spread_equals_whole(
 
 
 def check_pattern(
-    pattern: Pattern | None,
-    share: Share,
-    whole: Context,
-    parameters: tuple[Tensor, ...] = (),
-    **options: Any,
+    pattern: Pattern | None, share: Share, whole: Context, parameters: tuple[Tensor, ...] = (), **options: Any
 ) -> None:
     """`attend`, its log-sum-exp too."""
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention import SoftmaxConfig
 from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
 from polyformer.core.errors import InputError
 from polyformer.feedforward import DenseConfig
 from polyformer.ops.norms import LayerNormConfig
+from polyformer.patterns import PerLayer, Window
 from polyformer.position import (
     LearnedConfig,
     LearnedPerLayerConfig,
@@ -136,8 +138,7 @@ def test_the_embedding_sum():
 
 
 @pytest.mark.parametrize(
-    ("kind", "added"),
-    [("sinusoidal", True), ("step_sinusoid", True), ("learned", False), ("rope", False)],
+    ("kind", "added"), [("sinusoidal", True), ("step_sinusoid", True), ("learned", False), ("rope", False)]
 )
 def test_token_vectors_are_scaled_by_default_where_sinusoids_are_added(kind: str, added: bool):
     """So that both are of one size: unscaled, vectors of length 1 stand beside sinusoids of sqrt(E / 2)."""
@@ -222,3 +223,15 @@ def test_dropout_of_the_output_comes_after_the_final_norm():
 def test_layers_that_cannot_be_left_out_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=re.escape(message)):
         StackConfig(**options)
+
+
+def test_a_group_has_the_attention_of_its_own_layers():
+    near, far = Window(1), Window(2)
+    config = StackConfig(
+        num_hidden_layers=4,
+        num_hidden_groups=2,
+        attention=AttentionConfig(mechanism=SoftmaxConfig(pattern=PerLayer((near, near, far, far)))),
+    )
+    layers = Stack(config, 64, 16, cross=False).layers
+    patterns = [layer.get_submodule("attention.mechanism").config.pattern for layer in layers]  # type: ignore[union-attr]
+    assert patterns == [near, far]

@@ -72,11 +72,7 @@ def test_a_model_learns_and_is_measured_beside_the_majority(tokenizer: Tokenizer
     assert after["accuracy"] == 1
     held = task.held_out(ROWS[:4])  # the places 0, 2, 1, 0
     assert held.counts == {"majority": 0.5}
-    assert task.metrics([3.0, 1.0, 2.0], held.counts) == {
-        "loss": 1.5,
-        "accuracy": 0.5,
-        "majority": 0.5,
-    }
+    assert task.metrics([3.0, 1.0, 2.0], held.counts) == {"loss": 1.5, "accuracy": 0.5, "majority": 0.5}
 
 
 def test_batches_have_room_for_all_choices(tokenizer: Tokenizer):

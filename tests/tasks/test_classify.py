@@ -129,10 +129,7 @@ def test_two_texts_stand_in_one_row_with_types(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize(
     ("template", "between", "typed"),
-    [
-        ("[CLS] $A [SEP] $B:1 [SEP]:1", 1, True),
-        ("[CLS] $A [SEP] [SEP] $B [SEP]", 2, False),
-    ],
+    [("[CLS] $A [SEP] $B:1 [SEP]:1", 1, True), ("[CLS] $A [SEP] [SEP] $B [SEP]", 2, False)],
 )
 def test_a_checkpoints_tokenizer_says_how_two_are_joined(
     tokenizer: Tokenizer, template: str, between: int, typed: bool

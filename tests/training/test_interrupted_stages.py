@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from forking import processes
 
+from forking import processes
 from polyformer.cli import main
 
 METRICS, RECIPE, WEIGHTS = "metrics.jsonl", "recipe.yaml", "model.safetensors"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from forking import processes
 from tiny_task import TinyTask, run
 from torch import nn
 
+from forking import processes
 from polyformer.training.task import Batch
 
 STEPS = 24

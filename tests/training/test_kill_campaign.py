@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 from fault_points import FaultPoints
-from forking import processes
 
+from forking import processes
 from polyformer.core.files import read_json, read_tensors
 from polyformer.recipes import Recipe, Run, fit
 from polyformer.training.checkpoint import Checkpoints, is_whole

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from forking import processes
 from tiny_task import TinyTask, run
 from torch import nn
 
+from forking import processes
 from polyformer.core.errors import InputError
 from polyformer.training.lock import LOCK, MARKER, sole_writer
 from polyformer.training.metrics import read_metrics
@@ -98,6 +98,25 @@ def test_a_body_that_is_refused_leaves_the_file_as_it_was(tmp_path: Path) -> Non
             raise InputError("refused")
     assert (tmp_path / LOCK).read_bytes() == before
     assert os.listdir(tmp_path) == [LOCK]
+
+
+@pytest.mark.parametrize("name", [LOCK, MARKER])
+@pytest.mark.parametrize("kind", ["a FIFO", "a link", "a folder"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / "target").write_bytes(b"kept")
+    file = tmp_path / "run" / name
+    file.parent.mkdir()
+    makers = {
+        "a FIFO": os.mkfifo,
+        "a link": lambda path: path.symlink_to("../target"),
+        "a folder": Path.mkdir,
+    }
+    makers[kind](file)
+    message = rf"{name}: expected a file, which is locked, got {kind}; remove it"
+    with pytest.raises(InputError, match=message), sole_writer(file.parent):
+        pytest.fail("the body runs")
+    assert os.listdir(file.parent) == [name]
+    assert (tmp_path / "target").read_bytes() == b"kept"
 
 
 def test_other_errors_and_interruptions_release_it(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from forking import processes
 
 import polyformer
+from forking import processes
 from polyformer.attention import SoftmaxConfig
 from polyformer.cli import main
 from polyformer.model import Transformer

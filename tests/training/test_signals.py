@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from forking import processes
 from tiny_task import TinyTask, run
 from torch import nn
 
+from forking import processes
 from polyformer.cli import main
 from polyformer.training.signals import Asked, Interrupted, Signals, surviving_warnings
 from polyformer.training.task import Batch

@@ -50,6 +50,7 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(
 def test_another_machine_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     run(tmp_path, steps=2)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OLDER")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")

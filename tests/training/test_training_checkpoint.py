@@ -156,8 +156,9 @@ def edited(folder: Path, sign: bool, **changes: object) -> None:
     (folder / "state.json").write_text(json.dumps(state))
 
 
-@pytest.mark.parametrize("step", [11, 9, -5, 0, 10**9, 10.0, "10", None])
-@pytest.mark.parametrize("sign", [False, True])
+@pytest.mark.parametrize(
+    ("step", "sign"), [(9, False), *((step, True) for step in (11, 9, -5, 0, 10**9, 10.0, "10", None))]
+)
 def test_an_edited_state_is_refused(half: Path, step: object, sign: bool) -> None:
     edited(half / "checkpoints/step-00000010", sign, step=step)
     message = "its step is" if sign else "damaged or was edited: its content does not match its checksum"

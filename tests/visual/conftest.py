@@ -1,6 +1,5 @@
 """The explorer's pages in a real browser, without a network."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from browsers import find_browser
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium")  # None: the browser that 'playwright install chromium' fetched
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         yield chromium
         chromium.close()
 

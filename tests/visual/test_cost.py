@@ -1,12 +1,16 @@
 """Costs against counts by hand, and the tree of parts."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from polyformer.architecture import ModelConfig
+from polyformer.cli import main
 from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.visual.cost import cost
+from polyformer.presets import create_model, model_config
+from polyformer.visual.cost import cost, image_cost
 from polyformer.visual.tree import parameters, tree
 
 
@@ -20,6 +24,15 @@ def test_flops_of_a_decoder_by_hand():
     n, width, inner, vocab = 96, 128, 512, 512
     layer = 2 * n * (4 * width * width + 2 * width * inner) + 4 * n * n * width
     assert cost(model, n).flops == 2 * layer + 2 * n * width * vocab
+
+
+def test_flops_of_an_image_by_hand():
+    with torch.device("meta"):
+        model: Any = create_model("vit-mini")
+    n, width, inner = 65, 96, 192
+    layer = 2 * n * (4 * width * width + 2 * width * inner) + 4 * n * n * width
+    assert image_cost(model).flops == 2 * 64 * 48 * width + 6 * layer + 2 * width * 10
+    assert (image_cost(model).length, image_cost(model).cache) == (n, None)
 
 
 @pytest.mark.parametrize("length", [64, 200])
@@ -45,6 +58,32 @@ def test_windows_over_long_texts_are_counted_without_numbers_to_look_at():
     model = on_meta(model_config("decoder-tiny").override("attention", "Window(256)"))
     dense = on_meta(model_config("decoder-tiny"))
     assert cost(model, 8192).flops < cost(dense, 8192).flops / 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": {"kind": "lsh", "rounds": 2, "buckets": 8, "window": 16}},
+        {"attention": "performer"},
+        {"attention": "rfa"},
+        {"attention": {"kind": "routing", "local_heads": 0, "clusters": 4, "window": 200}},
+        {"feedforward": {"kind": "experts", "experts": 4, "top_k": 2}, "attention": "rfa"},
+    ],
+    ids=str,
+)
+def test_parts_that_read_numbers_count_as_they_compute(changes: dict[str, Any]):
+    """In float64, of which all products are torch's. Clusters of a routing layer have other sizes here."""
+    config = model_config("decoder-tiny", changes)
+    model, ids = Transformer(config).double().eval(), torch.zeros(1, 192, dtype=torch.long)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _ = model.forward(ids.random_(500)).logits
+    near = 0.1 if "routing" in str(changes) else 0
+    assert cost(on_meta(config), 192).flops == pytest.approx(counter.get_total_flops(), rel=near)
+
+
+def test_a_model_whose_parts_read_numbers_is_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["show", "decoder-tiny", "--model.attention", "lsh", "--model.feedforward", "experts"]) == 0
+    assert "mechanism LSHAttention" in capsys.readouterr().out
 
 
 def test_equal_layers_are_shown_once():

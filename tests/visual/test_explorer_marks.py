@@ -274,8 +274,7 @@ def test_the_neuron_view_of_global_tokens_adds_up(opened: Callable[..., Page], t
 
 
 @pytest.mark.parametrize(
-    ("position", "terms"),
-    [("shaw", 1), ("transformer_xl", 1), ("deberta", 2), ("t5", 1), ("alibi", 1)],
+    ("position", "terms"), [("shaw", 1), ("transformer_xl", 1), ("deberta", 2), ("t5", 1), ("alibi", 1)]
 )
 def test_terms_of_positions_are_rows_of_the_neuron_view(
     opened: Callable[..., Page], tmp_path: Path, position: str, terms: int

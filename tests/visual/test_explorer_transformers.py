@@ -11,6 +11,7 @@ import transformers
 from PIL import Image
 from playwright.sync_api import Page
 from torch import Tensor
+from transformers.models.swin import modeling_swin
 
 from polyformer import InputError
 from polyformer.cli import main
@@ -19,6 +20,7 @@ from polyformer.visual.explorer.calls import measured
 from polyformer.visual.explorer.notebook import reading
 from polyformer.visual.explorer.other_images import OtherImages
 from polyformer.visual.explorer.record import recorded_calls
+from tolerances import Double
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
@@ -54,6 +56,15 @@ def test_clip_reads_images_and_texts_by_its_parts():
         for call, weights in zip(recorded_calls(reads.model, reads.inputs), own, strict=True):
             torch.testing.assert_close(measured(call).weights(), weights[0], atol=1e-5, rtol=1e-4)
     assert {call.stack for call in recorded_calls(read.model, read.inputs)} == {"decoder"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_reads_images_in_its_own_precision(dtype: torch.dtype):
+    seen = reading(clip().to(dtype), pixels(40, 30), processor(24, 24), {})
+    assert seen.inputs["pixel_values"].dtype == dtype
+    for call in recorded_calls(seen.model, seen.inputs):
+        weights = measured(call).weights()
+        torch.testing.assert_close(weights.sum(2), torch.ones(weights.shape[:2]))
 
 
 VISION, DECODER = {"image_size": 24, "patch_size": 8, **SIZE}, {"vocab_size": 40, **SIZE}
@@ -161,8 +172,9 @@ def place_of(query: int, size: int, shift: int, grid: tuple[int, int]) -> tuple[
     return row // size * (columns // size) + column // size, row % size * size + column % size
 
 
-def test_windows_of_swin_are_those_of_the_paper():
-    model = swin()
+def test_windows_of_swin_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(modeling_swin, "torch", Double())
+    model = swin().double()
     read = OtherImages("swin", model, processor(HEIGHT, WIDTH)).of_pixels(pixels(50, 60))
     expected = of_windows(model, read.inputs["pixel_values"])
     assert {stage: len(names) for stage, names in read.tokens.items()} == {"stage 1": 96, "stage 2": 32}
@@ -186,7 +198,7 @@ def test_windows_of_swin_are_those_of_the_paper():
             for key in range(grid[0] * grid[1]):
                 other, key_place = place_of(key, 4, shift, grid)
                 same = own[window, :, place, key_place] if other == window else torch.zeros(own.shape[1])
-                torch.testing.assert_close(weights[:, query, key], same, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(weights[:, query, key], same.float(), rtol=0, atol=1e-7)
 
 
 def test_windows_are_shown_on_the_picture(opened: Callable[..., Page], tmp_path: Path):

@@ -130,7 +130,8 @@ def test_positions_need_matplotlib_and_say_so(monkeypatch: pytest.MonkeyPatch):
 def copy(tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a page of its own and the pages of pictures, none of them written yet."""
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("no tables\n")
+    for name in ("README.md", "SECURITY.md"):
+        (tmp_path / name).write_text("no tables\n")
     (tmp_path / "docs" / "design.md").write_text("by hand\n")
     shutil.copy(documentation.DOCS / "results.md", tmp_path / "docs")  # of which the page of claims is made
     monkeypatch.setattr(module, "pages", lambda: files)

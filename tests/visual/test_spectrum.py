@@ -11,6 +11,7 @@ from torch import Tensor
 from polyformer.attention import LinformerConfig, MemoryCompressedConfig
 from polyformer.attention.base import MechanismConfig
 from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
 from polyformer.model import Transformer
 from polyformer.presets import create_model
 from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
@@ -138,5 +139,5 @@ def test_table_csv_and_figure(tmp_path: Path):
     assert (len(rows), rows[:2]) == (1 + 2 * 2 * 8, ["stack,layer,head,index,share", "encoder,0,0,1,0.125"])
     assert rows[-1] == "encoder,1,1,8,1"
     pytest.importorskip("matplotlib")
-    draw_spectra({"encoder": result, "decoder": result}, "two stacks", tmp_path / "a.png")
+    draw_spectra({"encoder": result, "decoder": result}, "two stacks", tmp_path / "a.png", atomic_write)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Policies in environments, by TorchRL: our model as its modules, steps collected, updates by PPO.
+"""Policies in environments, by TorchRL: our models as its modules, collection of steps, and updates by PPO.
 
-The reinforcement learning is TorchRL's (collector, advantages, loss), the environments are gymnasium's.
+TorchRL provides the reinforcement learning (collector, advantages, loss), gymnasium the environments.
 """

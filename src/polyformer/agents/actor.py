@@ -1,10 +1,11 @@
-"""A policy as modules of tensordicts: its state travels with the observations, and ends with the episode.
+"""A policy as tensordict modules: its state is stored with the observations, and is reset with the episode.
 
     "observation", "is_init", ("memory", ...)  ->  trunk  ->  "hidden", ("next", "memory", ...)
     "hidden"  ->  "logits" or "loc", "scale"  ->  "action", "action_log_prob"     "hidden"  ->  "state_value"
 
-A collector asks step by step, [B, ...], with the state of each row; training asks for runs of steps,
-[B, T, ...], with the state before their first. `is_init` says in both where an episode begins.
+A collector calls the modules step by step, [B, ...], with the state of each row. Training calls them on runs
+of steps, [B, T, ...], with the state before the first step. In both, `is_init` marks the first step of an
+episode.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from polyformer.model.policy import Policy
 
 
 class Remembering(TensorDictModuleBase):
-    """What the heads read of each step, "hidden", and the state after it."""
+    """The trunk of a policy: computes the input of the heads for each step, "hidden", and the next state."""
 
     def __init__(self, policy: Policy):
         super().__init__()
@@ -36,7 +37,7 @@ class Remembering(TensorDictModuleBase):
         self.in_keys, self.out_keys = reads, writes
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """One step of each row [B], or runs of T steps [B, T] after the state of their first."""
+        """Compute a step of each row [B], or runs of T steps [B, T] from the state before the first."""
         observations, starts = tensordict["observation"], tensordict["is_init"].squeeze(-1)
         if tensordict.dim() == 2:
             hidden, _ = self.policy.hidden(observations, starts, self.state_of(tensordict[:, 0]))
@@ -47,17 +48,17 @@ class Remembering(TensorDictModuleBase):
         return tensordict.set("hidden", hidden[:, 0])
 
     def state_of(self, tensordict: TensorDictBase) -> State:
-        """The state that stands in `tensordict` [B]."""
+        """Return the policy's state that `tensordict` [B] contains."""
         return dataclasses.replace(self.blank, **{name: tensordict[MEMORY, name] for name in self.names})
 
 
 def tensors_of(state: State) -> dict[str, Tensor]:
-    """A policy's state by the names of its fields."""
+    """Return a policy's state as tensors by the names of its fields."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
 def modules_of(policy: Policy) -> tuple[Any, Any]:
-    """What chooses actions, and what values what it has read ("hidden"): the trunk runs once for both."""
+    """Return the actor and the value module; the trunk runs once, as the value module reads "hidden"."""
     keys: Any
     if policy.config.continuous:
         keys, kind, heads = ["loc", "scale"], IndependentNormal, _Normal(policy)
@@ -71,7 +72,7 @@ def modules_of(policy: Policy) -> tuple[Any, Any]:
 
 
 class _Normal(nn.Module):
-    """Means and deviations of vectors, [..., A] each."""
+    """Means and standard deviations of vectors of actions, [..., A] each."""
 
     def __init__(self, policy: Policy):
         super().__init__()
@@ -83,7 +84,7 @@ class _Normal(nn.Module):
 
 
 def remembering_environment(env: TransformedEnv, policy: Policy) -> TransformedEnv:
-    """`env` [B], whose resets also give the state before the first step."""
+    """Return `env` [B] with resets that also provide the initial state of the policy."""
     rows = env.batch_size
     specs = {
         name: Unbounded(torch.Size((*rows, *tensor.shape[1:])), dtype=tensor.dtype, device=env.device)

@@ -1,5 +1,4 @@
-"""An episode of a policy: what it saw, the weights by which each step attends to those before it, and these
-on a sheet, layer by layer."""
+"""An episode of a policy with the attention weights of each step to earlier steps, and their figure."""
 
 import dataclasses
 import warnings
@@ -13,16 +12,20 @@ from torch import Tensor
 from polyformer.agents.playing import Playing
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.model.policy import Policy
 
 COLUMNS = 4
-"""Layers side by side."""
+"""Layers per row of the figure."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """T steps. weights [L, H, T, 1 + M] of the steps 0 to M ago; rewards; observations [T, S]; pictures, what
-    the environment draws of each [height, width, 3] in bytes, none where it does not."""
+    """A played episode of T steps.
+
+    weights: [L, H, T, 1 + M], of the steps 0 to M ago. rewards: of each step. observations: [T, S]. pictures:
+    rendered frames [height, width, 3] in bytes; empty if the environment does not render.
+    """
 
     weights: Tensor
     rewards: list[float]
@@ -31,7 +34,7 @@ class Episode:
 
 
 def played_episode(policy: Policy, environment: Any, seed: int, most: int) -> Episode:
-    """An episode of the most probable actions, of at most `most` steps.
+    """Play an episode with the most probable actions, of at most `most` steps.
 
     Raises `InputError` for a policy without attention.
     """
@@ -57,21 +60,23 @@ def played_episode(policy: Policy, environment: Any, seed: int, most: int) -> Ep
 
 
 def _picture(environment: Any) -> np.ndarray | None:
-    """What the environment draws of its state, if it does."""
+    """Return the frame that the environment renders, or None if it does not."""
     if environment.render_mode != "rgb_array":
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             picture = environment.render()
-        except Exception:  # a library that draws is missing
+        except Exception:  # a library for rendering is missing
             return None
     return picture if isinstance(picture, np.ndarray) and picture.ndim == 3 else None
 
 
 def draw_sheet(path: str | Path, episode: Episode) -> None:
-    """Draw the weights of an episode into `path`, the mean over heads: a picture a layer, steps to the right,
-    the past upwards. Raises `InputError` where matplotlib is not installed."""
+    """Draw the mean weights over heads to `path`: an image per layer, steps to the right, the past upwards.
+
+    Raises `InputError` if matplotlib is not installed.
+    """
     weights = episode.weights.mean(1)
     layers = len(weights)
     columns = min(COLUMNS, layers)
@@ -92,4 +97,4 @@ def draw_sheet(path: str | Path, episode: Episode) -> None:
         axis.set_ylabel("steps ago")
     total = sum(episode.rewards)
     figure.suptitle(f"attention to the steps before, mean over heads; return {total:.2f}", fontsize=9)
-    save_figure(figure, Path(path))
+    save_figure(figure, Path(path), write_output)

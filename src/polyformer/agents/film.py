@@ -1,7 +1,7 @@
-"""An episode as a GIF: at every step what the environment shows, and beside it what each head attends to.
+"""An episode as a GIF: each frame shows the environment and, next to it, the attention of each head.
 
-The heads are rows, those of the first layer on top; the columns are the steps remembered, the oldest on the
-left and the present step on the right. Where the environment draws nothing its observation is shown, in bars.
+Heads are rows, with the first layer at the top. The columns are the remembered steps, with the oldest on the
+left and the current step on the right. If the environment does not render, its observation is shown as bars.
 """
 
 import io
@@ -12,17 +12,17 @@ import numpy as np
 
 from polyformer.agents.episode import Episode
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
+from polyformer.core.files import write_output
 
 SIDE, MARGIN, LINE = 240, 12, 14
-"""Pixels: the height of what is shown, the space around it, and a line of text."""
+"""Pixels: the height of the images, the space around them, and a line of text."""
 
 DARK, BRIGHT = np.array([24.0, 20.0, 60.0]), np.array([255.0, 232.0, 80.0])
 """The colours of the weights 0 and 1."""
 
 
 def draw_film(path: str | Path, episode: Episode, milliseconds: int = 200) -> None:
-    """Write a frame for each step into `path`. Raises `InputError` where Pillow is not installed."""
+    """Write a frame for each step to `path`. Raises `InputError` if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -30,11 +30,11 @@ def draw_film(path: str | Path, episode: Episode, milliseconds: int = 200) -> No
     frames = [_frame(Image, episode, step) for step in range(len(episode.rewards))]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
-    atomic_write(Path(path), file.getvalue())
+    write_output(path, file.getvalue())
 
 
 def _frame(image: Any, episode: Episode, step: int) -> Any:
-    """A picture of one step; its text tells it from the next, for equal frames would become one."""
+    """Return the frame of a step; the step number in its text keeps equal frames from being merged."""
     from PIL import ImageDraw
 
     weights = episode.weights[:, :, step].flatten(0, 1).flip(-1).cpu().double().numpy()  # [L H, M + 1]
@@ -57,12 +57,12 @@ def _frame(image: Any, episode: Episode, step: int) -> Any:
 
 
 def _coloured(weights: np.ndarray) -> np.ndarray:
-    """Weights from 0 to 1 as pixels."""
+    """Return weights from 0 to 1 as pixels."""
     return (DARK + weights[..., None].clip(0, 1) * (BRIGHT - DARK)).round().astype(np.uint8)
 
 
 def _bars(observations: np.ndarray, step: int) -> np.ndarray:
-    """The numbers of an observation as bars between the least and the largest of the episode."""
+    """Draw the numbers of an observation as bars, scaled to their range in the episode."""
     low, high = observations.min(0), observations.max(0)
     share = (observations[step] - low) / np.where(high > low, high - low, 1)
     heights = (share * SIDE).round().astype(int)

@@ -1,4 +1,4 @@
-"""A policy that plays an episode by itself, an observation at a time."""
+"""A policy that plays one episode, an observation per call."""
 
 from typing import Any
 
@@ -13,8 +13,11 @@ from polyformer.model.policy import Policy
 
 
 class Playing:
-    """Observations [S] of one episode, in order, to actions in `space`: drawn by `generator`, or the most
-    probable without one. attentions: of the last step, [H, M + 1] a layer, where `attends` asks for them."""
+    """A function from the observations [S] of one episode, in order, to actions in `space`.
+
+    Actions are sampled with `generator`, or the most probable without a generator. attentions: of the last
+    step, [H, M + 1] per layer, if `attends` is set.
+    """
 
     def __init__(
         self, policy: Policy, space: Any, generator: torch.Generator | None = None, attends: bool = False
@@ -25,7 +28,7 @@ class Playing:
 
     @torch.no_grad()
     def __call__(self, seen: np.ndarray) -> Any:
-        """A choice, or a vector inside its bounds."""
+        """Return a choice, or a vector within its bounds."""
         device = next(self.policy.parameters()).device
         observation = torch.as_tensor(seen, dtype=torch.float32, device=device)[None, None]
         output = self.policy(observation, state=self.state, output_attentions=self.attends)
@@ -46,7 +49,7 @@ class Playing:
 
 
 def source_of(policy: Policy, environment: Any) -> Source:
-    """`policy` as one to record episodes by, actions drawn; `InputError` for other sizes of actions."""
+    """Return `policy` as a source of episodes with sampled actions; raises `InputError` if sizes differ."""
     config, actions = policy.config, environment.action_space
     continuous = not hasattr(actions, "n")
     reads = config.observation_size, config.num_actions, config.continuous

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation: policies act in rows of environments, and training asks of their steps."""
+"""Proximal policy optimisation: policies act in batches of environments, and training uses their steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from polyformer.model.policy import Policy
 
 
 class Actors:
-    """`rows` environments in which `policy` acts, side by side in this process.
+    """`rows` environments in which `policy` acts, as a batch in this process.
 
-    Every call begins new episodes, those of its seed, so that what comes of it is a function of the seed, the
-    weights and torch's random state.
+    Every call starts new episodes from its seed, so that the result is a function of the seed, the weights
+    and torch's random state.
     """
 
     def __init__(
@@ -48,15 +48,17 @@ class Actors:
 
     @torch.no_grad()
     def act(self, seed: int) -> TensorDictBase:
-        """What every row [N] saw and did at all its steps [T], as a collector gives it."""
+        """Return observations and actions of all steps [T] of every row [N], in the collector's format."""
         self.collector.set_seed(seed, static_seed=True)
         return next(self.collector.iterator())
 
 
 @torch.no_grad()
 def episodes(actors: Actors, seed: int, most: int) -> tuple[Tensor, Tensor]:
-    """The sum of rewards and the length of an episode of each row [N], actions drawn; after `most` steps as
-    they stand."""
+    """Return the sum of rewards and the length of an episode per row [N], with sampled actions.
+
+    Episodes end after at most `most` steps.
+    """
     actors.env.set_seed(seed)
     now = actors.env.reset()
     going = torch.ones(now.shape, dtype=torch.bool, device=now["done"].device)
@@ -73,7 +75,7 @@ def episodes(actors: Actors, seed: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def objective(policy: Policy, clip: float, entropy: float, value: float) -> ClipPPOLoss:
-    """The clipped objective with its weights; the trunk runs once for actions and values."""
+    """Return the clipped PPO loss with its coefficients; actions and values share a pass of the trunk."""
     actor, critic = modules_of(policy)
     return ClipPPOLoss(
         actor,
@@ -89,13 +91,15 @@ def objective(policy: Policy, clip: float, entropy: float, value: float) -> Clip
 
 @torch.no_grad()
 def rollout(policy: Policy, steps: TensorDictBase, gamma: float, lambda_: float, segment: int) -> Rollout:
-    """What training learns from `steps` [N, T], cut into runs of `segment`: generalized advantages (Schulman
-    et al. 2016), by the policy's own values."""
+    """Return the training data of `steps` [N, T], cut into runs of `segment` steps.
+
+    The advantages are generalized advantage estimates (Schulman et al. 2016) with the policy's own values.
+    """
     remembering = Remembering(policy)
     values = steps["state_value"]
     following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     cut = steps["next", "truncated"].squeeze(-1).clone()
-    cut[:, -1] = True  # what follows a step is at hand but where an episode, or all, was cut there
+    cut[:, -1] = True  # the next value is missing where an episode was truncated and after the last step
     after: Any = steps["next"][cut]
     hidden, _ = policy.hidden(
         after["observation"][:, None],

@@ -1,4 +1,4 @@
-"""Steps that a policy took, as training learns from them and carries them from update to update."""
+"""The steps of a policy, in the form that training reads and carries from update to update."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 MEMORY = "memory"
-"""Where a policy's state stands in a tensordict."""
+"""The key of a policy's state in a tensordict."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout(State):
-    """N runs of T steps. observations [N, T, O]; starts, whether an episode begins; actions, and the
-    logarithms of their probabilities then; advantages and the targets of values: [N, T] each, actions that
-    are vectors [N, T, A]. memory: of each run before its first step."""
+    """N runs of T steps.
+
+    observations: [N, T, O]. starts: whether an episode begins. actions: [N, T], vectors [N, T, A].
+    log_probabilities: of the actions at the time of sampling. advantages, targets: [N, T], targets of the
+    values. memory: the state before the first step of each run.
+    """
 
     observations: Tensor
     starts: Tensor
@@ -29,7 +32,7 @@ class Rollout(State):
     memory: State
 
     def tensordict(self) -> "TensorDict":
-        """By the names that TorchRL's losses have for them, [N, T]."""
+        """Return the steps under the names that TorchRL's losses use, [N, T]."""
         from tensordict import TensorDict
 
         runs = self.starts.shape

@@ -1,4 +1,4 @@
-"""Rows of one environment as a batch of TorchRL's, whose vectors of actions have the bounds -1 and 1."""
+"""Batches of an environment for TorchRL, with vectors of actions scaled to the bounds -1 and 1."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def rows_of(
     name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
 ) -> "TransformedEnv":
-    """`rows` environments side by side in this process, each reset by itself when its episode ends."""
+    """Return `rows` environments as a batch in this process; each is reset when its episode ends."""
     check_installed("torchrl")
     from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
 

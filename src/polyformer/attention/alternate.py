@@ -1,7 +1,7 @@
 """Mechanisms that alternate over the layers: layer l has mechanism l, and the list repeats.
 
-Local and global layers in turn (GPT-3, GPT-Neo; the memory-compressed attention of Liu et al. 2018), or any
-two mechanisms side by side in one stack. What one of them cannot do, the stack cannot.
+Examples are alternating local and global layers (GPT-3, GPT-Neo; the memory-compressed attention of Liu et
+al. 2018), or any two mechanisms in one stack. The stack has only the abilities that all mechanisms have.
 """
 
 import dataclasses
@@ -13,7 +13,10 @@ from polyformer.core.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlternateConfig(MechanismConfig):
-    """`mechanisms`: one for each layer in turn."""
+    """Alternating attention: each layer takes the next mechanism of a list, which repeats.
+
+    `mechanisms`: the mechanism of each layer in turn.
+    """
 
     mechanisms: tuple[MechanismConfig, ...]
 
@@ -25,6 +28,7 @@ class AlternateConfig(MechanismConfig):
     def __post_init__(self) -> None:
         if not self.mechanisms:
             raise InputError("mechanisms: expected 1 mechanism or more, got none")
+        # Instance attributes override the class attributes of this frozen config.
         for ability in ABILITIES:
             unable = [mechanism for mechanism in self.mechanisms if not getattr(mechanism, ability)]
             if unable:
@@ -36,23 +40,23 @@ class AlternateConfig(MechanismConfig):
         )
 
     def at(self, layer: int) -> MechanismConfig:
-        """Mechanism `layer`, counted round."""
+        """Return the mechanism of layer `layer`, modulo the length of the list."""
         return self.mechanisms[layer % len(self.mechanisms)].at(layer)
 
     def build(self, num_heads: int, head_size: int) -> Mechanism:
-        """Outside a stack there is one layer, the first."""
+        """Return the module of the first layer: outside a stack there is only one layer."""
         return self.at(0).build(num_heads, head_size)
 
     def definition(self) -> MechanismConfig:
-        """Every mechanism's definition in turn."""
+        """Return the list of every mechanism's definition."""
         return AlternateConfig(mechanisms=tuple(mechanism.definition() for mechanism in self.mechanisms))
 
     def cross(self) -> MechanismConfig:
-        """Every mechanism's cross-attention in turn."""
+        """Return the list of every mechanism's cross-attention."""
         return AlternateConfig(mechanisms=tuple(mechanism.cross() for mechanism in self.mechanisms))
 
     @classmethod
     def examples(cls) -> tuple["AlternateConfig", ...]:
-        """A window and full attention in turn."""
+        """Return alternating window and full attention."""
         whole, near = ({"kind": "softmax", "pattern": pattern} for pattern in (None, "Window(3)"))
         return (cls(mechanisms=(MechanismConfig.from_dict(near), MechanismConfig.from_dict(whole))),)

@@ -6,9 +6,10 @@
 The layout of each run of queries is as wide as its widest span. Training adds the auxiliary loss penalty
 times the mean of z over heads and real tokens, for each layer. Sukhbaatar et al. 2019, section 2.2.
 
-Deviations: the paper reads the layer's input x_t; a mechanism sees its projection, the query q_t of the head
-(after any rotation by position), so v_h weighs D numbers of a head's own and not all E. An encoder, which the
-paper lacks, attends as far on both sides. Cost: as adaptive spans, and a lookup of z for each score.
+Deviations: the paper reads the layer's input x_t; a mechanism gets only its projection, the query q_t of the
+head (after any rotation by position), so v_h has D weights per head instead of E. An encoder, which the paper
+does not have, attends equally far on both sides. Cost: the same as adaptive spans, plus a lookup of z for
+each score.
 """
 
 import dataclasses
@@ -35,10 +36,13 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicSpanConfig(MechanismConfig):
-    """Spans in tokens: a span of 0 still has `ramp` - 1 keys beside the token, with falling weight."""
+    """Dynamic span attention: each token predicts how far back every head attends.
+
+    Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
+    """
 
     max_span: int = 1024  # the greatest distance that a head may attend to (S in the paper)
-    ramp: int = 32  # over so many tokens m falls from 1 to 0 (R in the paper)
+    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
     initial: float = -4.0  # the first b, which gives spans of 1.8 % of max_span
     penalty: float = 2e-6  # on the mean span of each layer (lambda in the paper)
     dropout: float = 0.0  # of attention weights
@@ -56,21 +60,21 @@ class DynamicSpanConfig(MechanismConfig):
             raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "DynamicSpan":
-        """With a vector v_h and a bias b_h for every head."""
+        """Return the module with a vector v_h and a bias b_h per head."""
         return DynamicSpan(self, num_heads, head_size)
 
     def definition(self) -> "DynamicSpanConfig":
-        """All pairs at once, without the layout of the spans."""
+        """Return the config that computes all pairs at once, without the layout of the spans."""
         return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["DynamicSpanConfig", ...]:
-        """Narrow spans, and spans wider than the text."""
+        """Return configs with narrow spans, and with spans wider than the text."""
         return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)
 
 
 class DynamicSpan(Mechanism):
-    """Softmax attention with spans [B, H, Tq] that the queries predict, and a key-value cache for state."""
+    """Softmax attention with spans [B, H, Tq] predicted by the queries, and a KV cache as state."""
 
     def __init__(self, config: DynamicSpanConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -79,14 +83,14 @@ class DynamicSpan(Mechanism):
         self.bias = nn.Parameter(torch.full((num_heads,), config.initial))
 
     def spans(self, q: Tensor) -> Tensor:
-        """The spans z [B, H, Tq] of queries [B, H, Tq, D], in tokens."""
-        exact = torch.promote_types(q.dtype, torch.float32)  # spans of thousands are too much for half
+        """Return the spans z [B, H, Tq] of queries [B, H, Tq, D], in tokens."""
+        exact = torch.promote_types(q.dtype, torch.float32)  # half precision cannot represent long spans
         q, vector, bias = (x.to(exact) for x in (q, self.vector, self.bias))
         logits = torch.einsum("bhtd,hd->bht", q, vector) + bias.unsqueeze(1)
         return self.config.max_span * torch.sigmoid(logits)
 
     def new_state(self, reserve: int) -> KeyValueCache:
-        """A key-value cache."""
+        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     @guarded
@@ -99,8 +103,7 @@ class DynamicSpan(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Softmax attention with log m(d) added to the scores, as wide as the spans; adds the auxiliary
-        loss."""
+        """Return softmax attention with log m(d) added to the scores; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
         mark("span (tokens)", lambda: spans, "queries")
@@ -120,7 +123,7 @@ class DynamicSpan(Mechanism):
         return y, state
 
     def _log_mask(self, spans: Tensor, context: Context) -> ScoreMod:
-        """A score function that adds log m(d)."""
+        """Return a score function that adds log m(d)."""
         ramp, most = self.config.ramp, self.config.max_span
 
         @step("span: log m(distance)")
@@ -133,11 +136,14 @@ class DynamicSpan(Mechanism):
         return add
 
     def _pattern(self, spans: Tensor) -> Pattern:
-        """As wide as the widest span in each run of queries, over the batch; one width for each head."""
+        """Return a pattern with the widest span over the batch in each run of queries, per head."""
         most = self.config.max_span
-        if torch.compiler.is_compiling():  # nothing can be read while a graph is traced
+        if torch.compiler.is_compiling():  # values cannot be read while tracing
             return Spans(((most,),))
         farthest = spans.detach().float().amax(0)  # [H, Tq]
+        if farthest.is_meta:  # no values on the meta device: use the spans of a new model
+            first = torch.tensor(self.config.initial, device="cpu").sigmoid()
+            farthest = (most * first).expand(farthest.shape)
         runs = F.pad(farthest, (0, -farthest.shape[1] % GRAIN)).unflatten(1, (-1, GRAIN)).amax(2)
         longest = (runs + self.config.ramp).ceil().clamp(max=most)
         steps = (longest / GRAIN).ceil().long() * GRAIN
@@ -145,7 +151,7 @@ class DynamicSpan(Mechanism):
 
 
 def _mean(spans: Tensor, context: Context) -> Tensor:
-    """The mean of spans [B, H, Tq] over heads and real tokens."""
+    """Return the mean of spans [B, H, Tq] over heads and real tokens."""
     if context.kv_valid is None:
         return spans.mean()
     real = context.kv_valid[:, context.offset : context.offset + context.q_len].unsqueeze(1)

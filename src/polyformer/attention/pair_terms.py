@@ -1,12 +1,13 @@
-"""What a position scheme does to the pairs of queries and keys that a mechanism chose, tile by tile.
+"""The terms of a position scheme for the pairs of queries and keys that a mechanism selects, tile by tile.
 
     score_ij = mod((q_i . k_j + content_i . position_keys[d] + position_queries[d] . k_j) * scale + bias[d])
     out_i    = sum_j p_ij (v_j + position_values[d])            with the distance d = slot(i) - slot(j)
 
-q_i and k_j are those of the mechanism's own equation, and `mod` the scheme's function of scores. In sorted or
-compressed keys no diagonal shares a distance (that is what `attend` makes use of), so entries are looked up
-pair by pair. Memory and time are of the order of the pairs: where a table has few entries beside the keys of
-a query, one product with all of them and a lookup of numbers; else a vector is read for each pair.
+q_i and k_j are the queries and keys of the mechanism's equation, and `mod` is the scheme's score function.
+`attend` relies on diagonals of equal distance; sorted or compressed keys have none, so entries are looked up
+pair by pair. Memory and time are proportional to the number of pairs: if a table has few entries compared
+with the keys of a query, one product with all entries and a lookup of scalars; otherwise a vector is read for
+each pair.
 """
 
 import dataclasses
@@ -20,13 +21,15 @@ from polyformer.patterns.base import ScoreMod
 from polyformer.sequence.context import Context
 
 FEW = 8
-"""A product with so many times more entries than are needed takes no longer than to read vectors pair by
-pair: measured, 46 nanoseconds a pair with 32 times as many of 64 numbers, 16 by reading them."""
+"""A product with all entries, up to this many times the needed ones, is as fast as reading vectors per pair.
+
+Measured: 46 nanoseconds per pair with 32 times more entries of 64 numbers, 16 nanoseconds by reading them.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
-    """Who meets whom in n tiles of Q queries and L keys.
+    """The queries and keys in n tiles of Q queries and L keys.
 
     Args:
         b, h: [n, 1, 1], the row and head of each tile.
@@ -42,7 +45,10 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairTerms:
-    """A scheme's terms for one call. relative: over distances beyond whose ends all are as at the ends."""
+    """A position scheme's terms for a call.
+
+    `relative`: tables by distance; distances beyond the ends of a table use its first or last entry.
+    """
 
     context: Context
     scale: float
@@ -53,7 +59,7 @@ class PairTerms:
     def of(
         cls, position: ScoreTerms | None, q: Tensor, k: Tensor, context: Context, scale: float
     ) -> "PairTerms | None":
-        """What the scheme says of queries q [B, H, Tq, D] and all keys k [B, H, Tk, D]; None for nothing."""
+        """Return the scheme's terms for q [B, H, Tq, D] and all keys k [B, H, Tk, D]; None without terms."""
         if position is None:
             return None
         far = position.farthest
@@ -63,23 +69,26 @@ class PairTerms:
             return None
         if relative is not None:
             relative = relative.to(torch.promote_types(q.dtype, torch.float32))
-            rows = {name: table.contiguous() for name, table in relative.tables.items()}  # read one by one
+            rows = {name: table.contiguous() for name, table in relative.tables.items()}  # for lookups
             relative = dataclasses.replace(relative, **rows)
         return cls(context, scale, relative, score_mod)
 
     @property
     def has_vectors(self) -> bool:
-        """Whether vectors meet queries, keys or outputs, and not numbers the scores alone."""
+        """True if vectors are combined with queries, keys or outputs, not only scalars with the scores."""
         return self.relative is not None and self.relative.tables.keys() != {"bias"}
 
     def content(self, q: Tensor) -> Tensor:
-        """What meets the position keys: [B, H, Tq, D] as q is, which it is by default."""
+        """Return the vectors [B, H, Tq, D] that are multiplied with the position keys, q by default."""
         if self.relative is None or self.relative.content is None:
             return q
         return self.relative.content
 
     def scores(self, scores: Tensor, pairs: Pairs, content: Tensor, keys: Tensor) -> Tensor:
-        """Scores [n, Q, L] with all terms, from scaled ones; content [n, Q, D], keys [n, L, D]."""
+        """Return scores [n, Q, L] with all terms added.
+
+        scores: already scaled. content: [n, Q, D], keys: [n, L, D].
+        """
         relative = self.relative
         if relative is not None:
             entry = self._entry(relative, pairs)
@@ -95,17 +104,18 @@ class PairTerms:
         return self.score_mod(scores, pairs.b, pairs.h, pairs.q_idx, pairs.kv_idx).expand_as(scores)
 
     def values(self, weights: Tensor, pairs: Pairs) -> Tensor | None:
-        """sum_j p_ij position_values[d] of weights [n, Q, L]: [n, Q, Dv]; None where there is none."""
+        """Return sum_j p_ij position_values[d] [n, Q, Dv] for weights [n, Q, L]; None without values."""
         if self.relative is None or self.relative.position_values is None:
             return None
         table, entry = self.relative.position_values, self._entry(self.relative, pairs)
         if table.shape[1] > FEW * weights.shape[2]:
             return (weights.unsqueeze(-1) * _rows(table, pairs.h, entry)).sum(-2)
+        # Sum the weights of each entry first: one product with the table instead of a vector per pair.
         mass = weights.new_zeros(*weights.shape[:2], table.shape[1])
         return mass.scatter_add(-1, entry.long(), weights) @ _own(table, pairs.h)
 
     def size(self, queries: int, keys: int) -> int:
-        """How many numbers are made at once for a tile of so many queries and keys."""
+        """Return the number of elements of the largest intermediate tensor for a tile of this size."""
         sizes = [queries * keys]
         tables = {} if self.relative is None else self.relative.tables
         for name, table in tables.items():
@@ -117,24 +127,25 @@ class PairTerms:
         return max(sizes)
 
     def _entry(self, relative: Relative, pairs: Pairs) -> Tensor:
-        """Where the tables hold the pairs' distances, [n, Q, L], in numbers half as long as usual indices."""
+        """Return the table index of each pair's distance, [n, Q, L], in 32-bit integers to save memory."""
         return relative.entry(self.context.distance(pairs.q_idx.int(), pairs.kv_idx.int()))
 
 
 def _met(vectors: Tensor, table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
-    """vectors [n, M, D] . table[h, entry]: [n, M, K] of entries [n, M, K] of a table [H or 1, R, D]."""
+    """Return vectors [n, M, D] . table[h, entry], [n, M, K], for entries of a table [H or 1, R, D]."""
     if table.shape[1] <= FEW * entry.shape[2]:
         return (vectors @ _own(table, h).mT).gather(-1, entry.long())
-    # Products of a matrix with one vector each are slower than multiplying and adding up.
+    # Batched matrix-vector products are slower than a product and a sum.
     return (_rows(table, h, entry) * vectors.unsqueeze(-2)).sum(-1)
 
 
 def _own(table: Tensor, h: Tensor) -> Tensor:
-    """Each tile's table, [n or 1, R, D]."""
+    """Return each tile's table, [n or 1, R, D]."""
     return table if len(table) == 1 else table.index_select(0, h.flatten())
 
 
 def _rows(table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
-    """table[h, entry] of a table [H or 1, R] or [H or 1, R, D]: [n, M, K] or [n, M, K, D]."""
+    """Return table[h, entry], [n, M, K] or [n, M, K, D], of a table [H or 1, R] or [H or 1, R, D]."""
+    # An index into the tables of all heads, concatenated, so that one `index_select` reads them.
     place = entry if len(table) == 1 else entry + h.int() * table.shape[1]
     return table.flatten(0, 1).index_select(0, place.flatten()).view(*entry.shape, *table.shape[2:])

@@ -1,6 +1,6 @@
-"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v. That of 2017 and its sparse kin.
+"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, dense as in 2017, or sparse.
 
-Cost: 2 Tq Tk (D + Dv) products a head where the pattern is full, and in proportion to the keys it allows.
+Cost: 2 Tq Tk (D + Dv) products per head if the pattern is full, otherwise proportional to the keys it allows.
 Vaswani et al. 2017, section 3.2.
 """
 
@@ -20,7 +20,11 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxConfig(MechanismConfig):
-    """`pattern`: who attends to whom, beyond what causality, padding and documents forbid; None for all."""
+    """Softmax attention: queries attend to the keys that a pattern allows.
+
+    `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
+    None for all keys.
+    """
 
     pattern: Pattern | None = None
     dropout: float = 0.0  # of attention weights
@@ -35,22 +39,23 @@ class SoftmaxConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         if self.pattern is not None and not self.pattern.causal():
+            # The config is frozen; an instance attribute overrides the class attribute.
             object.__setattr__(self, "causal", False)
             object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
 
     def changed(self, value: object, where: str) -> Config | None:
-        """A pattern takes the place of the pattern alone: the scale and the dropout stay."""
+        """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
         pattern = Pattern.meant(value)
         return (
             super().changed(value, where) if pattern is None else dataclasses.replace(self, pattern=pattern)
         )
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
-        """Without parameters: `attend` over the pattern."""
+        """Return the module, which has no parameters: `attend` over the pattern."""
         return SoftmaxAttention(self)
 
     def at(self, layer: int) -> "SoftmaxConfig":
-        """With the pattern of layer `layer`."""
+        """Return the config with the pattern of layer `layer`."""
         return (
             self
             if self.pattern is None
@@ -58,27 +63,27 @@ class SoftmaxConfig(MechanismConfig):
         )
 
     def definition(self) -> "SoftmaxConfig":
-        """All pairs at once: softmax(q k^T / sqrt(D)) v with a dense mask."""
+        """Return the config that computes all pairs at once: softmax(q k^T / sqrt(D)) v with a dense mask."""
         return dataclasses.replace(self, backend="definition")
 
     def cross(self) -> "SoftmaxConfig":
-        """Over all keys, with the same scale: a pattern is of a sequence and itself."""
+        """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""
         return dataclasses.replace(self, pattern=None)
 
 
 class SoftmaxAttention(Mechanism):
-    """`attend` with a key-value cache for state."""
+    """Softmax attention by `attend`, with a KV cache as state."""
 
     def __init__(self, config: SoftmaxConfig):
         super().__init__()
         self.config = config
 
     def new_state(self, reserve: int) -> KeyValueCache:
-        """A key-value cache."""
+        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def extended(self, state: State, k: Tensor, v: Tensor) -> State:
-        """With the keys and values in the cache."""
+        """Return the cache with the new keys and values appended."""
         _, _, extended = appended(state, k, v)
         assert extended is not None
         return extended
@@ -92,9 +97,10 @@ class SoftmaxAttention(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """softmax(q k^T scale) v over the pattern, and over all keys of the cache."""
+        """Return softmax(q k^T scale) v over the pattern and all keys of the cache, and the next cache."""
         k, v, state = appended(state, k, v)
         pattern = self.config.pattern
+        # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
         y = attend(
             q,

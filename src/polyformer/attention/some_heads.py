@@ -1,4 +1,4 @@
-"""A position scheme as some of the heads meet it, where a mechanism computes its heads in different ways."""
+"""A position scheme restricted to some heads, for mechanisms that compute their heads in different ways."""
 
 import dataclasses
 
@@ -14,14 +14,14 @@ from polyformer.sequence.context import Context
 
 
 def heads_of(position: ScoreTerms | None, heads: slice, num_heads: int) -> ScoreTerms | None:
-    """The scheme for these of `num_heads` heads; itself for all of them, None for none."""
+    """Return the scheme for `heads` of `num_heads` heads; unchanged if these are all heads."""
     own = range(num_heads)[heads]
     return position if position is None or len(own) == num_heads else SomeHeads(position, own, num_heads)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SomeHeads:
-    """A scheme is asked about all heads, of which the others have zeros for queries and keys."""
+    """A scheme evaluated for all heads, with zeros as queries and keys of the other heads."""
 
     position: ScoreTerms
     heads: range
@@ -29,11 +29,11 @@ class SomeHeads:
 
     @property
     def farthest(self) -> int | None:
-        """The scheme's."""
+        """The scheme's distance beyond which all distances are treated alike."""
         return self.position.farthest
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        """The scheme's, of heads that are counted from 0 here."""
+        """Return the scheme's score function with heads counted from the first of these heads."""
         mod, first = self.position.score_mod(self._all(q), self._all(k), context), self.heads.start
         if mod is None:
             return None
@@ -44,10 +44,11 @@ class SomeHeads:
         return in_turn(step(name)(of_heads(part)) for name, part in steps_of(mod))
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        """The scheme's, of these heads alone."""
+        """Return the scheme's terms by distance, restricted to these heads."""
         relative = self.position.relative(self._all(q), self._all(k), context)
         return None if relative is None else relative.select_heads(list(self.heads), self.num_heads)
 
     def _all(self, x: Tensor) -> Tensor:
-        """x [B, h, T, D] of these heads as [B, H, T, D]."""
+        """Return x [B, h, T, D] of these heads padded to all heads, [B, H, T, D]."""
+        # A scheme has tables for all heads and expects all of them.
         return F.pad(x, (0, 0, 0, 0, self.heads.start, self.num_heads - self.heads.stop))

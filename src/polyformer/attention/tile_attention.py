@@ -1,8 +1,8 @@
-"""Softmax attention in tiles of chosen queries and keys, with the terms of a position scheme.
+"""Softmax attention in tiles of selected queries and keys, with the terms of a position scheme.
 
-    y_i = sum_j p_ij (v_j + position_values[d])        p_ij = softmax over the tile's keys that i may see
+    y_i = sum_j p_ij (v_j + position_values[d])        p_ij = softmax over the tile's keys allowed for i
 
-Backward computes a tile again (a checkpoint), so that only inputs and outputs stay in memory.
+The backward pass recomputes each tile (activation checkpointing), so that only inputs and outputs are saved.
 """
 
 import dataclasses
@@ -23,9 +23,10 @@ class PairTiles:
     """n tiles that are computed together.
 
     Args:
-        queries: [n, Q], which rows of q they have; keys: [n, L], of k and v.
-        pairs: who these are.
-        allowed: makes [n, Q, L], which pairs there are; asked again in the backward pass.
+        queries: [n, Q], the rows of q of each tile.
+        keys: [n, L], the rows of k and v.
+        pairs: the batch rows, heads and slots of these queries and keys.
+        allowed: returns the mask [n, Q, L] of the pairs; called again in the backward pass.
     """
 
     queries: Tensor
@@ -36,7 +37,7 @@ class PairTiles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """Tokens as rows: q and what meets position keys, `content`, [Nq, D]; k [Nk, D], v [Nk, Dv]."""
+    """Tokens as rows: q and the vectors `content` for position keys, [Nq, D]; k [Nk, D], v [Nk, Dv]."""
 
     q: Tensor
     content: Tensor
@@ -47,9 +48,9 @@ class Rows:
 def tile_attention(
     rows: Rows, tiles: PairTiles, terms: PairTerms, dropped: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [n, Q, Dv], log-sum-exp [n, Q], and whether a query sees any key at all, [n, Q].
+    """Return output [n, Q, Dv], log-sum-exp [n, Q], and whether each query has any allowed key, [n, Q].
 
-    dropped: the probability that a weight is dropped.
+    dropped: the dropout probability of the weights.
     """
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
@@ -64,14 +65,15 @@ def tile_attention(
 
     if not torch.is_grad_enabled():
         return run()
+    # Only dropout requires the random state of the forward pass when a tile is recomputed.
     return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
 
 
 def held(q: Tensor, terms: PairTerms) -> int:
-    """How many numbers tiles that are computed together may take, with queries q of a whole call.
+    """Return the maximum number of elements for tiles computed together, for the queries q of a whole call.
 
-    With gradients more than a cache holds: what tiles add to those of q, k, v and the scheme's tables is as
-    large as these.
+    With gradients the limit exceeds the cache: every group of tiles writes gradients as large as all of q, k,
+    v and the scheme's tables, so small groups would be slower.
     """
     if not torch.is_grad_enabled():
         return room(q)
@@ -80,5 +82,5 @@ def held(q: Tensor, terms: PairTerms) -> int:
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    """Rows [n, M, D] of x [N, D]."""
+    """Return rows [n, M, D] of x [N, D]."""
     return x.index_select(0, index.flatten()).view(*index.shape, x.shape[1])

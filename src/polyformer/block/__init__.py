@@ -1,4 +1,4 @@
-"""Wirings of the sub-layers of a layer."""
+"""Blocks: the wirings of the sub-layers of a layer."""
 
 from polyformer.block.base import Block, BlockConfig, SubLayer
 from polyformer.block.parallel import ParallelConfig

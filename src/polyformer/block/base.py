@@ -1,4 +1,4 @@
-"""How the sub-layers of a layer are wired around the residual stream."""
+"""Base of the blocks, which wire the sub-layers of a layer around the residual stream."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,30 +15,31 @@ SubLayer = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockConfig(Config):
-    """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` makes one of so many sub-layers.
+    """Family of wirings: `build(hidden_size, sublayers, norm, dropout)` creates the module of a layer.
 
-    `normalizes_output` says that a layer's output is normalised already: the stack adds no final norm.
-    `reversible`: its x is two streams, [2, B, T, E].
+    `normalizes_output`: the output of a layer is already normalised, so the stack adds no final norm.
+    `reversible`: the input x consists of two streams, [2, B, T, E].
     """
 
+    option: ClassVar[str] = "model.block"
     normalizes_output: ClassVar[bool] = False
     reversible: ClassVar[bool] = False
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
-        """The wiring of `sublayers` sub-layers, with as many norms as it needs."""
+        """Return the wiring of `sublayers` sub-layers, with the norms that it needs."""
         raise NotImplementedError
 
     def at(self, layer: int) -> "BlockConfig":
-        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        """Return the configuration of layer `layer` of a stack; by default all layers have the same."""
         return self
 
     def width(self, hidden_size: int) -> int:
-        """The width of what a stack of such layers puts out."""
+        """Return the width of the output of a stack of such layers."""
         return hidden_size
 
 
 class Block(nn.Module):
-    """x [B, T, E] through sub-layers, each [B, T, E] -> [B, T, E]."""
+    """A wiring that passes x [B, T, E] through sub-layers, each [B, T, E] -> [B, T, E]."""
 
     def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float):
         super().__init__()
@@ -46,21 +47,21 @@ class Block(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
-        """The output of the layer, of the shape of x.
+        """Return the output of the layer, with the shape of x.
 
-        real: [B, T] bool, the tokens that are not padding, for norms of all tokens (`ops.norms.normalize`);
-        None where all are, or where every token is normalised by itself.
+        real: [B, T] bool, the tokens that are not padding, for norms over all tokens (`ops.norms.normalize`);
+        None if there is no padding or if the norm treats each token separately.
         """
         raise NotImplementedError
 
     def first_reads(self, x: Tensor) -> Tensor:
-        """What the first sub-layer is given when the layer is given x."""
+        """Return the input of the first sub-layer for the input x of the layer."""
         raise NotImplementedError
 
     def kept(self, x: Tensor) -> Tensor:
-        """What of the layer's input x a memory keeps for `first_reads_kept`: [B, T, E]."""
+        """Return the part [B, T, E] of the layer input x that a memory stores for `first_reads_kept`."""
         return x
 
     def first_reads_kept(self, kept: Tensor) -> Tensor:
-        """What the first sub-layer is given where `kept` is what was kept."""
+        """Return the input of the first sub-layer for a stored `kept`."""
         return self.first_reads(kept)

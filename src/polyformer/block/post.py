@@ -1,4 +1,4 @@
-"""Post-norm: x = norm(x + f(x)). Vaswani et al. 2017, section 3.1. Needs warm-up (Xiong et al. 2020)."""
+"""Post-norm: x = norm(x + f(x)). Vaswani et al. 2017, section 3.1. Requires warm-up (Xiong et al. 2020)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,26 +12,30 @@ from polyformer.ops.norms import NormConfig, normalize
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostNormConfig(BlockConfig):
-    """norm(x + dropout(f(x))), for every sub-layer f."""
+    """Post-norm block: each sub-layer is followed by a residual sum and a norm.
+
+    The output is norm(x + dropout(f(x))) for every sub-layer f.
+    """
 
     kind: ClassVar[str] = "post"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.1"
     normalizes_output: ClassVar[bool] = True
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PostNorm":
-        """A norm for each sub-layer."""
+        """Return a block with a norm for each sub-layer."""
         return PostNorm(hidden_size, sublayers, norm, dropout)
 
 
 class PostNorm(Block):
-    """The wiring of 2017."""
+    """The wiring of the original Transformer."""
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
-        """x = norm(x + dropout(f(x))) for each f in turn."""
+        """Apply x = norm(x + dropout(f(x))) for each f in turn."""
+        # The norm of the sum leaves no identity path through the stack: hence the warm-up.
         for norm, sublayer in zip(self.norms, sublayers):
             x = normalize(norm, x + self.dropout(sublayer(x)), real)
         return x
 
     def first_reads(self, x: Tensor) -> Tensor:
-        """x itself."""
+        """Return x: the first sub-layer has no norm before it."""
         return x

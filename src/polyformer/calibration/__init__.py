@@ -1,4 +1,4 @@
-"""Exits in closed form, and their thresholds with a stated risk: Learn then Test over losses of quality."""
+"""Closed-form fitting of early exits, and thresholds with a guaranteed risk by Learn then Test."""
 
 from polyformer.calibration.calibrate import Calibrated, calibrate
 from polyformer.calibration.config import CalibrateConfig

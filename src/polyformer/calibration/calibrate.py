@@ -1,4 +1,4 @@
-"""From texts to a threshold with a promise, which the model's configuration keeps."""
+"""Calibration of an exit threshold on texts; the guarantee is saved in the model's configuration."""
 
 import dataclasses
 import math
@@ -16,8 +16,11 @@ from polyformer.model import Transformer
 
 @dataclasses.dataclass(frozen=True)
 class Tested:
-    """One threshold: the losses of all texts, their p-value, layers a token, and how many times as fast as
-    without exits all texts were written."""
+    """The result of one threshold.
+
+    losses: of all texts. p_value: of these losses. layers: per token. speed: generation time without exits
+    divided by the time with exits, over all texts.
+    """
 
     threshold: float
     losses: list[float]
@@ -27,13 +30,13 @@ class Tested:
 
     @property
     def risk(self) -> float:
-        """The mean loss."""
+        """Return the mean loss."""
         return math.fsum(self.losses) / len(self.losses)
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibrated:
-    """threshold: the lowest that passed, None where none did. tested: those up to the first that failed."""
+    """A result. threshold: the lowest that passed, or None. tested: thresholds up to the first failure."""
 
     threshold: float | None
     tested: list[Tested]
@@ -46,10 +49,10 @@ def calibrate(
     config: CalibrateConfig,
     show: Callable[[Tested], None] = lambda tested: None,
 ) -> Calibrated:
-    """Test thresholds on what `write` writes; the model then has the lowest that passed, in its
-    configuration too, or its own where none did.
+    """Test thresholds on the texts that `write` generates, and set the lowest that passed.
 
-    Raises `InputError` for a model without exits and for too few texts to show anything.
+    It is set in the model and in its configuration; if none passed, the model keeps its threshold. Raises
+    `InputError` for a model without exits and for too few texts to show anything.
     """
     exits = exits_of(model)
     check_texts(len(references), config)
@@ -79,10 +82,10 @@ def _tests(
     references: Sequence[str],
     config: CalibrateConfig,
 ) -> Iterator[Tested]:
-    """Each threshold in turn.
+    """Test each threshold in turn.
 
-    What a first generation makes ready costs time, which the first threshold's speed bears, not the whole
-    model's.
+    The first generation includes warm-up time, which lowers the measured speed of the first threshold instead
+    of the full model's.
     """
     similarity, first = RougeL(), config.thresholds[0]
     warming = written(model, write, first)
@@ -105,7 +108,7 @@ def _losses(
 
 
 def exits_of(model: Transformer) -> ExitsConfig:
-    """The exits of its decoder; `InputError` where it has none."""
+    """Return the exits of the model's decoder; raises `InputError` if it has none."""
     depth = None if model.config.decoder is None else model.config.decoder.depth
     if not isinstance(depth, ExitsConfig):
         raise InputError(
@@ -116,7 +119,7 @@ def exits_of(model: Transformer) -> ExitsConfig:
 
 
 def check_texts(count: int, config: CalibrateConfig) -> None:
-    """Raises `InputError` for so few texts that even without any loss nothing is shown."""
+    """Raise `InputError` if there are too few texts to show the risk even without any loss."""
     if count < config.least_texts:
         raise InputError(
             f"texts: {count} cannot show a risk of {config.risk} with confidence {config.confidence}; "
@@ -127,7 +130,7 @@ def check_texts(count: int, config: CalibrateConfig) -> None:
 def promised(
     config: ModelConfig, threshold: float, asked: CalibrateConfig, texts: int, layers: float
 ) -> ModelConfig:
-    """`config` with the threshold and what it promises."""
+    """Return `config` with the threshold and its guarantee."""
     assert config.decoder is not None
     depth = config.decoder.depth
     assert isinstance(depth, ExitsConfig)

@@ -1,4 +1,4 @@
-"""What is promised of a model that exits early, and how that is shown."""
+"""Options of the guarantee for a model with early exits, and of its test."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ from polyformer.core.errors import InputError, quote
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(Config):
-    """With probability `confidence`, the expected loss of quality is at most `risk`.
+    """A guarantee: with probability `confidence`, the expected loss of quality is at most `risk`.
 
-    measure: "consistency", 1 less the ROUGE-L of what is written with exits beside what is written without;
-    or "references", how much less ROUGE-L beside the references it has than what is written without, where
-    it is less. thresholds: those that are tested, from the most careful on.
+    measure: "consistency", 1 minus ROUGE-L between the texts generated with exits and without; or
+    "references", the decrease of ROUGE-L against the references compared with the texts without exits, at
+    least 0. thresholds: those to test, from the most conservative on.
     """
 
     risk: float = 0.05
@@ -35,5 +35,5 @@ class CalibrateConfig(Config):
 
     @property
     def least_texts(self) -> int:
-        """How many texts there must be for anything to be shown: without a loss p = (1 - risk)^n."""
+        """Return the least number of texts that can show the risk: without any loss p = (1 - risk)^n."""
         return math.ceil(math.log(1 - self.confidence) / math.log(1 - self.risk))

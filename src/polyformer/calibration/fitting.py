@@ -1,15 +1,16 @@
-"""Exits of a trained decoder in closed form, from one pass over a text.
+"""Closed-form fitting of the exits of a trained decoder, from one pass over a text.
 
-With h_t the state of token t after an exit's layer, and e_t that after the last layer before its norm, the
-exit's translation h + A h + b is the ridge regression of e - h on h,
+With h_t the hidden state of token t after an exit's layer, and e_t its state after the last layer before the
+norm, the exit's translation h + A h + b is the ridge regression of e - h on h,
 
     A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 / |e_t|^2 + r s |A|^2        (ridge.py has r and s)
 
-The norm divides by the size of e_t, and so does the error: else the few tokens of huge states, which others
-attend to for want of a better place, would be all that counts. r is chosen by how far the exit's predictions
-are from those of the end on rows held out, one of `HELD_OUT`. Head and norm read what they always read.
-Belrose et al. 2023 (Eliciting latent predictions with the tuned lens) train the same map by gradients. A
-shortlist gets the rows of the output matrix for the tokens that the whole model predicts most often.
+The norm divides by the size of e_t, and so does the error: otherwise the few tokens with huge states
+(attention sinks) would dominate. r is chosen by the divergence of the exit's predictions from the final
+predictions on held-out rows, one in `HELD_OUT`. The final norm and the head thus receive approximately their
+usual input. Belrose et al. 2023 (Eliciting latent predictions with the tuned lens) train the same map by
+gradients. A shortlist gets the rows of the output matrix for the tokens that the full model predicts most
+often.
 """
 
 import dataclasses
@@ -29,18 +30,21 @@ from polyformer.ops.linear import Linear
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 HELD_OUT = 10
-"""One row of so many."""
+"""Every `HELD_OUT`-th row is held out."""
 ROWS = 8
-"""Read at once."""
+"""Rows per batch."""
 TOKENS = 1024
-"""At most so many of those held out are predicted for, in parts of `PART`."""
+"""Most held-out tokens for which predictions are computed, in chunks of `PART`."""
 PART = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedExit:
-    """The exit after `layer`: the ridge that was chosen, the mean KL divergence of its predictions from those
-    of the end on tokens held out, and `before` that with the map as it was."""
+    """The exit after `layer`, with the chosen ridge.
+
+    divergence: mean KL divergence of its predictions from the final predictions on held-out tokens. before:
+    the same with the map before fitting.
+    """
 
     layer: int
     ridge: float
@@ -56,9 +60,9 @@ def fit_exits(
 ) -> list[FittedExit]:
     """Write translations, and the rows of a shortlist, into the exits of `model`, in place.
 
-    rows: token ids, all of one length. show: told how many tokens have been read.
-    Raises `InputError` for a model that is no decoder alone with exits, whose exits have neither a
-    translation nor a shortlist, and for fewer rows than two.
+    rows: token ids, all of one length. show: called with the number of tokens read so far. Raises
+    `InputError` for a model that is not decoder-only with exits, for exits with neither a translation nor a
+    shortlist, and for fewer than two rows.
     """
     exits = fittable(model)
     if len(rows) < 2:
@@ -91,7 +95,10 @@ def fit_exits(
 def course(
     model: Transformer, rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """States [N, E] after the exits' layers, those after the last, and what the head reads, [B, T, E]."""
+    """Return the states [N, E] after each exit's layer and after the last layer, and hidden [B, T, E].
+
+    hidden is the input of the head.
+    """
     with recorded_states() as records:
         hidden = model(torch.tensor(rows, device=device)).last_hidden_state
     *states, end = (state.flatten(0, 1) for state in records[0])
@@ -99,7 +106,7 @@ def course(
 
 
 def fittable(model: Transformer) -> Exits:
-    """The exits of a decoder alone that a text can fit; `InputError` where there are none."""
+    """Return the exits of a decoder-only model that can be fitted; raises `InputError` if there are none."""
     exits = None if model.decoder is None else model.decoder.depth
     if not isinstance(exits, Exits) or model.encoder is not None:
         raise InputError(
@@ -116,8 +123,11 @@ def fittable(model: Transformer) -> Exits:
 def translate(
     model: Transformer, exits: Exits, number: int, equations: NormalEquations, states: Tensor, hidden: Tensor
 ) -> FittedExit:
-    """Solve for one exit with every ridge, and write what predicts best for the `states` [N, E] held out, of
-    which the head reads `hidden` [N, E] at the end."""
+    """Solve for one exit with every ridge, and write the solution with the best predictions.
+
+    Predictions are compared on the held-out `states` [N, E] with `hidden` [N, E], the final input of the
+    head.
+    """
     exit = exits.exits[number]
     assert isinstance(exit, Exit)
     linear = exit.map
@@ -138,8 +148,11 @@ def translate(
 
 
 def divergence(model: Transformer, exit: Exit, states: Tensor, hidden: Tensor) -> float:
-    """The mean of KL(p, q) over the tokens: p of what the head reads at the end, `hidden` [N, E], q at the
-    exit, of its `states` [N, E]."""
+    """Return the mean of KL(p, q) over the tokens.
+
+    p: predictions from the final input of the head, `hidden` [N, E]. q: predictions of the exit from its
+    `states` [N, E].
+    """
     total = 0.0
     for state, end in zip(states.split(PART), hidden.split(PART)):
         p, q = (model.predictions(x.unsqueeze(0)).float().log_softmax(-1) for x in (end, exit(state)))
@@ -148,10 +161,12 @@ def divergence(model: Transformer, exit: Exit, states: Tensor, hidden: Tensor) -
 
 
 def fill(rule: Shortlist, model: Transformer, predicted: Tensor, hidden: Tensor) -> None:
-    """What the output matrix and bias have for the tokens with the greatest numbers `predicted` [V].
+    """Fill the shortlist with the output matrix and bias of the tokens that are predicted most often.
 
-    They are read off what the head makes of 0 and of unit vectors, whatever it is tied to. Raises
-    `InputError` for a head of which `hidden` [B, T, E] shows that it is not such a product.
+    predicted: counts [V].
+
+    They are derived from the head's output for 0 and for unit vectors, so that weight tying does not matter.
+    Raises `InputError` for a head that is not such a product, checked on `hidden` [B, T, E].
     """
     size, device = model.config.hidden_size, hidden.device
     best = predicted.topk(min(len(rule.rows), len(predicted))).indices.to(device)

@@ -1,4 +1,4 @@
-"""Ridge regression in one pass over rows of any number: the normal equations are what is kept.
+"""Ridge regression in one pass over any number of rows, by accumulated normal equations.
 
 With rows x_t of X [N, E] and y_t of Y [N, F], of weights w_t,
 
@@ -14,8 +14,10 @@ from torch import Tensor
 
 
 class NormalEquations:
-    """X^T W X [E + 1, E + 1], with a column of ones in X, and X^T W Y [E + 1, F], in float64, of the rows
-    added so far."""
+    """The normal equations of the rows added so far, in float64.
+
+    X^T W X [E + 1, E + 1], with a column of ones in X, and X^T W Y [E + 1, F].
+    """
 
     def __init__(self, inputs: int, outputs: int):
         self.xx = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64)
@@ -23,11 +25,11 @@ class NormalEquations:
 
     @property
     def weight(self) -> float:
-        """The sum of the weights."""
+        """Return the sum of the weights."""
         return float(self.xx[-1, -1])
 
     def add(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
-        """Rows x [N, E] and y [N, F] more, of weights [N]."""
+        """Add rows x [N, E] and y [N, F] with weights [N]."""
         x = torch.cat([x, x.new_ones(len(x), 1)], 1).to(self.xx)
         y, weights = y.to(self.xy), weights.to(self.xx)
         weighted = x * weights.unsqueeze(1)
@@ -35,14 +37,15 @@ class NormalEquations:
         self.xy += weighted.T @ y
 
     def solved(self, ridges: Sequence[float]) -> list[Tensor]:
-        """A above b for each of the ridges, [E + 1, F].
+        """Return A above b for each of the ridges, [E + 1, F].
 
-        With X and Y less their means A = (X^T W X + r s I)^+ X^T W Y, of one eigendecomposition for all.
+        With the means subtracted from X and Y, A = (X^T W X + r s I)^+ X^T W Y; all ridges share an
+        eigendecomposition.
         """
         x, y = self.xx[:-1, -1:] / self.weight, self.xy[-1:] / self.weight  # the means [E, 1] and [1, F]
         values, vectors = torch.linalg.eigh(self.xx[:-1, :-1] - self.weight * x @ x.T)
         turned = vectors.T @ (self.xy[:-1] - self.weight * x @ y)
-        least = values[-1] * len(values) * torch.finfo(values.dtype).eps  # what rounding leaves of 0
+        least = values[-1] * len(values) * torch.finfo(values.dtype).eps  # zero up to rounding
         solutions = []
         for ridge in ridges:
             size = values.clamp_min(0) + ridge * self.xx.diagonal()[:-1].mean()

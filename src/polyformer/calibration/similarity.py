@@ -4,13 +4,13 @@ from polyformer.data.rouge import Words, scorer
 
 
 class RougeL:
-    """By the package rouge-score."""
+    """ROUGE-L by the package rouge-score."""
 
     def __init__(self) -> None:
         self.scorer = scorer("rougeL")
 
     def __call__(self, target: str, text: str) -> float:
-        """From 0 to 1; 1 where neither has a word."""
+        """Return ROUGE-L from 0 to 1; 1 if neither text has a word."""
         if not Words().tokenize(target) and not Words().tokenize(text):
             return 1.0
         return self.scorer.score(target, text)["rougeL"].fmeasure

@@ -1,4 +1,4 @@
-"""What a model writes for the texts that it is calibrated with, and how many layers its tokens take."""
+"""Texts that a model generates for its calibration, and the number of layers per token."""
 
 import dataclasses
 import time
@@ -14,16 +14,18 @@ from polyformer.generation.stopping import Decode
 from polyformer.model import Transformer
 
 ROWS = 16
-"""Prompts that are continued at once."""
+"""Prompts per batch."""
 
 Write = Callable[[Transformer], list[str]]
-"""Texts that a model writes, in a fixed order."""
+"""A function that generates texts with a model, in a fixed order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """texts: one for each prompt or source. layers: mean number of the decoder's layers that a written token
-    went through. seconds: of everything."""
+    """Generated texts, one per prompt or source.
+
+    layers: mean number of decoder layers per generated token. seconds: total time.
+    """
 
     texts: list[str]
     layers: float
@@ -31,19 +33,19 @@ class Written:
 
 
 def written(model: Transformer, write: Write, threshold: float | Sequence[float] | None) -> Written:
-    """With exits at `threshold`, or one for each exit, or without where it is None."""
+    """Generate with exits at `threshold` (a number, or a number per exit), or without exits if it is None."""
     set_threshold(model, 1.0 if threshold is None else threshold)
     start = time.perf_counter()
     with whole_depth(threshold is None), recorded_depths() as depths:
         texts = write(model)
     seconds = time.perf_counter() - start
-    steps = [depth for depth in depths if depth.shape[1] == 1]  # others read a prompt
+    steps = [depth for depth in depths if depth.shape[1] == 1]  # longer steps read a prompt
     layers = torch.cat([depth.flatten() for depth in steps]).double().mean() if steps else torch.tensor(0.0)
     return Written(texts, float(layers), seconds)
 
 
 def continuing(rows: Sequence[Sequence[int]], prompt: int, decode: Decode) -> tuple[Write, list[str]]:
-    """What continues the first `prompt` tokens of each row, as far as the row goes, and what really did."""
+    """Return a function that continues the first `prompt` tokens of each row, and the true continuations."""
     settings = GenerationConfig(max_new_tokens=len(rows[0]) - prompt)
 
     def write(model: Transformer) -> list[str]:
@@ -57,13 +59,13 @@ def continuing(rows: Sequence[Sequence[int]], prompt: int, decode: Decode) -> tu
 
 
 class Translator(Protocol):
-    """What translates: a task, or a checkpoint."""
+    """A task or a checkpoint that translates."""
 
     def translate(self, model: Transformer, texts: Sequence[str]) -> list[str]:
-        """The translation of each text."""
+        """Return the translation of each text."""
         ...
 
 
 def translating(translator: Translator, sources: Sequence[str]) -> Write:
-    """What translates all `sources`."""
+    """Return a function that translates all `sources`."""
     return lambda model: translator.translate(model, sources)

@@ -1,6 +1,7 @@
-"""A family's configuration tables at work: their config.json to our configuration and back.
+"""The conversion of configurations by a family's tables: from their config.json to our configuration and
+back.
 
-What is saved is read again and compared, so that a model that its family cannot hold is refused, never bent.
+A saved configuration is read again and compared, so that a model that its family cannot represent is refused.
 """
 
 from polyformer.architecture import ModelConfig, OriginConfig
@@ -19,10 +20,10 @@ from polyformer.heads import HeadConfig
 
 
 class ConfigConversion(FamilyTables):
-    """Configurations of a family, and which of its classes a model is."""
+    """The conversion of a family's configurations, and of models to its classes."""
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
-        """Our configuration of theirs; `head` takes the place of the one that `hub` describes."""
+        """Return our configuration for theirs; `head` replaces the head that `hub` describes."""
         hub = {self.aliases.get(name, name): value for name, value in hub.items()}
         check_values(hub)
         wanted = self.tasks[task]
@@ -50,7 +51,9 @@ class ConfigConversion(FamilyTables):
         return type(self.template).from_dict(tree)
 
     def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
-        """Their configuration of ours, and the task. Raises `InputError` where it cannot say all of it."""
+        """Return their configuration for ours, and the task; raises `InputError` if theirs cannot represent
+        it.
+        """
         task = self.task_of(config) if self.fits(config) else None
         if task is None or not self._has_stacks(self.tasks[task], config):
             raise InputError(f"format 'hub': no {quote(self.model_type)} has these stacks; use 'polyformer'")
@@ -79,7 +82,7 @@ class ConfigConversion(FamilyTables):
         return hub, task
 
     def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
-        """The task of a `head` given by class, by the end of its name or by our kind; of `hub` where None."""
+        """Return the task of a `head`, given by class, the end of its name or our kind; of `hub` if None."""
         if head is None:
             check_values({"architectures": hub.get("architectures")})
             architectures = hub.get("architectures") or [self.class_prefix + next(iter(self.tasks))]
@@ -101,7 +104,7 @@ class ConfigConversion(FamilyTables):
         return task
 
     def task_of(self, config: ModelConfig) -> str:
-        """The task whose head and stacks a model has; of several, the one that it was loaded as."""
+        """Return the task with the model's head and stacks; of several, the task that it was loaded with."""
         able = [
             name
             for name, task in self.tasks.items()
@@ -114,13 +117,13 @@ class ConfigConversion(FamilyTables):
         return able[0] if able else self.task({}, config.head)
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether a class of the family has the model's stacks."""
+        """Return whether a class of the family has the model's stacks."""
         return type(config) is type(self.template) and any(
             self._has_stacks(task, config) for task in self.tasks.values()
         )
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:
-        """Whether the model has the stacks that the task's class has, and no other."""
+        """Return whether the model has exactly the stacks of the task's class."""
         if task.causal:
             return config.encoder is None and config.decoder is not None
         return all(
@@ -154,5 +157,7 @@ class ConfigConversion(FamilyTables):
 
 
 def _scored(head: Tree) -> Tree:
-    """What of a head has labels: the part that scores a text where it chooses among several, or all of it."""
+    """Return the part of a head with labels: the text scorer of a multiple-choice head, or all of the
+    head.
+    """
     return head["text"] if head["kind"] == "choose" else head

@@ -1,8 +1,8 @@
-"""The table between a public config.json and our configuration, read one way to load and the other to save.
+"""The table between a public config.json and our configuration, read in one direction to load and in the
+other to save.
 
-Both sides are plain nested dicts. An `Option` ties one of their entries to one or more places in our tree, by
-dotted path; what a table cannot say, a family says in two functions (`read_other_options`,
-`write_other_options`).
+Both sides are plain nested dicts. An `Option` maps an entry of theirs to one or more entries in our tree, by
+dotted path; a family handles the rest in two functions (`read_other_options`, `write_other_options`).
 """
 
 import dataclasses
@@ -15,14 +15,13 @@ Tree = dict[str, Any]
 
 
 def identity(value: Any) -> Any:
-    """x."""
+    """Return the value unchanged."""
     return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of theirs, `default` where it is absent; `read` turns its value into ours, `write` ours into
-    theirs."""
+    """An option of theirs, `default` if absent; `read` converts its value to ours, `write` back."""
 
     theirs: str
     default: Any
@@ -32,13 +31,15 @@ class Option:
 
 
 def option(theirs: str, default: Any, *ours: str) -> Option:
-    """An option with the same value on both sides."""
+    """Return an option with the same value on both sides."""
     return Option(theirs, default, ours)
 
 
 def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> Option:
-    """An option whose values have other names here: `names` maps theirs to ours. Of several for one of ours
-    the first is written."""
+    """Return an option whose values have other names here: `names` maps their names to ours.
+
+    If several of their names map to one of ours, the first is written.
+    """
     back: dict[Any, Any] = {}
     for name, value in names.items():
         back.setdefault(value, name)
@@ -65,11 +66,11 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
 }
-"""Their names of activations, and ours."""
+"""Their names of activations, with ours."""
 
 
 def activation(theirs: str, default: str, *ours: str) -> Option:
-    """An option that names an activation."""
+    """Return an option that names an activation."""
     return choice(theirs, default, ACTIVATIONS, *ours)
 
 
@@ -84,16 +85,16 @@ PROBLEM = choice(
     },
     "problem",
 )
-"""What the labels of a text are."""
+"""The kinds of labels of a text."""
 
 
 def both(path: str) -> tuple[str, str]:
-    """The paths of an option that encoder and decoder have."""
+    """Return the paths of an option that encoder and decoder have."""
     return f"encoder.{path}", f"decoder.{path}"
 
 
 def with_defaults(options: tuple[Option, ...], defaults: Tree, *without: str) -> tuple[Option, ...]:
-    """The options of a related family with other defaults, without some of them."""
+    """Return the options of a related family with other defaults, except the options `without`."""
     return tuple(
         dataclasses.replace(option, default=defaults.get(option.theirs, option.default))
         for option in options
@@ -102,7 +103,7 @@ def with_defaults(options: tuple[Option, ...], defaults: Tree, *without: str) ->
 
 
 def set_path(tree: Tree, path: str, value: Any) -> None:
-    """Sets the entry at a dotted path, which must exist."""
+    """Set the entry at a dotted path, which must exist."""
     *parents, last = path.split(".")
     for name in parents:
         tree = tree[name]
@@ -111,7 +112,7 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
 
 
 def get_path(tree: Tree, path: str) -> Any:
-    """The entry at a dotted path; None where there is none."""
+    """Return the entry at a dotted path; None if there is none."""
     entry: Any = tree
     for name in path.split("."):
         entry = entry.get(name) if isinstance(entry, dict) else None
@@ -119,7 +120,7 @@ def get_path(tree: Tree, path: str) -> Any:
 
 
 def read_options(options: tuple[Option, ...], hub: Tree, tree: Tree) -> None:
-    """Sets in our `tree` what their configuration `hub` says."""
+    """Set the options of their configuration `hub` in our `tree`."""
     for option in options:
         value = option.read(hub.get(option.theirs, option.default))
         for path in option.ours:
@@ -127,7 +128,7 @@ def read_options(options: tuple[Option, ...], hub: Tree, tree: Tree) -> None:
 
 
 def write_options(options: tuple[Option, ...], tree: Tree) -> Tree:
-    """Their configuration of our `tree`, without the options of a stack that it lacks."""
+    """Return their configuration for our `tree`, without the options of a missing stack."""
     hub: Tree = {}
     for option in options:
         path = next((path for path in option.ours if "." not in path or tree.get(path.split(".")[0])), None)
@@ -137,7 +138,7 @@ def write_options(options: tuple[Option, ...], tree: Tree) -> Tree:
 
 
 def check_required(required: Mapping[str, Any], hub: Tree) -> None:
-    """Raises `InputError` for an option with a value that we do not compute."""
+    """Raise `InputError` for an option with a value that is not supported."""
     for name, supported in required.items():
         value = hub.get(name, supported)
         if value != supported and not (value is None and not supported):
@@ -147,7 +148,7 @@ def check_required(required: Mapping[str, Any], hub: Tree) -> None:
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
-    """The dotted paths at which two trees differ, with both values."""
+    """Return the dotted paths at which two trees differ, with both values."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return [

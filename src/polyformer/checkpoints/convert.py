@@ -1,12 +1,14 @@
-"""A trained model with another attention: what fits is copied, positions are repeated, the rest is new.
+"""The conversion of a trained model to another attention: matching weights are copied, positions repeated,
+the rest new.
 
-The attention matrix of a sparse pattern is the dense one with entries left out, so it has the same weights:
-where the pattern covers the whole text nothing changes, also with more positions, and also where the old
-attention scales its scores and the new one does not. Learned positions are repeated from their start, the
-range of relative distances stays, and global tokens' projections start as the ordinary ones: Beltagy et al.
-2020 (Longformer), section 5. What mechanisms have beyond queries, keys and values (Linformer's projections,
-say) is newly initialized. A memory begins as what changes next to nothing (`Memory.added`). Rotary positions
-have no table; an `extension` lowers their frequencies for texts longer than those of training.
+The attention matrix of a sparse pattern is the dense matrix with entries removed, so it has the same weights:
+if the pattern covers the whole text the outputs are unchanged, also with more positions, and also if only the
+old attention has its own scale. Learned positions are repeated from their start, the range of relative
+distances is unchanged, and the projections of global tokens start as copies of the ordinary projections:
+Beltagy et al. 2020 (Longformer), section 5. Weights of mechanisms beyond queries, keys and values (for
+example Linformer's projections) are newly initialized. A new memory changes almost nothing at first
+(`Memory.added`). Rotary positions have no table; an `extension` lowers their frequencies for texts longer
+than in training.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ from polyformer.checkpoints.transfer import Report, transfer
 from polyformer.core.errors import InputError, quote
 from polyformer.depth import DepthConfig
 from polyformer.memory import MemoryConfig
-from polyformer.model import Transformer
+from polyformer.model import Transformer, VisionConfig
 from polyformer.patterns import Pattern
 from polyformer.patterns.marked import reads_marks
 from polyformer.position.rope import RopeConfig, RopeExtensionConfig
@@ -39,17 +41,17 @@ def convert(
     memory: MemoryConfig | str | dict[str, Any] | None = None,
     depth: DepthConfig | str | dict[str, Any] | None = None,
 ) -> tuple[Transformer, Report]:
-    """A new model, in evaluation mode, and what became of the weights of `model`, which is not changed.
+    """Return a new model, in evaluation mode, and a report on the weights of `model`, which is not changed.
 
     Args:
-        attention: a pattern or a mechanism, in any of the ways of `polyformer.presets.model_config`, for the
-            encoder where there is one, else for the decoder.
-        max_positions: how long a text the new one takes; learned positions are repeated.
-        extension: of rotary positions, as "yarn" or "ntk(factor=4)"; by default its factor is `max_positions`
-            by the positions before.
-        global_projections: give global tokens projections of their own, copied from the ordinary ones.
-        memory: of earlier segments, for a decoder alone, as `memorizing(store=8192)`.
-        depth: of the decoder where there is one, else of the encoder, as `exits(layers=[4, 8])`.
+        attention: a pattern or a mechanism, in any of the forms of `polyformer.presets.model_config`, for the
+            encoder if there is one, else for the decoder.
+        max_positions: the longest text of the new model; learned positions are repeated.
+        extension: of rotary positions, such as "yarn" or "ntk(factor=4)"; by default its factor is
+            `max_positions` divided by the old number of positions.
+        global_projections: add separate projections for global tokens, copied from the ordinary projections.
+        memory: a memory of earlier segments, only for a decoder, such as `memorizing(store=8192)`.
+        depth: the depth of the decoder if there is one, else of the encoder, such as `exits(layers=[4, 8])`.
 
     Raises:
         InputError: a mechanism, memory or depth that the model cannot have, fewer positions than before.
@@ -69,12 +71,12 @@ def convert(
     if depth is not None:
         config = with_depth(config, DepthConfig.from_dict(depth, "depth"))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # new weights are the same every time
+        torch.manual_seed(0)  # deterministic new weights
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
     report = keep_scores(model, converted, transfer(model, converted))
     begin_additions(converted, report)
-    if config.origin is not None:  # it is still of the family whose files hold them
+    if config.origin is not None:  # its files still belong to the family
         converted.unused_tensors = dict(model.unused_tensors)
         report = dataclasses.replace(
             report, left=tuple(name for name in report.left if name not in converted.unused_tensors)
@@ -91,7 +93,7 @@ def convert(
 
 
 def begin_additions(model: Transformer, report: Report) -> None:
-    """What the stacks were given, a memory or exits, begins as what changes next to nothing."""
+    """Initialize a new memory or new exits so that they change almost nothing."""
     for stack, name in ((model.decoder, "decoder"), (model.encoder, "encoder")):
         new = [part.removeprefix(f"{name}.").split(".")[0] for part in report.newly_initialized]
         if stack is not None and stack.memory is not None and "memory" in new:
@@ -101,8 +103,9 @@ def begin_additions(model: Transformer, report: Report) -> None:
 
 
 def read_attention(attention: object) -> Pattern | MechanismConfig | None:
-    """A pattern or a mechanism from an expression such as `Window(256) | Global(1)` or `linformer(k=128)`,
-    from a mapping or from itself; `InputError` for anything else."""
+    """Return a pattern or a mechanism, given as an expression such as `Window(256) | Global(1)` or
+    `linformer(k=128)`, as a mapping or as an object; raises `InputError` for anything else.
+    """
     if attention is None:
         return None
     return Pattern.meant(attention) or MechanismConfig.from_dict(attention, "attention")
@@ -114,8 +117,7 @@ def convert_config(
     max_positions: int | None,
     global_projections: bool,
 ) -> ModelConfig:
-    """The configuration of the new model. With another attention it is no longer of the family that it came
-    from."""
+    """Return the configuration of the new model. Another attention removes it from its former family."""
     side = converted_side(config)
     stack: StackConfig = getattr(config, side)
     mechanism = stack.attention.mechanism
@@ -137,9 +139,9 @@ def convert_config(
 
 
 def with_extension(config: ModelConfig, extension: object, before: int) -> ModelConfig:
-    """The configuration with rotary positions that read longer texts than the `before` tokens of training.
+    """Return the configuration with rotary positions for texts longer than the `before` tokens of training.
 
-    Raises `InputError` where no stack has rotary positions, or no factor is known.
+    Raises `InputError` if no stack has rotary positions, or no factor is known.
     """
     asked = RopeExtensionConfig.expanded(extension, "extension")
     if isinstance(asked, dict):
@@ -162,7 +164,7 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
 
 
 def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
-    """The configuration with a memory in its decoder. It is no longer of the family that it came from."""
+    """Return the configuration with a memory in its decoder. It no longer belongs to its former family."""
     if config.decoder is None or config.encoder is not None:
         raise InputError("memory: only a decoder alone reads a text in segments; this model has an encoder")
     stack = dataclasses.replace(config.decoder, memory=memory)
@@ -171,30 +173,50 @@ def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
 
 
 def with_depth(config: ModelConfig, depth: DepthConfig) -> ModelConfig:
-    """The configuration with another depth of its decoder, or of an encoder alone. It is no longer of the
-    family that it came from."""
+    """Return the configuration with another depth of its decoder, or of its encoder if it has no decoder.
+
+    It no longer belongs to its former family.
+    """
     side = "encoder" if config.decoder is None else "decoder"
     stack = dataclasses.replace(getattr(config, side), depth=depth)
     origin = config.origin if stack == getattr(config, side) else None
     return dataclasses.replace(config, **{side: stack, "origin": origin})
 
 
-def fit_tables(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
-    """`config`, which a task derived from the configuration of a `checkpoint`, with tables of tokens and
-    positions that are no shorter than there, and the first positions as they are there."""
+def fit_tables(config: Any, checkpoint: Any) -> Any:
+    """Return `config`, which a task derived from a `checkpoint`'s configuration, with tables that fit the
+    checkpoint.
+
+    Tables of tokens and positions are at least as long, and the first positions are the same. Raises
+    `InputError` for an image model with another image size or other channels.
+    """
+    if isinstance(config, VisionConfig):
+        return _of_the_same_images(config, checkpoint)
     before, positions = checkpoint.max_position_embeddings, config.max_position_embeddings
-    vocab_size = max(config.vocab_size, checkpoint.vocab_size)  # some tables have rows to spare
+    vocab_size = max(config.vocab_size, checkpoint.vocab_size)  # some tables have spare rows
     kept = dataclasses.replace(config, vocab_size=vocab_size, max_position_embeddings=before)
     return extend_positions(kept, max(before, positions))
 
 
+def _of_the_same_images(config: VisionConfig, checkpoint: VisionConfig) -> VisionConfig:
+    shapes = [(*each.image_size, each.num_channels) for each in (checkpoint, config)]
+    if shapes[0] != shapes[1]:
+        theirs, ours = (" x ".join(map(str, shape)) for shape in shapes)
+        mode = "rgb" if checkpoint.num_channels == 3 else "grey"
+        raise InputError(
+            f"pretrained: the checkpoint reads images of {theirs}, and the data's are {ours}; set "
+            f"data.image_size to {list(checkpoint.image_size)} and data.image_mode to {mode}"
+        )
+    return config
+
+
 def converted_side(config: ModelConfig) -> str:
-    """The stack whose attention is converted: the encoder where there is one."""
+    """Return the stack whose attention is converted: the encoder if there is one, else the decoder."""
     return "encoder" if config.encoder is not None else "decoder"
 
 
 def extend_positions(config: ModelConfig, positions: int) -> ModelConfig:
-    """The configuration for longer texts, which computes the same for shorter ones."""
+    """Return the configuration for longer texts, with the same outputs for shorter texts."""
     if positions < config.max_position_embeddings:
         raise InputError(
             f"max_positions: expected {config.max_position_embeddings}, which the model has, or more, "
@@ -205,9 +227,11 @@ def extend_positions(config: ModelConfig, positions: int) -> ModelConfig:
 
 
 def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
-    """`config`, whose texts may be of another length than those of the `checkpoint` that it was derived from,
-    with the first positions as they are there: where a position scheme is the checkpoint's, it distinguishes
-    the same distances."""
+    """Return `config` with the first positions of the `checkpoint` that it was derived from.
+
+    Its texts may have another length. If a position scheme is the same as in the checkpoint, it distinguishes
+    the same distances.
+    """
     before, after = checkpoint.max_position_embeddings, config.max_position_embeddings
     changes: dict[str, Any] = {}
     if before != after:
@@ -221,7 +245,7 @@ def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
 
 
 def with_pattern(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfig:
-    """`mechanism` with another pattern where it is softmax attention, else softmax attention with it."""
+    """Return `mechanism` with another pattern; a mechanism without patterns becomes softmax attention."""
     if isinstance(mechanism, SoftmaxConfig):
         return dataclasses.replace(mechanism, pattern=pattern)
     if isinstance(mechanism, AlternateConfig):
@@ -231,7 +255,7 @@ def with_pattern(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfi
 
 
 def with_scale(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
-    """`mechanism` with the scale of the `old` one where it has none of its own."""
+    """Return `mechanism` with the scale of the `old` mechanism if it has no scale."""
     if isinstance(mechanism, AlternateConfig):
         return AlternateConfig(mechanisms=tuple(with_scale(layer, old) for layer in mechanism.mechanisms))
     if isinstance(mechanism, SoftmaxConfig) and mechanism.scale is None and isinstance(old, SoftmaxConfig):
@@ -241,13 +265,14 @@ def with_scale(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismCon
 
 @torch.no_grad()
 def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
-    """Where the old attention had a scale of its own and the new one divides by sqrt(D), the queries take it.
+    """Scale the query projections if the old attention has its own scale and the new attention divides by
+    sqrt(D).
 
-    Raises `InputError` where positions add to the queries: scaling the projection would not scale them.
+    Raises `InputError` if positions add to the queries: scaling the projection would not scale them.
     """
     names: list[str] = []
     for side in ("encoder", "decoder"):
-        if getattr(old.config, side) is not None and getattr(new.config, side) is not None:
+        if getattr(old.config, side, None) is not None and getattr(new.config, side, None) is not None:
             names += _scale_queries(side, old.get_submodule(side), new.get_submodule(side), report)
     return dataclasses.replace(
         report,
@@ -257,7 +282,7 @@ def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
 
 
 def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) -> list[str]:
-    """`keep_scores` in one stack: the names of the scaled tensors."""
+    """Apply `keep_scores` to one stack and return the names of the scaled tensors."""
     assert isinstance(old, Stack)
     assert isinstance(new, Stack)
     names: list[str] = []
@@ -283,5 +308,5 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
 
 
 def own_scale(mechanism: MechanismConfig) -> float | None:
-    """The scale of the products of queries and keys; None for 1 / sqrt(D)."""
+    """Return the scale of the products of queries and keys; None for 1 / sqrt(D)."""
     return mechanism.scale if isinstance(mechanism, SoftmaxConfig) else None

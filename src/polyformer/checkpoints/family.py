@@ -9,14 +9,14 @@ __all__ = ["FAMILIES", "Family", "Task", "register"]
 
 
 class Family(ConfigConversion, KeyConversion):
-    """A family of public models: a subclass fills in the tables (`tables.FamilyTables`)."""
+    """A family of public models: a subclass defines the tables (`tables.FamilyTables`)."""
 
 
 FAMILIES: Registry[Family] = Registry("model_type")
-"""transformers' model_type to the family."""
+"""The families by transformers' model_type."""
 
 
 def register(family: type[Family]) -> type[Family]:
-    """A decorator that enters a family under its model_type."""
+    """Register a family under its model_type."""
     FAMILIES.register(family.model_type)(family())
     return family

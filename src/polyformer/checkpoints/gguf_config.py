@@ -1,8 +1,8 @@
-"""What a GGUF file says of its model, as the configuration that its family has on the hub.
+"""The conversion of a GGUF file's metadata to the configuration that its family has on the hub.
 
-GGUF names the values of an architecture "llama.block_count" and so on. A value that no table here has is
-refused by its name, as it may change numbers. Mistral's files are of the architecture `llama`; where one
-states a window it is read as a Mistral.
+GGUF names the values of an architecture "llama.block_count" and so on. A value that no table here contains is
+refused by its name, since it may affect the outputs. Files of Mistral have the architecture `llama`; a file
+with a window is read as a Mistral.
 """
 
 import math
@@ -13,9 +13,10 @@ import numpy as np
 from polyformer.checkpoints.config_mapping import Tree
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf
+from polyformer.core.limits import LAYERS
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-"""The architectures that are read, and their classes."""
+"""The supported architectures, and their classes."""
 
 SIZES = {
     "block_count": "num_hidden_layers",
@@ -28,12 +29,12 @@ INERT: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
     "expert_used_count": (0,),
-    "pooling_type": (0, 1, 2, 3, 4),  # of embeddings, which no language model computes
+    "pooling_type": (0, 1, 2, 3, 4),  # pooling of embeddings, which no language model computes
     "rope.scaling.finetuned": (True, False),
-    "rope.scaling.yarn_ext_factor": (1.0, -1.0),  # -1: what the type says
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),  # -1: the default of the type
     "tensor_data_layout": ("Meta AI original pth", "reference"),
 }
-"""Values that change no number, as long as they are one of these."""
+"""Values without effect, if they are in these lists."""
 
 READ = (
     *SIZES,
@@ -58,13 +59,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor by which files of Llama 3.1 and later divide the frequencies of rotary positions."""
 
 LLAMA3: Tree = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Published with every Llama 3.1, 3.2 and 3.3: files hold only the factors that follow from them."""
+"""The published parameters of every Llama 3.1, 3.2 and 3.3: files contain only the resulting factors."""
 
 TABLE = "token_embd.weight"
 
 
 def hub_config(file: Gguf, factors: np.ndarray | None = None) -> Tree:
-    """The configuration; `factors` are those of `ROPE_FACTORS`, where the file has them.
+    """Return the configuration; `factors` are the values of `ROPE_FACTORS`, if the file has them.
 
     Raises `InputError` for an architecture or a value that is not supported.
     """
@@ -83,7 +84,12 @@ def hub_config(file: Gguf, factors: np.ndarray | None = None) -> Tree:
     if TABLE not in file.tensors or len(file.tensors[TABLE].shape) != 2:
         raise InputError(f"{file.path}: no table of tokens ({TABLE}) in it; get another copy of it")
     hub: Tree = {theirs: file.value(f"{name}.{key}", int) for key, theirs in SIZES.items()}
-    heads = hub["num_attention_heads"]
+    layers, heads = hub["num_hidden_layers"], hub["num_attention_heads"]
+    if not 1 <= layers <= LAYERS:
+        raise InputError(
+            f"{file.path}: {name}.block_count is {layers}, expected 1 to {LAYERS} layers; "
+            "get another copy of it"
+        )
     hub |= {
         "model_type": name,
         "architectures": [ARCHITECTURES[name]],
@@ -141,7 +147,7 @@ def _refuse_unknown(file: Gguf, own: Tree) -> None:
 
 
 def _head_size(file: Gguf, own: Tree, hub: Tree) -> int:
-    """The channels of a head, all of which are rotated."""
+    """Return the head dimension; all channels are rotated."""
     whole, heads = hub["hidden_size"], hub["num_attention_heads"]
     size = own.get("attention.key_length", whole // heads if heads > 0 else 0)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -154,7 +160,7 @@ def _head_size(file: Gguf, own: Tree, hub: Tree) -> int:
 
 
 def _special(file: Gguf) -> Tree:
-    """The ids of special tokens; several ends of a text, where the end of a turn is another."""
+    """Return the ids of special tokens; several end tokens if the end of a turn differs from a text's."""
     names = {"bos": "bos", "eos": "eos", "pad": "padding"}
     ids = {role: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
     hub: Tree = {f"{role}_token_id": number for role, number in ids.items()}
@@ -165,7 +171,7 @@ def _special(file: Gguf) -> Tree:
 
 
 def _scaling(file: Gguf, own: Tree, hub: Tree) -> Tree:
-    """How rotary positions reach further, as `rope_parameters` say it."""
+    """Return the extension of rotary positions, in the format of `rope_parameters`."""
     name = file.architecture
     linear = own.get("rope.scale_linear")
     kind = own.get("rope.scaling.type", "none" if linear is None else "linear")
@@ -181,15 +187,13 @@ def _scaling(file: Gguf, own: Tree, hub: Tree) -> Tree:
         if f"rope.scaling.yarn_{key}" in own:
             options[key] = file.value(f"{name}.rope.scaling.yarn_{key}", float)
     scale = own.get("rope.scaling.yarn_attn_factor", own.get("rope.scaling.attn_factor"))
-    if (
-        scale is not None and scale != 1
-    ):  # llama.cpp multiplies by it, transformers puts it in the place of all
+    if scale is not None and scale != 1:  # a factor in llama.cpp, the whole value in transformers
         options["attention_factor"] = scale * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
     return options
 
 
 def _llama3(file: Gguf, factors: np.ndarray, hub: Tree) -> Tree:
-    """Llama 3's extension that has these factors [D / 2]; none where all are 1."""
+    """Return Llama 3's extension for these factors [D / 2]; none if all are 1."""
     if (factors == 1).all():
         return {}
     channels, options = hub["head_dim"], {"factor": float(factors.max()), **LLAMA3}

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file under the names of the hub, dequantized a run of rows at a time.
+"""The tensors of a GGUF file under the names of the hub, dequantized in groups of rows.
 
-Memory: the tensor that is asked for, in the type it is wanted in, and `BYTES_AT_ONCE` of it in float32 on the
-way. The numbers are those of the package `gguf`, from llama.cpp's own project.
+Memory: the requested tensor in its final type, and `BYTES_AT_ONCE` of it in float32 during dequantization.
+The numbers are computed by the package `gguf` of the llama.cpp project.
 """
 
 import math
@@ -21,7 +21,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
 
 BYTES_AT_ONCE = 2**22
-"""Of a tensor in float32, as far as its rows are shorter."""
+"""The bytes of a tensor in float32 that are dequantized at once, at least one row."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -35,18 +35,18 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""GGUF's names of a Llama's tensors, and the hub's."""
+"""GGUF's names of a Llama's tensors, with the hub's."""
 
 LEFT = ("rope_freqs", "attn_rot_embd")
-"""Tensors that are no weights: the configuration says what they hold."""
+"""Tensors without weights: the configuration determines their values."""
 
 
 @dataclass(frozen=True)
 class GgufTensors:
-    """Tensors of a file, read when they are asked for.
+    """The tensors of a file, read on access.
 
-    names: of each, its name in the file. heads: by the last part of a name, into how many heads its rows fall
-    which llama.cpp has put in its own order. dtype: what they become.
+    names: the name of each tensor in the file. heads: by the last part of a name, the number of heads of a
+    tensor with rows in llama.cpp's order. dtype: the type of the tensors.
     """
 
     file: Gguf
@@ -64,17 +64,19 @@ class GgufTensors:
 
 
 def halves(tensor: Tensor, heads: int) -> Tensor:
-    """The rows of each head as halves [x0 x1 ... y0 y1 ...], which the hub's rotary positions rotate with one
-    another; llama.cpp has them as pairs [x0 y0 x1 y1 ...]. tensor: [H D, ...]."""
+    """Return the rows of each head as halves [x0 x1 ... y0 y1 ...], the order of the hub's rotary positions.
+
+    llama.cpp has them as pairs [x0 y0 x1 y1 ...]. tensor: [H D, ...].
+    """
     if len(tensor) % (2 * heads):
-        return tensor  # of another shape than the configuration says, which is said of all such tensors
+        return tensor  # the shape differs from the configuration, which is reported for all such tensors
     return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def open_gguf(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors]:
-    """The configuration of a file's model, as on the hub, and its tensors.
+    """Return the configuration of a file's model, as on the hub, and its tensors.
 
-    Raises `InputError` for a file that is damaged, lacks a tensor or holds numbers of an unknown kind.
+    Raises `InputError` for a file that is damaged, lacks a tensor or has numbers of an unknown kind.
     """
     file = read_gguf(path)
     factors = read_tensor(file, ROPE_FACTORS).flatten().numpy() if ROPE_FACTORS in file.tensors else None
@@ -89,7 +91,7 @@ def open_gguf(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufT
 
 
 def _hub_names(file: Gguf) -> dict[str, str]:
-    """Each tensor's name on the hub, and in the file; one that no table has keeps its name."""
+    """Return each tensor's name on the hub, with its name in the file; unknown names are unchanged."""
     names = {}
     for stored in file.tensors:
         stem, _, ending = stored.rpartition(".")
@@ -113,9 +115,9 @@ def _check_complete(file: Gguf, layers: int) -> None:
 
 
 def _bytes_of_rows(file: Gguf, name: str) -> tuple[Any, int, int]:
-    """The kind of a tensor's numbers in `gguf`'s words, how many rows it has, and how many bytes each.
+    """Return the kind of a tensor's numbers in the package `gguf`, its number of rows, and the bytes per row.
 
-    Raises `InputError` for an unknown kind, and for a tensor that reaches beyond the file.
+    Raises `InputError` for an unknown kind, and for a tensor that exceeds the file.
     """
     place, quants = file.tensors[name], _package(file)
     kind = _kind(place.kind)
@@ -143,7 +145,7 @@ def _bytes_of_rows(file: Gguf, name: str) -> tuple[Any, int, int]:
 
 @lru_cache
 def _kind(number: int) -> Any:
-    """What the package `gguf` calls a kind of numbers; None where it cannot read them."""
+    """Return the name of a kind of numbers in the package `gguf`; None if it cannot read them."""
     import gguf
 
     try:
@@ -168,14 +170,14 @@ def _package(file: Gguf) -> Any:
 
 
 def dequantize(rows: np.ndarray, kind: Any) -> np.ndarray:
-    """The float32 numbers of rows of bytes [R, B] -> [R, N]."""
+    """Return the float32 numbers of rows of bytes [R, B] -> [R, N]."""
     from gguf import quants
 
     return quants.dequantize(rows, kind)
 
 
 def read_tensor(file: Gguf, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor of a file, by its name there."""
+    """Return a tensor of a file, by its name in the file."""
     kind, rows, row = _bytes_of_rows(file, name)
     place = file.tensors[name]
     tensor = torch.empty(place.shape, dtype=dtype)

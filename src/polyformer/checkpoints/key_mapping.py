@@ -1,8 +1,8 @@
 """The table between a public checkpoint's tensors and ours: one table, both directions.
 
-A key mapping ties their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
-ties weight and bias) or single tensors; `{i}` stands for the number of a layer. Where one of their tensors
-holds several of ours, or lies differently in memory, a `Converter` says how.
+A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
+relates weight and bias) or single tensors; `{i}` is the number of a layer. If one of their tensors contains
+several of ours, or has another memory layout, a `Converter` converts it.
 """
 
 import dataclasses
@@ -14,42 +14,42 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Converter:
-    """How one of their tensors becomes ours and back; this one takes it as it is."""
+    """The conversion of one of their tensors to ours and back; the base class leaves it unchanged."""
 
     ours: tuple[str, ...]
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Our tensors of theirs."""
+        """Convert their tensor to our tensors."""
         return (theirs,)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Their tensor of ours."""
+        """Convert our tensors to their tensor."""
         return ours[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fused(Converter):
-    """Several projections of one size in one: weights [n E', E], biases [n E']."""
+    """Several projections of one size in one matrix: weights [n E', E], biases [n E']."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[n E', ...] -> n times [E', ...]."""
+        """Split [n E', ...] into n tensors [E', ...]."""
         return theirs.chunk(len(self.ours))
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """n times [E', ...] -> [n E', ...]."""
+        """Join n tensors [E', ...] to [n E', ...]."""
         return torch.cat(list(ours))
 
 
 @dataclasses.dataclass(frozen=True)
 class Transposed(Fused):
-    """The same with weights as [E, n E']: the `Conv1D` of the first GPTs."""
+    """Several projections in one matrix with weights [E, n E']: the `Conv1D` of the first GPTs."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Weights [E, n E'] -> n times [E', E]; biases [n E'] -> n times [E']."""
+        """Split weights [E, n E'] into n times [E', E], or biases [n E'] into n times [E']."""
         return super().split(theirs.T if theirs.dim() == 2 else theirs)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Weights n times [E', E] -> [E, n E']; biases n times [E'] -> [n E']."""
+        """Join n weights [E', E] to [E, n E'], or n biases [E'] to [n E']."""
         fused = super().join(ours)
         return fused.T if fused.dim() == 2 else fused
 
@@ -57,16 +57,16 @@ class Transposed(Fused):
 KeyMapping = Mapping[str, "str | Converter"]
 
 ENDINGS = ("", ".weight", ".bias")
-"""What a key of the table may continue with: it names a tensor, or a module that has these."""
+"""Suffixes after a key of the table: it names a tensor, or a module that has these tensors."""
 
 
 def transposed(*ours: str) -> Converter:
-    """A `Transposed` of these modules of ours."""
+    """Return a `Transposed` of these modules of ours."""
     return Transposed(ours)
 
 
 def layered(theirs: str, ours: str, mapping: KeyMapping) -> dict[str, str | Converter]:
-    """A layer's table behind both sides' paths to the layer, which hold `{i}`."""
+    """Return a layer's table with both sides' paths to the layer, which contain `{i}`."""
     return {
         f"{theirs}.{key}": f"{ours}.{target}"
         if isinstance(target, str)
@@ -77,14 +77,17 @@ def layered(theirs: str, ours: str, mapping: KeyMapping) -> dict[str, str | Conv
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One of their tensors, and how it becomes ours."""
+    """The relation of one of their tensors to ours."""
 
     theirs: str
     converter: Converter
 
 
-def links(mapping: KeyMapping, own: Iterable[str], layers: int) -> Iterator[Link]:
-    """The table written out, tensor by tensor, for a model of so many layers whose tensors are `own`."""
+def links(mapping: KeyMapping, own: Iterable[str], layers: int, group: int = 1) -> Iterator[Link]:
+    """Yield the table tensor by tensor, for a model with `layers` layers and the tensors `own`.
+
+    group: the number of our layers per layer of theirs; `{i}` is theirs, and `{j}` counts layers in it.
+    """
     have = set(own)
     for theirs, target in mapping.items():
         converter = Converter((target,)) if isinstance(target, str) else target
@@ -93,5 +96,5 @@ def links(mapping: KeyMapping, own: Iterable[str], layers: int) -> Iterator[Link
             for ending in ENDINGS:
                 ours = tuple(name.replace("{i}", str(i)) + ending for name in converter.ours)
                 if have.issuperset(ours):
-                    key = theirs.replace("{i}", str(i)) + ending
+                    key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group)) + ending
                     yield Link(key, dataclasses.replace(converter, ours=ours))

@@ -1,4 +1,4 @@
-"""`from_pretrained`: a model of a directory or of a name on the hub."""
+"""`from_pretrained`: a model from a directory or from a name on the hub."""
 
 import dataclasses
 import difflib
@@ -17,6 +17,7 @@ from polyformer.checkpoints.convert import keep_scores
 from polyformer.checkpoints.family import FAMILIES, Family
 from polyformer.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.checkpoints.matching import Matched, Stored, match_tensors, resolve_prefix
+from polyformer.checkpoints.preprocessor import read_preprocessor
 from polyformer.checkpoints.sentence import embedding_head
 from polyformer.checkpoints.tensors import open_tensors
 from polyformer.checkpoints.transfer import Report, transfer
@@ -24,6 +25,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.hub_names import check_no_revision, fetched
+from polyformer.core.paths import checked_path
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.heads import HeadConfig
@@ -45,21 +47,21 @@ def from_pretrained(
     allow_pickle: bool = False,
     revision: str | None = None,
 ) -> Transformer:
-    """A model and its weights, in evaluation mode.
+    """Return a model with its weights, in evaluation mode.
 
     Args:
-        source: a directory that `save_pretrained` or transformers wrote, a GGUF file or the directory of one,
-            or the name of a directory on the hub, which is fetched (a directory needs no network);
-            "owner/name@revision" pins what it means.
-        head: which head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
-            ("masked"), or a configuration, written in any way ("classify(num_labels=3)", {"kind": "embed"});
-            by default the one that it was saved with. "embed" of a folder of sentence-transformers pools as
-            that says. A head that the files do not hold is newly initialized, with a warning.
-        weights: what they are kept in: "float32", "bfloat16", or "int8", a fourth of the memory and faster to
-            generate with (`polyformer.model.weights`); by default as in the files.
-        dtype: of what is floating point; by default as in the files, of GGUF float32.
-        allow_pickle: read `pytorch_model.bin` where there is no safetensors, as tensors alone.
-        revision: of a name on the hub: a commit, a tag or a branch; by default the newest.
+        source: a directory that `save_pretrained` or transformers wrote, a GGUF file or the directory of a
+            GGUF file, or the name of a directory on the hub, which is downloaded (a directory requires no
+            network); "owner/name@revision" pins the revision.
+        head: the head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
+            ("masked"), or a configuration, in any form ("classify(num_labels=3)", {"kind": "embed"}); by
+            default the saved head. "embed" for a folder of sentence-transformers uses the folder's pooling. A
+            head that the files do not contain is newly initialized, with a warning.
+        weights: the type of the weights: "float32", "bfloat16", or "int8", which has a fourth of the memory
+            and generates faster (`polyformer.model.weights`); by default as in the files.
+        dtype: the type of floating point tensors; by default as in the files, float32 for GGUF.
+        allow_pickle: read `pytorch_model.bin` if there is no safetensors file, restricted to tensors.
+        revision: the revision of a name on the hub: a commit, a tag or a branch; by default the newest.
 
     Raises:
         InputError: a path that is no model's directory, an unknown family, an unsupported option,
@@ -81,7 +83,7 @@ def _read(
     allow_pickle: bool,
 ) -> Transformer:
     saved, stored = _described(folder, dtype)
-    if MARKS.keys() & saved.keys() and head is None:
+    if "model_type" not in saved and MARKS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
         return other
     if saved.get("model_type", WRAPPED) == WRAPPED:
@@ -101,14 +103,15 @@ def _load_public(
     pickle: bool,
     stored: GgufTensors | None = None,
 ) -> tuple[Transformer, Matched]:
-    """The model of a public checkpoint's folder or file, and what became of its tensors."""
-    family_of(hub)
+    """Return the model of a public checkpoint's folder or file, and the matching of its tensors."""
+    family = family_of(hub)
     head = named_head(head)
     if head == "embed":
         head = embedding_head(folder) or head
     if stored is not None:
         with _named(folder):
             return model_of_tensors(hub, stored, head, dtype)
+    hub = {**hub, **read_preprocessor(folder, family.image_options)}
     model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
     settings = read_generation(folder)
     model.generation = model.generation if settings is None else settings
@@ -116,13 +119,13 @@ def _load_public(
 
 
 def _described(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
-    """The configuration of a folder or a GGUF file, and of a file its tensors."""
+    """Return the configuration of a folder or a GGUF file, and for a file its tensors."""
     return open_gguf(path, dtype) if path.is_file() else (read_json(path / CONFIG, dict), None)
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Lets errors name the file whose configuration they speak of."""
+    """Make errors name the file with the configuration."""
     try:
         yield
     except InputError as error:
@@ -135,7 +138,7 @@ def _warn(new: tuple[str, ...], stacklevel: int = 3) -> None:
 
 
 def _load_own(folder: Path, saved: Tree) -> Transformer:
-    """A model in our format, or wrapped for transformers (`polyformer.hub`)."""
+    """Return a model in our format, or wrapped for transformers (`polyformer.hub`)."""
     if "model_type" not in saved:
         return Transformer.from_pretrained(folder)
     config, stored = ModelConfig.from_dict(saved.get("polyformer")), open_tensors(folder)
@@ -148,7 +151,7 @@ def _load_own(folder: Path, saved: Tree) -> Transformer:
 
 
 def config_of(source: str | Path) -> ModelConfig:
-    """The configuration of a checkpoint, with the head that it was saved with."""
+    """Return the configuration of a checkpoint, with its saved head."""
     path = _folder(source)
     saved, _ = _described(path)
     if saved.get("model_type", WRAPPED) == WRAPPED:
@@ -162,7 +165,7 @@ def config_of(source: str | Path) -> ModelConfig:
 
 
 def family_of(hub: Tree) -> Family:
-    """The family of a public configuration; `InputError` for one that is not supported."""
+    """Return the family of a public configuration; raises `InputError` for an unsupported family."""
     name = hub.get("model_type")
     if not isinstance(name, str) or name not in list(FAMILIES):
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
@@ -176,7 +179,7 @@ def family_of(hub: Tree) -> Family:
 
 
 def start_from(source: str | Path, model: Transformer) -> Report:
-    """Fill `model` with what a checkpoint has of it; the report says what was copied and what was not.
+    """Fill `model` with the matching weights of a checkpoint, and report which weights were copied.
 
     Raises `InputError` for a table of other tokens than the model's.
     """
@@ -189,12 +192,17 @@ def start_from(source: str | Path, model: Transformer) -> Report:
         check_trainable(old)
     else:
         kinds = {task.head.kind for task in family_of(saved).tasks.values()}
-        head = model.config.head if model.config.head.kind in kinds else None
+        # A head of the same kind with other labels is read unchanged, and excluded by `transfer`.
+        heads = config_of(folder).head, model.config.head
+        labels = [getattr(head, "num_labels", None) for head in heads]
+        relabelled = heads[0].kind == heads[1].kind and labels[0] != labels[1]
+        head = heads[1] if heads[1].kind in kinds and not relabelled else None
         old, matched = _load_public(folder, saved, head, None, False, stored)
         new, left = matched.newly_initialized, matched.left
     report = keep_scores(old, model, transfer(old, model, new))
     report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
-    if not any(name.startswith("tokens.") for name in report.copied):
+    reads_tokens = isinstance(model.config, ModelConfig)
+    if reads_tokens and not any(name.startswith("tokens.") for name in report.copied):
         own, stored = model.config.vocab_size, old.config.vocab_size
         raise InputError(
             f"{source}: it has {stored} tokens, the tokenizer {own}; use --tokenizer.path {source}"
@@ -203,19 +211,27 @@ def start_from(source: str | Path, model: Transformer) -> Report:
 
 
 def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig | None = None) -> Transformer:
-    """Ours of a model of transformers in memory, in evaluation mode; weights that lie alike are shared.
+    """Return our model for a model of transformers in memory, in evaluation mode.
 
-    Raises `InputError` as `from_pretrained` does.
+    Weights with the same layout are shared. Raises the same `InputError` as `from_pretrained`.
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise InputError(f"model: expected one of transformers', got {type(model).__name__}")
     hub = {**config.to_dict(), "architectures": [type(model).__name__]}
     if (hub.get("quantization_config") or {}).get("quant_method") == "gguf":
-        del hub["quantization_config"]  # such files are dequantized when they are read
-    converted, matched = model_of_tensors(hub, dict(model.state_dict()), named_head(head))
+        del hub["quantization_config"]  # such files are dequantized on reading
+    tensors = names_in_files(model, dict(model.state_dict()))
+    converted, matched = model_of_tensors(hub, tensors, named_head(head))
     _warn(matched.newly_initialized)
     return converted
+
+
+def names_in_files(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a model of transformers by the names in its saved files."""
+    from transformers import core_model_loading
+
+    return core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
 
 
 def model_of_tensors(
@@ -224,24 +240,25 @@ def model_of_tensors(
     head: str | HeadConfig | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Transformer, Matched]:
-    """The model of a public configuration and its tensors, and what became of them."""
+    """Return the model for a public configuration and its tensors, and the matching of the tensors."""
     family = family_of(hub)
     task = family.task(hub, head)
     config = family.config(hub, task, head if isinstance(head, HeadConfig) else None)
     config = untied(family, task, config, stored)
+    config = config if head is not None else family.fitted(config, [*stored])
     check_layers(config, len([*stored]), "the checkpoint")
     with torch.device("meta"):
         model = family.model(config)
     matched = match_tensors(family, task, config, stored, model, new_head=head is not None)
     load_weights(model, _cast(matched.weights, dtype), "the checkpoint")
     model.unused_tensors = _cast(matched.unused, dtype)
-    if isinstance(hub.get("eos_token_id"), list):  # of which a model's own configuration holds one
+    if isinstance(hub.get("eos_token_id"), list):  # our configuration has only a single end token
         model.generation = {"eos_token_id": hub["eos_token_id"]}
     return model.eval(), matched
 
 
 def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConfig | None:
-    """A head's configuration, or its name alone, which the family resolves."""
+    """Return a head's configuration, or only its name, which the family resolves."""
     if isinstance(head, dict) and head.keys() == {"kind"} and isinstance(head["kind"], str):
         return head["kind"]
     if head is None or (isinstance(head, str) and "(" not in head):
@@ -250,9 +267,9 @@ def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConf
 
 
 def untied(family: Family, task: str, config: ModelConfig, stored: Stored) -> ModelConfig:
-    """The configuration, untied where the files have an output layer that differs from the token table.
+    """Return the configuration, untied if the output layer in the files differs from the token table.
 
-    What transformers saves of T5 1.1 says that both are tied, and they are not; it believes the files too.
+    transformers saves T5 1.1 as tied although it is untied; it also relies on the files.
     """
     mapping = family.full_key_mapping(task)
     for copy, source in family.tasks[task].tied_keys.items() if family.tied(config) else ():
@@ -271,7 +288,7 @@ def _cast(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Te
 
 
 def _folder(source: str | Path, revision: str | None = None) -> Path:
-    folder = Path(source)
+    folder = checked_path(source)
     if folder.exists():
         check_no_revision(source, revision)
         file = gguf_file(folder)

@@ -1,4 +1,4 @@
-"""Our tensors of those of a checkpoint, and what became of every one of them."""
+"""The conversion of a checkpoint's tensors to ours, with a record of every tensor."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
@@ -21,11 +21,11 @@ Stored = Tensors | GgufTensors | dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matched:
-    """What a model takes from a checkpoint.
+    """The tensors that a model takes from a checkpoint.
 
-    weights: our tensors, by our names. newly_initialized: the names of those that the checkpoint lacks.
-    unused: their tensors that no number depends on, by the names that they have in their class. left: the
-    names of their tensors of another head.
+    weights: our tensors, by our names. newly_initialized: the names of our tensors that the checkpoint lacks.
+    unused: their tensors without effect on the outputs, by their names in their class. left: the names of
+    their tensors of another head.
     """
 
     weights: dict[str, Tensor]
@@ -37,7 +37,7 @@ class Matched:
 def match_tensors(
     family: Family, task: str, config: ModelConfig, stored: Stored, model: nn.Module, new_head: bool
 ) -> Matched:
-    """The tensors of `model`, from a checkpoint of the family's `task`.
+    """Return the tensors of `model`, from a checkpoint of the family's `task`.
 
     new_head: whether tensors of the head that the checkpoint lacks are newly initialized. Raises `InputError`
     for tensors that are missing, misshapen or of another family.
@@ -77,7 +77,9 @@ def _convert(
     stored: Stored,
     own: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Our tensors, their unused ones, and the names of missing ones. Takes out of `keys` what it reads."""
+    """Return our tensors, the unused tensors, and the names of missing tensors; remove used names from
+    `keys`.
+    """
     weights: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
@@ -94,14 +96,14 @@ def _convert(
             unused[theirs] = value
         for name, tensor in zip(link.converter.ours, converted):
             _check_shape(key, name, tensor, own[name])
-            if name in sources:  # two of theirs for one of ours: an untied class reads the later alone
+            if name in sources:  # two of theirs for one of ours: an untied class only reads the latter
                 unused[sources[name]] = weights[name]
             weights[name], sources[name] = tensor.contiguous(), theirs
     return weights, unused, missing
 
 
 def resolve_prefix(key: str, prefixes: Iterable[str], expected: Collection[str]) -> str:
-    """A tensor's name in the files of a task, whichever of the trunk's prefixes its own file has, or none."""
+    """Return a tensor's name in the files of a task, for any prefix of the trunk in its own file, or none."""
     return next((name for name in spellings(key, prefixes) if name in expected), key)
 
 
@@ -114,7 +116,7 @@ def _check_shape(theirs: str, name: str, tensor: Tensor, own: Tensor) -> None:
 
 
 def _shared(own: Mapping[str, Tensor], name: str, weights: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor is also one of the `weights`, under another name."""
+    """Return whether a tensor is also one of the `weights`, under another name."""
     return any(own[weight] is own[name] for weight in weights)
 
 

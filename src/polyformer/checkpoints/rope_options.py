@@ -1,6 +1,6 @@
-"""Rotary positions as transformers describes them, and as ours: bases, and ways to read longer texts.
+"""The options of rotary positions in transformers and in ours: bases, and extensions to longer texts.
 
-`rope_parameters` says both; older files have `rope_theta` and `rope_scaling` in its place.
+`rope_parameters` contains both; older files have `rope_theta` and `rope_scaling` instead.
 """
 
 import math
@@ -29,7 +29,7 @@ REASONS = {
 
 
 def read_rope(hub: Tree) -> Tree:
-    """`base` and `extension` of our rotary positions, as trees.
+    """Return `base` and `extension` of our rotary positions, as trees.
 
     Raises `InputError` for a type and for options that are not supported, by name.
     """
@@ -53,7 +53,7 @@ def read_rope(hub: Tree) -> Tree:
 
 
 def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
-    """Our way to read longer texts of theirs."""
+    """Return our extension for theirs."""
     if kind == "default":
         return None
     positions = hub["max_position_embeddings"]
@@ -82,7 +82,7 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
 
 
 def _temperature(factor: float, scale: float) -> float:
-    """What YaRN multiplies rotated channels by."""
+    """Return the factor of YaRN on the rotated channels."""
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -92,7 +92,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def write_rope(position: Tree) -> Tree:
-    """`rope_parameters` for our `position`; of an extension that they have no name for, none."""
+    """Return `rope_parameters` for our `position`; an extension without a name in transformers is omitted."""
     options: Tree = {"rope_type": "default", "rope_theta": position.get("base")}
     extension = position.get("extension") or {}
     kind = "linear" if extension.get("kind") == "interpolation" else extension.get("kind")

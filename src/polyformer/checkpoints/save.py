@@ -1,4 +1,4 @@
-"""`save_pretrained(format="hub")`: a model as transformers reads it."""
+"""`save_pretrained(format="hub")`: a model in the format of transformers."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.config_mapping import differences
 from polyformer.checkpoints.family import FAMILIES, Family
+from polyformer.checkpoints.preprocessor import write_preprocessor
 from polyformer.checkpoints.tensors import INDEX, SINGLE
 from polyformer.core.errors import InputError
 from polyformer.core.files import tied_names, write_json, write_tensors
@@ -15,13 +16,14 @@ from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG, write_generation
 
 SHARD = 5 * 1000**3
-"""Bytes of weights from which on they are written as several files."""
+"""The bytes of weights above which they are written as several files."""
 
 
 def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
-    """Write config.json and the weights; each file is whole or absent, and the index of several comes last.
+    """Write config.json, the weights and, for an image model, preprocessor_config.json.
 
-    Raises `InputError` for a model that is of no public family.
+    Each file is complete or absent, and the index of several files is written last. Raises `InputError` for a
+    model that belongs to no public family.
     """
     if model.config.weights == "int8":
         raise InputError(
@@ -29,21 +31,24 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
             'point first: from_pretrained(..., weights="float32") or polyformer convert --weights float32'
         )
     family, hub, task = find_family(model.config)
+    image = [hub.pop(name) for name in family.image_options]
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) == 1:
         hub["dtype"] = str(next(iter(dtypes))).removeprefix("torch.")
     tensors = to_hub_tensors(family, model.config, task, dict(model.state_dict()))
     tensors |= cast_like(model.unused_tensors, dtypes)
-    for name in tied_names(tensors):  # theirs is not tied here, or this name would be no link
+    for name in tied_names(tensors):  # untied in their class: safetensors refuses shared memory
         tensors[name] = tensors[name].clone()
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder, tensors, shard_size)
     write_generation(model, folder)
+    if image:
+        write_preprocessor(model.config, folder)
     write_json(folder / CONFIG, hub)
 
 
 def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
-    """The family of a model (its own, or the closest that can hold it), their configuration, and the task."""
+    """Return the family of a model (its own, or the closest possible), their configuration, and the task."""
     if config.origin is not None:
         family = FAMILIES[config.origin.model_type]
         return family, *family.hub_config(config)
@@ -69,7 +74,7 @@ def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
 def to_hub_tensors(
     family: Family, config: ModelConfig, task: str, ours: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Their tensors of ours: weights, or their gradients."""
+    """Return their tensors for ours: weights, or their gradients."""
     return {
         link.theirs: link.converter.join([ours[name] for name in link.converter.ours])
         for link in family.links(config, task, ours)
@@ -77,7 +82,7 @@ def to_hub_tensors(
 
 
 def cast_like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str, Tensor]:
-    """`tensors` in the type of the weights, where these have one type."""
+    """Return `tensors` in the type of the weights, if these have a single type."""
     if len(dtypes) > 1:
         return tensors
     dtype = next(iter(dtypes))

@@ -1,7 +1,7 @@
-"""Folders of sentence-transformers: a public checkpoint, and beside it how its vectors are pooled.
+"""Folders of sentence-transformers: a public checkpoint, with the pooling of its vectors next to it.
 
-`modules.json` lists what a text goes through: the model, a pooling whose folder says which, and perhaps a
-scaling to length 1. Reimers and Gurevych 2019, section 3.
+`modules.json` lists the steps for a text: the model, a pooling with its own folder, and perhaps a
+normalization to length 1. Reimers and Gurevych 2019, section 3.
 """
 
 from pathlib import Path
@@ -22,11 +22,11 @@ POOLINGS = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
-"""Their names, those of newer and of older folders, and ours."""
+"""Their names, in newer and in older folders, with ours."""
 
 
 def embedding_head(folder: Path) -> EmbedConfig | None:
-    """How a folder's texts become vectors; None where it is not of sentence-transformers.
+    """Return the embedding head of a folder; None if it is not a folder of sentence-transformers.
 
     Raises `InputError` for modules and poolings that we do not have, and for damaged files.
     """
@@ -48,9 +48,11 @@ def embedding_head(folder: Path) -> EmbedConfig | None:
 
 
 def write_modules(config: ModelConfig, folder: Path) -> bool:
-    """Write what lets sentence-transformers open `folder`, where a model for transformers was saved: its
-    modules, and how long texts may be. False, and nothing, for another head than one that pools the model's
-    own states."""
+    """Write the files by which sentence-transformers opens `folder`, which contains a model for transformers.
+
+    These are its modules, and the maximum length of texts. Returns False and writes nothing for a head that
+    does not pool the model's own states.
+    """
     head = config.head
     if not isinstance(head, EmbedConfig) or head.hidden:
         return False
@@ -74,7 +76,7 @@ def write_modules(config: ModelConfig, folder: Path) -> bool:
 
 
 def _pooling(path: Path) -> str:
-    """The one pooling that a module's configuration says."""
+    """Return the only pooling in a module's configuration."""
     described = read_json(path, dict)
     modes = [name for name, on in described.items() if name.startswith("pooling_mode_") and on]
     named = described.get("pooling_mode")

@@ -1,11 +1,11 @@
-"""What describes a family of public models: its configuration, its tensors and its heads, as tables.
+"""The description of a family of public models: its configuration, its tensors and its heads, as tables.
 
-One file of `families/` fills in these tables for one family. They are read in both directions: loading
-reads them one way, saving the other (`config_conversion`, `key_conversion`).
+One file of `families/` defines these tables for one family. They are read in both directions: one to load,
+the other to save (`config_conversion`, `key_conversion`).
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -19,16 +19,16 @@ from polyformer.model import Transformer
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One class of transformers: the trunk of its family with a head.
+    """A class of transformers: the trunk of its family with a head.
 
-    head: our head. key_mapping: the head's tensors, `{base}` standing for the trunk's prefix. config_mapping:
-    the options that describe the head, by paths in it. tied_keys: tensors that repeat others where the
-    embeddings are tied, by name the one that each repeats. prefixed: whether the trunk's tensors stand under
-    the family's prefix. base: this class's prefix, where it is not the family's. labelled: whether number of
-    labels and dropout are those of the configuration. without: the stack that this class lacks, "encoder" or
-    "decoder". trunk: the trunk's key mapping where it is not the family's. unused_keys: patterns of tensors
-    that the class has and computes nothing with. required: options of which this class has another value than
-    the family. causal: whether the family's encoder is a decoder in this class.
+    head: our head. key_mapping: the head's tensors, with `{base}` for the trunk's prefix. config_mapping: the
+    options that describe the head, by paths in it. tied_keys: tensors that repeat others if the embeddings
+    are tied, each with the name of the original. prefixed: whether the trunk's tensors have the family's
+    prefix. base: this class's prefix, if it differs from the family's. labelled: whether number of labels and
+    dropout come from the configuration. without: the stack that this class lacks, "encoder" or "decoder".
+    trunk: the trunk's key mapping if it differs from the family's. unused_keys: patterns of tensors that the
+    class has but does not use. required: options with another value in this class than in the family. causal:
+    whether the family's encoder is a decoder in this class.
     """
 
     head: HeadConfig
@@ -45,27 +45,28 @@ class Task:
     causal: bool = False
 
     def covers(self, option: Option) -> bool:
-        """Whether an option describes something that this class has."""
+        """Return whether an option describes a part that this class has."""
         return any(path.split(".")[0] != self.without for path in option.ours)
 
 
 class FamilyTables:
-    """The tables of a family, as class attributes, and the functions for what no table can say.
+    """The tables of a family, as class attributes, and the functions for all that a table cannot express.
 
     Of transformers' classes:
-        class_prefix: what their names begin with. tasks: the classes, by the end of their name.
+        class_prefix: the start of their names. tasks: the classes, by the end of their name.
         base_model_prefix: the prefix of the trunk's tensors, "" for none.
     Of the configuration:
         template: a model of the family, in which the options are set. config_mapping: the options that are
-        ours under another name. aliases: other names of options. required: options of which one value is
-        supported. other_options: those of `read_other_options` and `write_other_options`. ignored_options:
-        those that change no number. head_dropouts: options of the dropout of a labelled head; the first that
-        is set holds. num_labels: the number of labels where nothing says it.
+        ours under another name. aliases: other names of options. required: options with a single supported
+        value. other_options: options of `read_other_options` and `write_other_options`. ignored_options:
+        options without effect on the outputs. image_options: options of `config_mapping` that are in
+        preprocessor_config.json, not in config.json. head_dropouts: options of the dropout of a labelled
+        head; the first that is set counts. num_labels: the default number of labels.
     Of the tensors:
-        key_mapping: the trunk's tensors. ignored_keys: patterns of tensors that hold no weights.
+        key_mapping: the trunk's tensors. ignored_keys: patterns of tensors without weights.
     Of ours:
-        removed: the version of transformers from which on it lacks the family, "" for none.
-        sizes: the presets. model: the class that is built of the template's configuration.
+        removed: the first version of transformers without the family, "" for none.
+        sizes: the presets. model: the class that is built from the template's configuration.
     """
 
     model_type: ClassVar[str]
@@ -82,6 +83,7 @@ class FamilyTables:
     ignored_options: ClassVar[tuple[str, ...]] = ()
     key_mapping: ClassVar[KeyMapping]
     ignored_keys: ClassVar[tuple[str, ...]] = ()
+    image_options: ClassVar[tuple[str, ...]] = ()
     head_dropouts: ClassVar[tuple[str, ...]] = ()
     num_labels: ClassVar[int] = 2
     tasks: ClassVar[Mapping[str, Task]]
@@ -89,24 +91,32 @@ class FamilyTables:
     model: ClassVar[type[Any]] = Transformer
 
     def check(self, hub: Tree) -> None:
-        """Raises `InputError` for options that this family does not compute, beyond `required`."""
+        """Raise `InputError` for options that this family does not support, beyond `required`."""
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Sets in our `tree` what the config mapping cannot say of their `hub`."""
+        """Set in our `tree` the options of their `hub` that the config mapping cannot express."""
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The reverse: entries of their configuration for our `tree`."""
+        """Return the entries of their configuration for our `tree`, the inverse of `read_other_options`."""
         return {}
 
+    def fitted(self, config: ModelConfig, stored: Collection[str]) -> ModelConfig:
+        """Return `config` adjusted to the names of tensors in its files, beyond config.json."""
+        return config
+
     def generated_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of our tensors `own` that no public file holds: the seeds of random numbers."""
+        """Return the tensors among ours, `own`, that no public file contains: the seeds of random numbers."""
         return {}
 
     def layers(self, config: ModelConfig) -> int:
-        """The number of layers of the deepest stack."""
+        """Return the number of layers of the deepest stack."""
         stacks = (config.encoder, config.decoder)
         return max(stack.num_hidden_layers for stack in stacks if stack is not None)
 
+    def group_size(self, config: ModelConfig) -> int:
+        """Return the number of our layers that share one number in the names of public files."""
+        return 1
+
     def tied(self, config: ModelConfig) -> bool:
-        """Whether the output layer reads the token table."""
+        """Return whether the output layer is tied to the token table."""
         return config.embedding.tied

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, read one at a time: safetensors in one file or several, pickles where allowed."""
+"""The tensors of a checkpoint, read individually: safetensors in one file or several, pickles if allowed."""
 
 import dataclasses
 import pickle
@@ -17,14 +17,14 @@ from polyformer.core.files import read_json, reading, refuse_pickle
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-LONGEST_NAME = 255  # bytes of a file's name, on every usual file system
+LONGEST_NAME = 255  # bytes of a file name, the limit of common file systems
 RENAMED = {".gamma": ".weight", ".beta": ".bias"}
-"""Endings of norms in the oldest files."""
+"""Suffixes of norms in the oldest files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """Tensors of files, read when they are asked for. files: of each, its file and its name there."""
+    """Tensors of files, read on access. files: the file of each tensor and its name there."""
 
     folder: Path
     files: dict[str, tuple[Path, str]]
@@ -39,10 +39,10 @@ class Tensors:
 
 
 def open_tensors(folder: Path, allow_pickle: bool = False) -> "Tensors | dict[str, Tensor]":
-    """What the folder of a checkpoint holds, by their names.
+    """Return the tensors in the folder of a checkpoint, by their names.
 
-    Raises `InputError` for missing or damaged files, and for a pickle unless `allow_pickle`; one is then read
-    as tensors alone (`weights_only`), and no code in it runs.
+    Raises `InputError` for missing or damaged files, and for a pickle unless `allow_pickle`; a pickle is then
+    restricted to tensors (`weights_only`), and no code in it runs.
     """
     if (folder / INDEX).is_file():
         return Tensors(folder, _indexed(folder))
@@ -81,7 +81,7 @@ def _indexed(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _weight_map(folder: Path, index: str) -> dict[str, str]:
-    """The file of each tensor, as an index says."""
+    """Return the file of each tensor from an index."""
     listed = read_json(folder / index, dict).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise InputError(
@@ -92,7 +92,7 @@ def _weight_map(folder: Path, index: str) -> dict[str, str]:
 
 
 def _indexed_files(folder: Path, index: str, listed: dict[str, str]) -> list[Path]:
-    """The files that an index lists, which must lie in its folder: an index comes from others."""
+    """Return the files that an index lists, which must be in its folder, since an index is untrusted."""
     names = sorted(set(listed.values()))
     for name in names:
         if (
@@ -116,9 +116,9 @@ def _indexed_files(folder: Path, index: str, listed: dict[str, str]) -> list[Pat
 
 
 def _leaves(folder: Path, path: Path) -> bool:
-    """Whether a link leads out of the folder: of the hub's cache out of the model's part of it."""
+    """Return whether a link leads out of the folder, or out of the model's part of the hub's cache."""
     home = folder.resolve()
-    if home.parent.name == "snapshots":  # there the files are links to ../../blobs
+    if home.parent.name == "snapshots":  # in the cache the files are links to ../../blobs
         home = home.parent.parent
     return not path.resolve().is_relative_to(home)
 
@@ -130,13 +130,13 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle by name, mapped where the format allows it: torch's before 1.6 was no zip."""
+    """Return the tensors of a pickle by name, memory-mapped if it is a zip file (since torch 1.6)."""
     with reading(path):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore"
-                )  # of pickles that torch did not write; they are read or refused
+                )  # warnings about pickles that torch did not write; they are read or refused
                 content = torch.load(
                     path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
                 )
@@ -147,7 +147,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             ) from error
         except OSError:
             raise
-        except Exception as error:  # whatever the unpickler stumbles over in bytes that are no pickle
+        except Exception as error:  # any error of the unpickler for bytes that are no pickle
             raise InputError(
                 f"{path} is damaged or not a file of tensors ({first_line(error)}); restore it from a copy"
             ) from error
@@ -165,13 +165,13 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 def refused(error: Exception) -> str:
-    """What the unpickler would not run, without torch's advice to run it all the same."""
+    """Return the reason why the unpickler refused, without torch's advice to run it anyway."""
     said = re.search(r"GLOBAL (\S+)", str(error)) or re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
     return said[1][:120] if said else "what it would run is not known"
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error says, 120 characters at most."""
+    """Return the first line of an error, at most 120 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 

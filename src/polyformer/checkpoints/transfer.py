@@ -1,4 +1,4 @@
-"""The weights of one model in another: what fits is copied, and a report says what became of every tensor."""
+"""The transfer of weights between models: matching weights are copied, and a report lists every tensor."""
 
 import dataclasses
 from collections.abc import Collection
@@ -13,12 +13,12 @@ from polyformer.position import Position
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Names of the new model's tensors by what became of them.
+    """Names of the new model's tensors by their origin.
 
-    copied: equal to the old one's. scaled: the old one's times a number, so that attention scores stay.
+    copied: equal to the old tensors. scaled: multiplied by a number, so that attention scores are unchanged.
     extended: tables of positions, the old rows repeated. cut: tables of positions, the first rows.
     newly_initialized: not from the old model. left: names of the old model's tensors without a place in the
-    new one.
+    new model.
     """
 
     copied: tuple[str, ...]
@@ -38,10 +38,11 @@ class Report:
 
 @torch.no_grad()
 def transfer(old: Transformer, new: Transformer, untrained: Collection[str] = ()) -> Report:
-    """Copies into `new` what `old` has of it, with tables of positions repeated or cut to their length.
+    """Copy the matching tensors of `old` into `new`, with tables of positions repeated or cut to their
+    length.
 
-    Of heads of different kinds what both have (`HeadConfig.parts`): a pooler, say. `untrained`: names of
-    tensors of the old model that came from no checkpoint, which are not copied.
+    Of heads of different kinds the common parts are copied (`HeadConfig.parts`), for example a pooler.
+    `untrained`: names of tensors of the old model that came from no checkpoint, which are not copied.
     """
     stored = {name: tensor for name, tensor in old.state_dict().items() if name not in untrained}
     sources = {target: name for name in stored if (target := place(name, old.config.head, new.config.head))}
@@ -66,7 +67,7 @@ def transfer(old: Transformer, new: Transformer, untrained: Collection[str] = ()
 
 
 def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
-    """A tensor's name, in a model with the `old` head, in one with the `new` head; None where it has none."""
+    """Return the name of a tensor of a model with the `old` head in a model with the `new` head, or None."""
     if not name.startswith("head.") or old.kind == new.kind:
         return name
     parts = new.parts()
@@ -78,7 +79,7 @@ def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
 
 
 def position_tables(model: Transformer) -> dict[str, int]:
-    """The tables that have a row for each position, by name, and how many rows before are no position's."""
+    """Return the tables with a row for each position, by name, with the number of rows before them."""
     return {
         f"{path}.{name}": offset
         for path, module in model.named_modules()
@@ -88,14 +89,14 @@ def position_tables(model: Transformer) -> dict[str, int]:
 
 
 def repeated(table: Tensor, length: int, offset: int) -> Tensor:
-    """A table [offset + n, E] as [length, E], its n positions repeated."""
+    """Return a table [offset + n, E] as [length, E], its n positions repeated."""
     first, positions = table[:offset], table[offset:]
     times = -(-(length - offset) // len(positions))
     return torch.cat([first, positions.repeat(times, 1)])[:length].clone()
 
 
 def grouped(names: tuple[str, ...]) -> list[str]:
-    """Names that differ in the layer's number as one: "encoder.layers.*.attention.query.weight (12)"."""
+    """Return names with the layer's number as "*": "encoder.layers.*.attention.query.weight (12)"."""
     groups: dict[str, list[str]] = {}
     for name in names:
         pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))

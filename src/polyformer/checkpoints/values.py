@@ -1,7 +1,7 @@
-"""What may stand in a public config.json: the type and range of every option that is read, by its name.
+"""The allowed values of a public config.json: type and range of every option that is read, by its name.
 
-The tables of the families say what an option means; this one says what it can be, in one place for all of
-them, so that they compute with numbers that are numbers. An option that no family reads is not looked at.
+The tables of the families define the meaning of an option; this table defines its values, in one place for
+all families, so that they compute with valid numbers. An option that no family reads is not checked.
 """
 
 import dataclasses
@@ -10,12 +10,12 @@ from typing import Any
 
 from polyformer.checkpoints.config_mapping import Tree
 from polyformer.core.errors import InputError, quote
-from polyformer.core.sizes import LAYERS, SIZE
+from polyformer.core.limits import LAYERS, SIZE
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What an option can be: in words, and as a test."""
+    """The values of an option: in words, and as a test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -58,7 +58,7 @@ FLAG = Values("true or false", lambda value: isinstance(value, bool))
 NAME = Values("a text", lambda value: isinstance(value, str))
 NAMES = _listed(NAME)
 POSITIVE, COUNT, LAYER = _integer(1, SIZE), _integer(0, SIZE), _integer(1, LAYERS)
-OPEN = _integer(-1, SIZE)  # -1: as far as the text goes
+OPEN = _integer(-1, SIZE)  # -1: without a limit
 TOKEN = _integer(-(2**31), 2**31 - 1) | NULL
 RATE = Values("a number from 0 up to, not including, 1", lambda value: _is_number(value) and 0 <= value < 1)
 SMALL = Values("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
@@ -75,6 +75,7 @@ VALUES: dict[str, Values] = {
             "num_layers",
             "num_hidden_layers",
             "num_hidden_groups",
+            "inner_group_num",
             "encoder_layers",
             "decoder_layers",
         ),
@@ -115,6 +116,7 @@ VALUES: dict[str, Values] = {
             "n_langs",
             "n_positions",
             "num_attention_heads",
+            "num_channels",
             "num_hashes",
             "num_heads",
             "original_max_position_embeddings",
@@ -142,7 +144,15 @@ VALUES: dict[str, Values] = {
     **dict.fromkeys(("max_relative_positions", "position_buckets"), OPEN | NULL),
     **dict.fromkeys(("clamp_len", "sample_softmax"), OPEN),
     **dict.fromkeys(
-        ("head_dim", "intermediate_size", "n_inner", "num_key_value_heads", "sliding_window"), POSITIVE | NULL
+        (
+            "head_dim",
+            "intermediate_size",
+            "n_inner",
+            "num_key_value_heads",
+            "pooler_output_size",
+            "sliding_window",
+        ),
+        POSITIVE | NULL,
     ),
     **dict.fromkeys(
         ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"), TOKEN
@@ -180,6 +190,7 @@ VALUES: dict[str, Values] = {
     **dict.fromkeys(
         (
             "action_tanh",
+            "add_pooling_layer",
             "attention_bias",
             "axial_pos_embds",
             "causal",
@@ -192,6 +203,7 @@ VALUES: dict[str, Values] = {
             "position_biased_input",
             "pre_lnorm",
             "proj_share_all_but_first",
+            "qkv_bias",
             "relative_attention",
             "rescale_embeddings",
             "same_length",
@@ -222,6 +234,7 @@ VALUES: dict[str, Values] = {
             "hidden_activation",
             "model_type",
             "norm_rel_ebd",
+            "pooler_act",
             "pooler_hidden_act",
         ),
         NAME,
@@ -234,7 +247,8 @@ VALUES: dict[str, Values] = {
     "num_labels": POSITIVE,
     "id2label": LABELS | NULL,
     "architectures": NAMES | NULL,
-    "attention_window": POSITIVE | _listed(POSITIVE),
+    **dict.fromkeys(("attention_window", "image_size", "patch_size"), POSITIVE | _listed(POSITIVE)),
+    **dict.fromkeys(("image_mean", "image_std"), _listed(NUMBER)),
     "attention_layers": NAMES | NULL,
     "attention_types": REPEATS | NULL,
     "attn_layers": NAMES,
@@ -252,7 +266,7 @@ VALUES: dict[str, Values] = {
 
 
 def check_values(hub: Tree) -> None:
-    """Raises `InputError` for an option whose value is of another type, or outside of its range."""
+    """Raise `InputError` for an option with a value of another type, or outside its range."""
     for name, value in hub.items():
         if name in VALUES and not VALUES[name].holds(value):
             raise InputError(f"config.json: {name} is {quote(value)}, expected {VALUES[name].words}")

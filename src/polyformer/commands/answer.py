@@ -1,4 +1,4 @@
-"""Answer questions from a text with a trained model: one question, or every line of standard input.
+"""Answer questions from a text with a trained model: the questions given, or each line of standard input.
 
 Prints one answer a line, a piece of the text; an empty line where the model finds none.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from polyformer.commands.options import Device, argument, device
 
 EXAMPLES = """examples:
-  polyformer answer runs/squad-1 article.txt "Who wrote it?"
+  polyformer answer runs/squad-1 article.txt "Who wrote it?" "When?"
   polyformer answer runs/squad-1 article.txt < questions.txt
 """
 
@@ -22,7 +22,9 @@ class Options:
         "folder of a trained run of the task qa, or of a checkpoint with a span head", metavar="RUN"
     )
     source: str = argument("file with the text that contains the answers", metavar="FILE")
-    text: str | None = argument("the question (default: every line of standard input)", None, "QUESTION")
+    text: tuple[str, ...] = argument(
+        "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
+    )
     device: Device = device()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.commands.options import Device, argument, device, numbers, option
 from polyformer.core.errors import InputError
+from polyformer.core.limits import NEW_TOKENS
 
 if TYPE_CHECKING:
     from polyformer.calibration.calibrate import Tested
@@ -48,7 +49,7 @@ class Options:
     )
     texts: int = option("number of texts, at most (default: 200)", 200)
     prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
-    new_tokens: int = option("tokens that it writes (default: 32)", 32)
+    new_tokens: int = option("tokens that it writes (default: 32)", 32, most=NEW_TOKENS)
     device: Device = device()
 
 

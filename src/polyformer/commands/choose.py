@@ -1,4 +1,4 @@
-"""Choose one of several texts with a trained model, for one question or every line of standard input.
+"""Choose one of several texts with a trained model, for questions or every line of standard input.
 
 Prints a line for each: the most probable choice, a tab, its probability (0 to 1). A line of standard input
 is a question and its choices with tabs between; with --choices, which are then the same for all, a question
@@ -23,7 +23,9 @@ class Options:
     run: str = argument(
         "folder of a trained run of the task choose, or of a checkpoint of multiple choice", metavar="RUN"
     )
-    text: str | None = argument("the question (default: every line of standard input)", None, "QUESTION")
+    text: tuple[str, ...] = argument(
+        "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
+    )
     choices: str | None = option("the choices, a list in JSON", metavar="LIST")
     device: Device = device()
 

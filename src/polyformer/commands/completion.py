@@ -6,15 +6,14 @@ the words are fixed when it is printed.
 
 import argparse
 import dataclasses
-import importlib
 import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyformer.commands import COMMANDS
-from polyformer.commands.options import BARE, argument, choices, flag, metavar, place
+from polyformer.commands import COMMANDS, is_installed, load_command
+from polyformer.commands.options import BARE, argument, choices, flag, metavar, place, values_of
 
 EXAMPLES = """examples:
   polyformer completion bash > ~/.local/share/bash-completion/completions/polyformer
@@ -59,8 +58,8 @@ def command_line() -> argparse.ArgumentParser:
     subparsers = result.add_subparsers()
     words = value_words()
     settings = recipe_settings(words)
-    for name in COMMANDS:
-        command = importlib.import_module(f"polyformer.commands.{name}")
+    for name in filter(is_installed, COMMANDS):
+        command = load_command(name)
         parser = subparsers.add_parser(name, help=(command.__doc__ or "").splitlines()[0])
         _mark_paths(parser.add_argument("--import", metavar="FILE", help="import members of your own"))
         hints = typing.get_type_hints(command.Options)
@@ -82,14 +81,9 @@ def _add(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint:
         parser.add_argument(flag(field), action="store_true", **options)
         return
     options |= {"choices": choices(hint) or words.get(place(field)), "metavar": metavar(field, hint)}
-    if not field.metadata["positional"]:
-        action = parser.add_argument(flag(field), **options)
-    elif field.default is dataclasses.MISSING:
-        several = {"nargs": "+"} if typing.get_origin(hint) is tuple else {}
-        action = parser.add_argument(field.name, **several, **options)
-    else:
-        action = parser.add_argument(field.name, nargs="?", **options)
-    _mark_paths(action)
+    if number := values_of(field, hint):
+        options["nargs"] = number
+    _mark_paths(parser.add_argument(field.name if field.metadata["positional"] else flag(field), **options))
 
 
 def _mark_paths(action: Any) -> None:
@@ -104,13 +98,14 @@ def _mark_paths(action: Any) -> None:
 
 def value_words() -> dict[str, list[str]]:
     """The words for values, by metavar: recipes, presets, claims; and the members by axis."""
-    from polyformer.commands.reproduce import claims
     from polyformer.documentation import members
     from polyformer.presets import MODELS
     from polyformer.recipes.find import recipe_names
 
     presets = [*MODELS.names()]
-    words = {"RECIPE": recipe_names(), "PRESET": presets, "MODEL": presets, "CLAIM": claims()}
+    words = {"RECIPE": recipe_names(), "PRESET": presets, "MODEL": presets}
+    if is_installed("reproduce"):
+        words["CLAIM"] = load_command("reproduce").claims()
     for axis, name, _ in members():
         words.setdefault(axis, []).append(name)
     return words

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from polyformer.commands.options import argument, option
 from polyformer.core.errors import InputError
+from polyformer.core.paths import checked_path
 
 EXAMPLES = """examples:
   polyformer convert bert-dir bert-polyformer
@@ -39,7 +40,7 @@ class Options:
         "checkpoint: a directory that transformers or polyformer wrote, or a name on the hub",
         metavar="CHECKPOINT",
     )
-    out: str = argument("directory to write", metavar="OUT")
+    out: str = argument("directory to write", metavar="OUT", output="folder")
     attention: str | None = option(
         "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
         "as linformer"
@@ -101,7 +102,8 @@ def run(options: Options) -> None:
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.model.weights import with_weights
 
-    if Path(options.out).exists() and any(Path(options.out).iterdir()):
+    out = checked_path(options.out)
+    if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{options.out}: not empty; choose another directory")
     changes = options.attention, options.max_positions, options.extension, options.global_projections
     changed = any(changes) or options.memory or options.depth or options.fit

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.commands.options import argument, option
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
     from polyformer.data.prepared.manifest import Settings
@@ -41,7 +42,7 @@ class Options:
         "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
         metavar="FILE",
     )
-    out: str | None = option("for prepare: the folder, new or begun", metavar="DIR")
+    out: str | None = option("for prepare: the folder, new or begun", metavar="DIR", output="folder")
     tokenizer: str | None = option(
         "for prepare: the folder or file of one (of a run, a checkpoint, other prepared text), or 'train' to "
         "train one on the text"
@@ -53,7 +54,9 @@ class Options:
         "for prepare: share of the text that is held out, evenly spread, or a number of documents, the first "
         "(default: 0.005)"
     )
-    shard_tokens: int | None = option("for prepare: tokens of a file, at least (default: 134217728)")
+    shard_tokens: int | None = option(
+        "for prepare: tokens of a file, at least (default: 134217728)", most=COUNT
+    )
     algorithm: str | None = option(
         "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
     )

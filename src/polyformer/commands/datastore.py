@@ -18,9 +18,6 @@ from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     from polyformer.datastore.build import Progress
-    from polyformer.datastore.manifest import Manifest
-    from polyformer.datastore.readers import ContextReader
-    from polyformer.datastore.windows import Reading
 
 EXAMPLES = """examples:
   polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
@@ -52,6 +49,7 @@ class Options:
         "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or FILE.db/NAME for "
         "an embedded one (the environment's MILVUS_TOKEN is its password); for neighbours: a folder",
         metavar="STORE",
+        output="folder",
     )
     format: str | None = option("of TEXT, if its name does not say: text, lines, articles, ...")
     length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
@@ -103,7 +101,7 @@ def build_store(options: Options) -> None:
     """Read the text, or what is left of it."""
     from polyformer.data import DataConfig, read
     from polyformer.data.fingerprint import fingerprint
-    from polyformer.datastore.build import build
+    from polyformer.datastore.build import build, manifest_of
     from polyformer.datastore.merge import part_folder
     from polyformer.datastore.milvus_server import Address
     from polyformer.datastore.milvus_store import build_in_milvus
@@ -127,24 +125,6 @@ def build_store(options: Options) -> None:
         else:
             count = build_in_milvus(reader, texts, manifest, address, report)
     print(f"{folder if address is None else address}: {count:,} entries")
-
-
-def manifest_of(
-    reader: "ContextReader", reading: "Reading", text: tuple[dict[str, object], ...], part: int, parts: int
-) -> "Manifest":
-    """What the store will say of itself."""
-    from polyformer.datastore.manifest import Manifest
-
-    return Manifest(
-        dimension=reader.dimension,
-        model=reader.fingerprints["model"],
-        tokenizer=reader.fingerprints["tokenizer"],
-        key=reader.key,
-        reading=reading,
-        text=text,
-        part=part,
-        parts=parts,
-    )
 
 
 def parts_of(options: Options) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyformer.commands.options import Device, argument, device, option, recipe_settings
 from polyformer.core.errors import InputError
+from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
     from polyformer.recipes.fit import Fitted
@@ -34,12 +35,16 @@ class Options:
     teacher: str | None = argument("folder of the trained run to learn from", None)
     layers: int | None = option("layers of the student (default: half of the teacher's)")
     data: str | None = option("file or directory to train on (default: the teacher's data)", metavar="PATH")
-    steps: int | None = option("training steps, updates of the weights (default: the teacher's number)")
-    out: str | None = option("folder of the new run (default: runs/distilled-NUMBER)", metavar="DIR")
+    steps: int | None = option(
+        "training steps, updates of the weights (default: the teacher's number)", most=COUNT
+    )
+    out: str | None = option(
+        "folder of the new run (default: runs/distilled-NUMBER)", metavar="DIR", output="folder"
+    )
     resume: str | None = option(
         "continue the distillation in this folder from its last checkpoint", metavar="DIR"
     )
-    seed: int | None = option("seed of data order and dropout (default: the teacher's)")
+    seed: int | None = option("seed of data order and dropout (default: the teacher's)", most=COUNT)
     device: Device | None = device(None)
     changes: dict[str, Any] = recipe_settings("--distillation.soft 1")
 
@@ -90,7 +95,7 @@ def recipe_data(options: Options) -> dict[str, Any]:
 
 def comparison(fitted: "Fitted", folder: str) -> str:
     """Metrics and time of teacher and student on the same held-out data."""
-    from polyformer.bench.timing import in_turn, median
+    from polyformer.core.timing import in_turn, median
     from polyformer.recipes.report import table
     from polyformer.recipes.run import Run
 

@@ -34,7 +34,9 @@ class Options:
         "files of texts: .txt (a text in each line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
         metavar="FILE",
     )
-    out: str | None = option("the file .parquet to write, or a directory for its parts", metavar="FILE")
+    out: str | None = option(
+        "the file .parquet to write, or a directory for its parts", metavar="FILE", output="by name"
+    )
     column: str | None = option("column of the texts (default: one with a usual name, such as text)")
     id: str | None = option("column that names a text (default: its number, from 0)", metavar="COLUMN")
     format: str | None = option("of FILES, if their names do not say: text, lines, jsonl, ...")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.commands.options import Device, argument, device, option
 from polyformer.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
     from polyformer.recipes.run import Run
@@ -63,7 +64,8 @@ class Options:
         "of a checkpoint: tokens that it reads at once (default: 512, or what it takes)", metavar="N"
     )
     tokens: int | None = option(
-        "of a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)"
+        "of a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)",
+        most=COUNT,
     )
     format: str | None = option(
         "of a checkpoint, or with --datastore: of the texts, if their names do not say"
@@ -89,15 +91,17 @@ class Options:
         "of a Decision Transformer: try it in this one of gymnasium's (default: where it was recorded)",
         metavar="ID",
     )
-    max_steps: int | None = option("of a Decision Transformer: where an episode is cut")
+    max_steps: int | None = option("of a Decision Transformer: where an episode is cut", most=COUNT)
     episode: str | None = option(
         "of an agent: draw an episode and its attention into this file: .gif, a frame a step, or a sheet",
         metavar="FILE",
+        output="file",
     )
     progress: str | None = option(
         "keep what is measured in this folder: stopped, the same command goes on from there, with any number "
         "of processes",
         metavar="DIR",
+        output="folder",
     )
     device: Device = device()
 

@@ -34,7 +34,7 @@ def measure(options: Any) -> None:
             counts, temperatures = (config.neighbours,), (config.temperature,)
             targets = measured(reader, store, texts, counts, temperatures, options.tokens)
             rows += perplexities(name, targets, float(targets.losses(config.weight)))
-            print_speed(targets)
+            print_speed(name, targets)
     print(table(rows))
 
 
@@ -65,7 +65,7 @@ def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "Mixtur
         f"--lambda {config.weight:g} --temperature {config.temperature:.6g} --neighbours {config.neighbours}"
     )
     rows += perplexities(options.tune, targets, loss)
-    print_speed(targets)
+    print_speed(options.tune, targets)
     return config
 
 
@@ -113,7 +113,7 @@ def perplexities(name: str, targets: "Targets", loss: float) -> list[tuple[str, 
     return [(name, alone), (f"{name}, with neighbours", perplexity_metrics(loss * count, count))]
 
 
-def print_speed(targets: "Targets") -> None:
-    """Milliseconds a token, on standard error."""
+def print_speed(name: str, targets: "Targets") -> None:
+    """Print the milliseconds that a token of the data `name` takes, on standard error."""
     model, search = (1e3 * seconds / len(targets.log_p) for seconds in targets.seconds)
-    print(f"a token: {model:.2f} ms in the model, {search:.2f} ms in the search", file=sys.stderr)
+    print(f"{name}: {model:.2f} ms a token in the model, {search:.2f} ms in the search", file=sys.stderr)

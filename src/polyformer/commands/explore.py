@@ -12,6 +12,7 @@ from typing import Any
 
 from polyformer.commands.options import Device, argument, device, model_settings, option
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import NEW_TOKENS
 
 EXAMPLES = """examples:
   polyformer explore runs/demo-1 "def attend(q, k, v):" --out attention.html
@@ -21,6 +22,7 @@ EXAMPLES = """examples:
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
   polyformer explore runs/digits digit.png                            # a model of images
   polyformer explore runs/digits --row 3                              # the third image that it learned from
+  polyformer explore runs/pets photo.jpg                              # patches of a Vision Transformer
   polyformer explore vit-dir photo.jpg --transformers
 """
 
@@ -44,7 +46,9 @@ class Options:
         "read image N, from 1, of a data set; without IMAGE of those that the run learned from", metavar="N"
     )
     target: str | None = option("what the decoder of an encoder-decoder reads", metavar="TEXT")
-    generate: int | None = option("let the model continue the text by at most N tokens, and show the steps")
+    generate: int | None = option(
+        "let the model continue the text by at most N tokens, and show the steps", most=NEW_TOKENS
+    )
     segment: int | None = option(
         "of a model with a memory: read the text in segments of N tokens, and show the last", metavar="N"
     )
@@ -56,7 +60,7 @@ class Options:
     megabytes: float = option(
         "size of the page, at most; layers beyond have thumbnails alone (default: 20)", 20.0
     )
-    out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE")
+    out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE", "file")
     device: Device = device()
     changes: dict[str, Any] = model_settings()
 
@@ -64,7 +68,7 @@ class Options:
 def run(options: Options) -> None:
     """Record and write the page."""
     from polyformer.commands.explore_readings import is_model, opened
-    from polyformer.core.files import atomic_write
+    from polyformer.core.files import write_output
     from polyformer.visual.explorer import page_of
 
     text, other = text_of(options), options.against
@@ -84,7 +88,7 @@ def run(options: Options) -> None:
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
     title = titled(options, text)
     content = page_of(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
-    atomic_write(Path(options.out), content.encode())
+    write_output(options.out, content.encode())
     print(f"Written to {options.out} ({len(content) / 1e6:.1f} MB): open it in a browser")
 
 

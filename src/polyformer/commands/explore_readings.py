@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyformer.commands.options import preset_overrides
-from polyformer.core.errors import InputError, reason_of
+from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from polyformer.data import DataConfig
     from polyformer.recipes.run import Run
+    from polyformer.tasks import ImageClassification
     from polyformer.visual.explorer import Reading
 
 Read = Callable[[str | None], "Reading"]
@@ -24,6 +25,7 @@ Read = Callable[[str | None], "Reading"]
 def opened(options: Any, name: str) -> Read:
     """What the model `name` reads."""
     from polyformer.model.record import RECIPE
+    from polyformer.recipes.classifier import image_classifier
     from polyformer.recipes.run import Run
     from polyformer.tasks import ImageConfig
 
@@ -31,6 +33,9 @@ def opened(options: Any, name: str) -> Read:
         return by_transformers(options, name)
     if (Path(name) / RECIPE).is_file() and isinstance(Run.open(name).recipe.task, ImageConfig):
         return by_image_run(options, Run.open(name))
+    classifier = image_classifier(name, options.device)
+    if classifier is not None:
+        return by_patches(options, name, *classifier)
     return by_us(options, name)
 
 
@@ -54,7 +59,6 @@ def by_us(options: Any, name: str) -> Read:
 
 def by_image_run(options: Any, run: "Run") -> Read:
     """Images, by the model of a run of ours, brought to the size and the colours that it was trained on."""
-    from polyformer.data import DataConfig
     from polyformer.tasks.image import ImageModelling
     from polyformer.visual.explorer.own_images import OwnImages
 
@@ -62,16 +66,35 @@ def by_image_run(options: Any, run: "Run") -> Read:
     task = run.task_of(ImageModelling)
     height, width, *colours = task.shape
     images = OwnImages(str(run.folder), run.model(options.device), task.levels)
-    brought: Any = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
-    own = dataclasses.replace(run.recipe.data, streaming=True, test_fraction=0.0, **brought)
+    brought = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
+    return lambda path: images.of_pixels(image_of(options, run.recipe.data, brought, path))
 
-    def read(path: str | None) -> "Reading":
-        if path is None:
-            return images.of_pixels(pixels_of(own, own.path, options.row))
-        data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **brought)
-        return images.of_pixels(pixels_of(data, path, options.row))
 
-    return read
+def by_patches(options: Any, name: str, task: "ImageClassification", model: Any) -> Read:
+    """Read images by a Vision Transformer of ours, brought to the size and the colours that it reads."""
+    from polyformer.data import DataConfig
+    from polyformer.model.record import RECIPE
+    from polyformer.recipes.run import Run
+    from polyformer.visual.explorer.own_patches import OwnPatches
+
+    check_images(options)
+    images, is_run = OwnPatches(name, model), (Path(name) / RECIPE).is_file()
+    if options.row is not None and options.text is None and not is_run:
+        raise InputError(f"--row: {name} has no images of its own; name a file of images before it")
+    own = Run.open(name).recipe.data if is_run else DataConfig()
+    brought = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
+    return lambda path: images.of_pixels(image_of(options, own, brought, path))
+
+
+def image_of(options: Any, own: "DataConfig", brought: dict[str, Any], path: str | None) -> "np.ndarray":
+    """Return the image that is asked for, of a run's `own` data or of those in `path`, as `brought` says."""
+    from polyformer.data import DataConfig
+
+    if path is None:
+        data = dataclasses.replace(own, streaming=True, test_fraction=0.0, **brought)
+        return pixels_of(data, own.path, options.row)
+    data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **brought)
+    return pixels_of(data, path, options.row)
 
 
 def by_transformers(options: Any, name: str) -> Read:
@@ -95,24 +118,18 @@ def by_transformers(options: Any, name: str) -> Read:
 
 
 def loaded(name: str, image: bool) -> tuple[Any, Any]:
-    """A model of transformers and what makes its inputs; of one that reads both, its part for an `image` or
-    a text. Raises `InputError` for what transformers cannot load, and for files that lack weights."""
-    try:
-        from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise InputError("--transformers: needs transformers; pip install 'polyformer[hub]'") from error
-    from polyformer.inside.quiet import quiet
+    """Return a model of transformers and its tokenizer or image processor.
+
+    Of a model that reads texts and images, return its part for an `image` or a text. Raises `InputError` for
+    what transformers cannot load, and for files that lack weights.
+    """
+    from polyformer.inside.loading import load_by_transformers
     from polyformer.visual.explorer.other_images import part_for
 
-    try:
-        with quiet():
-            model, report = AutoModel.from_pretrained(name, output_loading_info=True)
-            model = part_for(model, image)
-            vision = model.main_input_name == "pixel_values"
-            reader = (AutoImageProcessor if vision else AutoTokenizer).from_pretrained(name)
-    except Exception as error:  # what its classes raise, and its readers of files
-        reason = reason_of(error)
-        raise InputError(f"{name}: transformers cannot read it: {reason}") from error
+    model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
+    model = part_for(model, image)
+    vision = model.main_input_name == "pixel_values"
+    reader = load_by_transformers("AutoImageProcessor" if vision else "AutoTokenizer", name)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise InputError(

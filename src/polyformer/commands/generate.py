@@ -1,4 +1,6 @@
-"""Continue a text with a trained language model; prints the text as it is generated.
+"""Continue texts with a trained language model; prints each text as it is generated.
+
+Of several texts each is continued separately, in the order given, with an empty line between.
 
 Without options the most probable token is chosen every time (greedy decoding). Any of --temperature, --top-k,
 --top-p and --seed turns on sampling, --num-beams beam search (in groups that differ with --num-beam-groups),
@@ -14,13 +16,14 @@ for a device: each has some of the heads and of the feed-forwards; the first pri
 
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
 from polyformer.commands.processes import Shares, divided, refuse_several
+from polyformer.core.limits import COUNT, NEW_TOKENS
 
 if TYPE_CHECKING:
     from polyformer.datastore import Mixture as KnnMixture
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from polyformer.recipes.writer import Writer
 
 EXAMPLES = """examples:
-  polyformer generate runs/demo-1 --prompt "class Stack:"
+  polyformer generate runs/demo-1 --prompt "class Stack:" "def push("
   polyformer generate runs/demo-1 --prompt "def " --temperature 0.8 --top-k 50 --seed 1
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --num-beam-groups 2 --diversity-penalty 0.5
@@ -66,16 +69,18 @@ class Options:
     run: str = argument(
         "folder of a trained run of the task lm, or of a checkpoint with its tokenizer", metavar="RUN"
     )
-    prompt: str = option("the text to continue (default: empty, the beginning of a document)", "", "TEXT")
+    prompt: tuple[str, ...] = option(
+        "texts to continue, each in quotes (default: empty, the beginning of a document)", ("",), "TEXT"
+    )
     max_new_tokens: int | None = option(
-        "largest number of tokens to generate (default: from the checkpoint, else 64)"
+        "largest number of tokens to generate (default: from the checkpoint, else 64)", most=NEW_TOKENS
     )
     temperature: float | None = option("sample from softmax(logits / X); X > 0 (default: 1 where sampling)")
     top_k: int | None = option("sample among the N most probable tokens (default: all)")
     top_p: float | None = option(
         "nucleus sampling: sample among the fewest tokens whose probabilities sum to X or more (default: 1)"
     )
-    seed: int | None = option("seed of sampling: the same seed, the same text (default: random)")
+    seed: int | None = option("seed of sampling: the same seed, the same text (default: random)", most=COUNT)
     num_beams: int | None = option(
         "beam search with N beams; printed at the end (default: 1, no beam search)"
     )
@@ -168,7 +173,8 @@ def write_by(options: Options, settings: "dict[str, Any]", shares: Shares) -> No
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
     with suited(model):
-        write(task, model, config, options.prompt, draft, mixture, retrieval)
+        for prompt in in_turn(options.prompt):
+            write(task, model, config, prompt, draft, mixture, retrieval)
 
 
 def layers_of(text: str) -> "str | list[int]":
@@ -220,14 +226,15 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
             raise InputError(f"{flag}: not for {options.run}, which transformers runs; leave it out")
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
-    show = shown_after(options.prompt)
-    streamer = TextStreamer(reader.tokenizer.decode, stop, show)
     with suited(reader.model):
-        tokens = generate(reader, mixture, options.prompt, settings, stop, streamer)
-    if not streamer.tokens:
-        streamer.tokens = tokens  # of beams, which are chosen at the end
-    streamer.finish()
-    show("\n")
+        for prompt in in_turn(options.prompt):
+            show = shown_after(prompt)
+            streamer = TextStreamer(reader.tokenizer.decode, stop, show)
+            tokens = generate(reader, mixture, prompt, settings, stop, streamer)
+            if not streamer.tokens:
+                streamer.tokens = tokens  # of beams, which are chosen at the end
+            streamer.finish()
+            show("\n")
 
 
 def retrieval_of(options: Options, task: Any) -> "Retrieval | None":
@@ -290,6 +297,14 @@ def write(
             f"{drafted.accepted} of {drafted.proposed} proposed tokens accepted in {drafted.passes} passes"
         )
         print(f"draft: {counts} of the model", file=sys.stderr)
+
+
+def in_turn(prompts: Sequence[str]) -> Iterator[str]:
+    """Yield the prompts, and print an empty line between what is written for them."""
+    for number, prompt in enumerate(prompts):
+        if number:
+            print()
+        yield prompt
 
 
 def shown_after(prompt: str) -> Callable[[str], None]:

@@ -1,20 +1,24 @@
-"""The texts that a command reads: its argument TEXT, or the lines of standard input."""
+"""The texts that a command reads: its arguments TEXT, or the lines of standard input."""
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from polyformer.core.errors import InputError, quote
 
 LINES = 256  # read at once: enough to sort by length, few enough to show results early
 
 
-def input_lines(text: str | None) -> Iterator[list[str]]:
-    """`text`, or standard input in lists of at most `LINES` lines; raises `InputError` without either."""
-    if text is not None:
-        if not text.strip():
+def input_lines(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield `texts`, or else the lines of standard input, in lists of at most `LINES`.
+
+    Raises `InputError` where a text is empty, and where there are neither texts nor lines.
+    """
+    if texts:
+        if not all(text.strip() for text in texts):
             raise InputError("TEXT: expected some text, got none")
-        yield [text]
+        for start in range(0, len(texts), LINES):
+            yield list(texts[start : start + LINES])
         return
     if sys.stdin.isatty():
         raise InputError('TEXT: give a text in quotes, or lines on standard input (command "..." < FILE)')

@@ -8,7 +8,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from polyformer.commands.options import argument
-from polyformer.core.errors import unknown
+from polyformer.core.names import unknown_name
 
 EXAMPLES = """examples:
   polyformer list
@@ -32,7 +32,7 @@ def run(options: Options) -> None:
         if any(fnmatch.fnmatchcase(name.lower(), options.pattern.lower()) for name in row[:2])
     ]
     if not rows:
-        raise unknown("name", options.pattern, {name for row in entries() for name in row[:2]})
+        raise unknown_name("name", options.pattern, {name for row in entries() for name in row[:2]})
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     for axis, name, *rest in rows:
         print(f"{axis:<{widths[0]}}  {name:<{widths[1]}}  {'; '.join(text for text in rest if text)}")

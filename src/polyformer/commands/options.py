@@ -2,17 +2,21 @@
 here."""
 
 import argparse
+import contextlib
 import dataclasses
-import importlib
 import keyword
 import re
+import sys
 import typing
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from polyformer.core.destinations import check_file, check_folder, descriptor
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.limits import SIZE
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.sizes import check_most
 
 DOTTED, BARE, MODEL = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+"
 """Names of settings: those of a recipe have a dot, those of a bench need none."""
@@ -21,19 +25,36 @@ METAVARS = {int: "N", float: "X"}
 Device = Literal["auto", "cpu", "cuda"]
 
 
-def argument(help: str, default: Any = dataclasses.MISSING, metavar: str | None = None) -> Any:
-    """A positional field; it is optional if it has a default, and takes several values if it is a tuple."""
-    metadata = {"help": help, "positional": True, "metavar": metavar}
+Output = Literal["file", "folder", "by name"]
+"""The kind of place that an option names for output; "by name" where the command decides by the name."""
+
+
+def argument(
+    help: str,
+    default: Any = dataclasses.MISSING,
+    metavar: str | None = None,
+    output: Output | None = None,
+) -> Any:
+    """Return a positional field: optional if it has a default, with several values if it is a tuple."""
+    metadata = {"help": help, "positional": True, "metavar": metavar, "output": output}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def option(help: str, default: Any = None, metavar: str | None = None) -> Any:
-    """A field given as --name VALUE; a `bool` is a flag."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "positional": False, "metavar": metavar}
-    )
+def option(
+    help: str,
+    default: Any = None,
+    metavar: str | None = None,
+    output: Output | None = None,
+    most: int = SIZE,
+) -> Any:
+    """Return a field given as --name VALUE; a `bool` is a flag, a tuple takes one value or more.
+
+    most: the limit of an `int`.
+    """
+    metadata = {"help": help, "positional": False, "metavar": metavar, "output": output, "most": most}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def device(default: Device | None = "auto") -> Any:
@@ -94,7 +115,30 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
         raise _readable(error, name, command.Options) from error
     values.pop("import")  # removed from argv before, and in the parser for its help
     values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-    return command.Options(**values, **collected)
+    for field in dataclasses.fields(command.Options):
+        if isinstance(value := values.get(field.name), int):
+            check_most(flag(field), value, field.metadata.get("most", SIZE))
+    options = command.Options(**values, **collected)
+    for name, path in outputs(options, "file").items():
+        check_file(path, name)
+    for name, path in outputs(options, "folder").items():
+        check_folder(path, name)
+    return options
+
+
+def outputs(options: Any, kind: Output) -> dict[str, str]:
+    """Return the places of one kind that the options name for output, by the names of the options."""
+    fields = [field for field in dataclasses.fields(options) if field.metadata.get("output") == kind]
+    values = {word_of(field): getattr(options, field.name) for field in fields}
+    return {name: path for name, path in values.items() if path is not None}
+
+
+def messages_of(options: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that prints to standard error where an option writes a file to standard output."""
+    files = {**outputs(options, "file"), **outputs(options, "by name")}
+    if 1 in map(descriptor, files.values()):
+        return contextlib.redirect_stdout(sys.stderr)
+    return contextlib.nullcontext()
 
 
 def split_imports(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -142,40 +186,6 @@ def split_settings(argv: list[str], pattern: str, several: bool = False) -> tupl
     return rest, settings
 
 
-def run_module(name: str, settings: dict[str, Any]) -> None:
-    """Call `run(config)` of the module `name`, with its configuration made from `settings`.
-
-    One value does for an option that takes a list.
-    """
-    module = importlib.import_module(name)
-    config = typing.get_type_hints(module.run)["config"]
-    values = {key.replace("-", "_"): value for key, value in settings.items()}
-    for key, hint in typing.get_type_hints(config).items():
-        if typing.get_origin(hint) is tuple and key in values and not isinstance(values[key], list):
-            values[key] = [values[key]]
-    module.run(config.from_dict(values))
-
-
-def module_help(name: str) -> str:
-    """What the experiment in the module `name` measures, and its settings with their defaults."""
-    module = importlib.import_module(name)
-    config = typing.get_type_hints(module.run)["config"]
-    lines = [(module.__doc__ or "").strip(), "", f"settings of {name.rpartition('.')[2].replace('_', '-')}:"]
-    for field in dataclasses.fields(config):
-        value = "required" if field.default is dataclasses.MISSING else _default(field.default)
-        lines.append(f"  --{field.name.replace('_', '-'):<20} {value}")
-    return "\n".join(lines)
-
-
-def _default(value: Any) -> str:
-    """A default as it would be typed."""
-    if isinstance(value, tuple):
-        return " ".join(f'"{item}"' if " " in str(item) else str(item) for item in value) or "none"
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    return str(value)
-
-
 def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
     """The parser of one command; its help includes `details(argv)` where the command has that function."""
     from jsonargparse import ArgumentParser
@@ -207,17 +217,27 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
 
 
 def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
-    text, options = field.metadata["help"], {"metavar": metavar(field, hint)}
-    if field.metadata["positional"]:
-        if field.default is not dataclasses.MISSING:
-            options |= {"nargs": "?", "default": field.default}
-        if typing.get_origin(hint) is tuple:
-            hint, options["nargs"] = typing.get_args(hint)[0], "+"
-        parser.add_argument(field.name, type=hint, help=text, **options)
-    elif hint is bool:
+    text = field.metadata["help"]
+    options: dict[str, Any] = {"metavar": metavar(field, hint)}
+    if number := values_of(field, hint):
+        options["nargs"] = number
+    if typing.get_origin(hint) is tuple:
+        hint = typing.get_args(hint)[0]
+    if field.default is not dataclasses.MISSING:
+        options["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    if hint is bool:
         parser.add_argument(flag(field), action="store_true", help=text)
     else:
-        parser.add_argument(flag(field), type=hint, default=field.default, help=text, **options)
+        name = field.name if field.metadata["positional"] else flag(field)
+        parser.add_argument(name, type=hint, help=text, **options)
+
+
+def values_of(field: "dataclasses.Field[Any]", hint: Any) -> str | None:
+    """Return how many values a field takes, as argparse's `nargs`; None for one."""
+    optional = field.metadata["positional"] and field.default is not dataclasses.MISSING
+    if typing.get_origin(hint) is tuple:
+        return "*" if optional else "+"
+    return "?" if optional else None
 
 
 def metavar(field: "dataclasses.Field[Any]", hint: Any) -> str:
@@ -243,6 +263,11 @@ def place(field: "dataclasses.Field[Any]") -> str:
     return field.metadata["metavar"] or field.name.upper()
 
 
+def word_of(field: "dataclasses.Field[Any]") -> str:
+    """Return the name of a field in messages."""
+    return place(field) if field.metadata["positional"] else flag(field)
+
+
 def flag(field: "dataclasses.Field[Any]") -> str:
     """--name of a field."""
     return "--" + field.name.rstrip("_").replace("_", "-")
@@ -263,7 +288,11 @@ def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> I
         if first.startswith("-"):
             flags = [flag(field) for field in fields.values() if not field.metadata.get("positional")]
             return unknown("option", first.partition("=")[0], flags)
-        return InputError(f"unexpected {quote(first)}: put quotes around a text of several words")
+        places = " ".join(place(field) for field in fields.values() if field.metadata.get("positional"))
+        return InputError(
+            f"unexpected {quote(first)}: expected {places or 'nothing'} and options (see polyformer {name} "
+            "--help); put quotes around a text of several words"
+        )
     if missing := re.search(r'Key "(\w+)" is required|arguments are required: (\S+?),?(\s|$)', text):
         key = missing.group(1) or missing.group(2)
         return InputError(f"{place(fields[key])} is missing; see polyformer {name} --help")
@@ -272,8 +301,7 @@ def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> I
     if key and value:
         name = field_name(key.group(1))
         field, hint = fields[name], hints[name]
-        word = place(field) if field.metadata["positional"] else flag(field)
-        return InputError(f"{word}: expected {_words(hint)}, got {quote(value.group(1).strip())}")
+        return InputError(f"{word_of(field)}: expected {_words(hint)}, got {quote(value.group(1).strip())}")
     if alone := re.search(r"argument (--\S+): expected one argument", text):
         return InputError(f"{alone.group(1)}: expected a value after it")
     return InputError(" ".join(text.split()))

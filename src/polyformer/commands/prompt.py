@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.commands.options import Device, argument, device, option
+from polyformer.core.destinations import is_replaceable
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import COUNT, NEW_TOKENS
 
 if TYPE_CHECKING:
     from polyformer.model import Transformer
@@ -63,11 +65,15 @@ class Options:
     normalize: Literal["none", "tokens", "bytes"] = option(
         "divide the log-likelihood of a choice by its number of tokens or bytes (default: none)", "none"
     )
-    limit: int | None = option("ask only so many questions, drawn by the seed (default: all)")
-    seed: int = option("of what is drawn (default: 0)", 0)
-    max_new_tokens: int = option("most tokens of an answer that is written (default: 32)", 32)
+    limit: int | None = option("ask only so many questions, drawn by the seed (default: all)", most=COUNT)
+    seed: int = option("of what is drawn (default: 0)", 0, most=COUNT)
+    max_new_tokens: int = option(
+        "most tokens of an answer that is written (default: 32)", 32, most=NEW_TOKENS
+    )
     stop: str = option(r"ends an answer that is written (default: '\n')", r"\n", "TEXT")
-    out: str | None = option("write a line of JSON for each question, with its answer", metavar="FILE")
+    out: str | None = option(
+        "write a line of JSON for each question, with its answer", metavar="FILE", output="file"
+    )
     device: Device = device()
 
 
@@ -91,10 +97,10 @@ def run(options: Options) -> None:
     if options.out is None:
         print("".join(f"{' '.join(record['answer'].split())}\n" for record in records), end="")
     else:
-        from polyformer.core.files import atomic_write
+        from polyformer.core.files import write_output
 
         lines = (json.dumps(record, ensure_ascii=False) for record in records)
-        atomic_write(options.out, "".join(f"{line}\n" for line in lines).encode())
+        write_output(options.out, "".join(f"{line}\n" for line in lines).encode())
     print_table(options, questions, [record["answer"] for record in records])
 
 
@@ -106,7 +112,7 @@ def check(options: Options) -> None:
             raise InputError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if options.examples is not None and Path(options.examples) == Path(options.file):
         raise InputError("--examples: names the file of the questions; leave it out to draw from that one")
-    if options.out is not None and Path(options.out).exists():
+    if options.out is not None and Path(options.out).is_file() and is_replaceable(Path(options.out)):
         raise InputError(f"--out: {options.out} is there already; name another file")
 
 

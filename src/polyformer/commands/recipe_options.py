@@ -6,6 +6,7 @@ from typing import Any
 
 from polyformer.commands.options import Device, argument, device, imports, option, recipe_settings
 from polyformer.core.errors import InputError
+from polyformer.core.limits import COUNT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +29,16 @@ class Options:
         metavar="FILE",
     )
     freeze_vectors: bool = option("with --pretrained-vectors: do not train the token table", False)
-    steps: int | None = option("training steps, updates of the weights (default: the recipe's)")
-    out: str | None = option("folder of the new run (default: runs/NAME-NUMBER)", metavar="DIR")
+    steps: int | None = option("training steps, updates of the weights (default: the recipe's)", most=COUNT)
+    out: str | None = option(
+        "folder of the new run (default: runs/NAME-NUMBER)", metavar="DIR", output="folder"
+    )
     resume: str | None = option("continue the run in this folder from its last checkpoint", metavar="DIR")
     from_step: int | None = option(
-        "with --resume: continue from the checkpoint of step N, and delete later ones"
+        "with --resume: continue from the checkpoint of step N, and delete later ones", most=COUNT
     )
     changed_data: bool = option("with --resume: continue even though the data have changed", False)
-    seed: int | None = option("seed of weights, data order and dropout (default: the recipe's)")
+    seed: int | None = option("seed of weights, data order and dropout (default: the recipe's)", most=COUNT)
     device: Device | None = device(None)
     stages: int | None = option(
         "train N stages into subfolders of --out, each with windows and rows twice as long and half "
@@ -124,7 +127,7 @@ def _guessed(options: Options, recipe: dict[str, Any]) -> dict[str, Any]:
 
     assert options.data is not None
     settings = {**named_settings(options), **options.changes}
-    guessed, notes = guessed_recipe(options.data, options.recipe, settings, options.pretrained is not None)
+    guessed, notes = guessed_recipe(options.data, options.recipe, settings, options.pretrained)
     if is_main():
         print("".join(f"{'# ' if options.print else ''}{note}\n" for note in notes), end="")
     return guessed | ({"imports": recipe["imports"]} if "imports" in recipe else {})

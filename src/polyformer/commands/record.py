@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyformer.commands.options import argument, option
+from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
     from polyformer.environments.policies import Maker
@@ -38,8 +39,10 @@ class Options:
     episodes: int = option("how many", 300)
     noise: float = option("an episode's share of random actions is drawn between 0 and this", 0.5)
     wrappers: str = option("of the environment, module:Class with commas, the innermost first", "", "NAMES")
-    max_steps: int | None = option("where an episode is cut (default: where the environment cuts it)")
-    seed: int = option("of policies, noise and first states", 0)
+    max_steps: int | None = option(
+        "where an episode is cut (default: where the environment cuts it)", most=COUNT
+    )
+    seed: int = option("of policies, noise and first states", 0, most=COUNT)
 
 
 def run(options: Options) -> None:

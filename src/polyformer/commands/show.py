@@ -1,6 +1,7 @@
 """Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
 
-Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length, and its modules.
+Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
+and its modules.
 With --mesh: memory and bytes exchanged of each process of a training on so many, predicted.
 Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
 """
@@ -17,6 +18,7 @@ from polyformer.core.units import size
 if TYPE_CHECKING:
     from polyformer.architecture import ModelConfig
     from polyformer.model import AnyConfig
+    from polyformer.visual.cost import Cost
 
 EXAMPLES = """examples:
   polyformer show gpt2
@@ -67,7 +69,9 @@ class Options:
     layer: int | None = option(
         "of a pattern: the layer, from 0, for patterns that differ by layer (default: 0)"
     )
-    out: str | None = option("draw into this file, .png or .svg (default: print as text)", metavar="FILE")
+    out: str | None = option(
+        "draw into this file, .png or .svg (default: print as text)", metavar="FILE", output="file"
+    )
     changes: dict[str, Any] = model_settings()
 
 
@@ -105,7 +109,8 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     import torch
 
     from polyformer.architecture import ModelConfig
-    from polyformer.model import build_model
+    from polyformer.model import Transformer, VisionTransformer, build_model
+    from polyformer.visual.cost import cost, image_cost
     from polyformer.visual.tree import parameters, tree
 
     config = config_of(name, overrides)
@@ -120,9 +125,14 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         print(f"weights are int8: {size(stored)}, and it does not train\n")
     else:
         print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
-    if isinstance(config, ModelConfig):  # costs depend on the number of tokens
+    if isinstance(config, ModelConfig) and isinstance(
+        plain, Transformer
+    ):  # costs depend on the number of tokens
         limit = longest_text(config)
-        print(costs(plain, [length for length in LENGTHS if length <= limit] or [limit]), end="\n\n")
+        lengths = [length for length in LENGTHS if length <= limit] or [limit]
+        print(costs([cost(plain, length) for length in lengths]), end="\n\n")
+    elif isinstance(plain, VisionTransformer):
+        print(costs([image_cost(plain)]), end="\n\n")
     print(tree(model))
 
 
@@ -146,13 +156,10 @@ def longest_text(config: "ModelConfig") -> int:
     return longest(config) or LENGTHS[-1]
 
 
-def costs(model, lengths: list[int]) -> str:
-    """The costs as a table, a row for each length."""
-    from polyformer.visual.cost import cost
-
+def costs(rows: "list[Cost]") -> str:
+    """Return the costs as a table, a row for each length."""
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
-    for length in lengths:
-        row = cost(model, length)
+    for row in rows:
         cache = "" if row.cache is None else size(row.cache)
-        lines.append(f"{length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
+        lines.append(f"{row.length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
     return "\n".join(lines)

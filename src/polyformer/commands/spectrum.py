@@ -15,6 +15,7 @@ from polyformer.commands.options import Device, argument, device, model_settings
 from polyformer.core.errors import InputError, quote, unknown
 
 if TYPE_CHECKING:
+    from polyformer.core.files import Write
     from polyformer.model import Transformer
     from polyformer.visual.spectrum import Spectrum
 
@@ -41,9 +42,10 @@ class Options:
     length: int | None = option("tokens in a text (default: 512, or the most that the model takes)")
     texts: int = option("number of texts over which the mean is taken, at most (default: 8)", 8)
     out: str | None = option(
-        "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv beside it "
+        "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv of its name "
         "(default: spectrum.png in the model's folder; nothing for a preset)",
         metavar="FILE",
+        output="file",
     )
     device: Device = device()
     changes: dict[str, Any] = model_settings()
@@ -51,6 +53,7 @@ class Options:
 
 def run(options: Options) -> None:
     """Print the table and write the curves."""
+    from polyformer.core.files import atomic_write, write_output
     from polyformer.visual.spectrum import LEAST, check, spectra
     from polyformer.visual.spectrum_figure import spectrum_table
 
@@ -72,11 +75,11 @@ def run(options: Options) -> None:
         )
         print(spectrum_table(spectrum))
     if path:
-        write(path, results, options.model)
+        write(path, results, options.model, atomic_write if options.out is None else write_output)
 
 
 def output_file(options: Options) -> Path | None:
-    """The file to write, None for no file; raises `InputError` for an unknown format."""
+    """Return the file to write, None for no file; raise `InputError` for an unknown format."""
     if options.out is None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None
     formats = ".png", ".svg", ".csv"
@@ -92,18 +95,17 @@ def default_length(model: "Transformer") -> int:
     return min(LENGTH, longest_text(model.config))
 
 
-def write(path: Path, results: "dict[str, Spectrum]", title: str) -> None:
-    """Write the curves as .csv and, unless `path` is a .csv, as a figure."""
-    from polyformer.core.files import atomic_write
+def write(path: Path, results: "dict[str, Spectrum]", title: str, save: "Write") -> None:
+    """Write the curves by `save`, as .csv and, unless `path` is a .csv, as a figure."""
     from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv
 
     table = path.with_suffix(".csv")
-    atomic_write(table, spectrum_csv(results).encode())
+    save(table, spectrum_csv(results).encode())
     print(f"\nWritten to {table}")
     if path.suffix.lower() == ".csv":
         return
     if importlib.util.find_spec("matplotlib") is None:
         print("Not drawn: that needs matplotlib; pip install 'polyformer[plot]'")
         return
-    draw_spectra(results, title, path)
+    draw_spectra(results, title, path, save)
     print(f"Drawn in {path}")

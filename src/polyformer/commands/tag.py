@@ -1,4 +1,4 @@
-"""Tag the words of texts with a trained model: of one text, or of every line of standard input.
+"""Tag the words of texts with a trained model: the texts given, or every line of standard input.
 
 Prints a line for each word: the word, a tab, its tag; an empty line after each text (the CoNLL format).
 """
@@ -23,7 +23,9 @@ class Options:
     run: str = argument(
         "folder of a trained run of the task tag, or of a checkpoint with such a head", metavar="RUN"
     )
-    text: str | None = argument("the text to tag (default: every line of standard input)", None)
+    text: tuple[str, ...] = argument(
+        "texts to tag, each in quotes (default: every line of standard input)", ()
+    )
     device: Device = device()
 
 

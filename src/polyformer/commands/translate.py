@@ -1,4 +1,4 @@
-"""Translate texts with a trained model, or summarise them: one text, or every line of standard input.
+"""Translate texts with a trained model, or summarise them: the texts given, or each line of standard input.
 
 A run writes for each text what it was trained to write: a translation, a summary.
 """
@@ -9,7 +9,7 @@ from polyformer.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
-  polyformer translate runs/multi30k-1 "Two dogs are running through the snow."
+  polyformer translate runs/multi30k-1 "Two dogs are running through the snow." "A man is reading."
   polyformer translate runs/multi30k-1 --num-beams 1 < english.txt > german.txt
   polyformer translate runs/summarize-1 < articles.txt     # an article on each line
   polyformer translate m2m100 --source-language en --target-language de "Two dogs are running."
@@ -24,7 +24,9 @@ class Options:
         "folder of a trained run of the task translate or summarize, or of an encoder-decoder checkpoint",
         metavar="RUN",
     )
-    text: str | None = argument("the text to translate (default: every line of standard input)", None)
+    text: tuple[str, ...] = argument(
+        "texts to translate, each in quotes (default: every line of standard input)", ()
+    )
     num_beams: int | None = option(
         "beams of beam search; 1 is greedy (default: from the run's recipe or the checkpoint)"
     )

@@ -26,11 +26,14 @@ class Options:
 
     show: bool = option("measure nothing; show the machine, the file and the choices in it", False)
     threads: int | None = option("measure for so many threads (default: torch's own choice, and one)")
-    out: str | None = option("write the choices to this file too, to be pinned elsewhere", metavar="FILE")
+    out: str | None = option(
+        "write the choices to this file too, to be pinned elsewhere", metavar="FILE", output="file"
+    )
 
 
 def run(options: Options) -> None:
     """Measure or show."""
+    from polyformer.core.files import write_output
     from polyformer.ops.tuning import store
     from polyformer.ops.tuning.machine import described
 
@@ -47,7 +50,7 @@ def run(options: Options) -> None:
         choices = {**store.kept(), **_measured(options.threads)}
         _save(store.path(), choices)
         if options.out is not None:
-            store.save(Path(options.out), choices)
+            write_output(options.out, store.encoded(choices))
     where = f"{store.PIN}={os.environ[store.PIN]}" if pinned is not None else str(store.path())
     print(f"choices: {where}")
     _print(choices)

@@ -1,1 +1,1 @@
-"""What everything else stands on: `attend` and its backends, patterns, context, state, configuration."""
+"""The basis of all other packages: configuration, registries, states, files, limits and errors."""

@@ -1,11 +1,11 @@
-"""Auxiliary losses: what layers add to the training loss. A layer names a term, the model collects it.
+"""Auxiliary losses: terms that layers add to the training loss. A layer names a term, the model collects it.
 
     with collect_auxiliary_losses() as losses:  # around the stacks, in the model
         ...
             add_auxiliary_loss("span", term)    # anywhere inside
 
-A layer computes its term whether or not somebody collects it, so that recomputed activations are the same.
-Each thread has collectors of its own, in a plain list, which a traced graph can follow.
+A layer computes its term even if nobody collects it, so that recomputed activations are the same. Each thread
+has separate collectors, in a plain list, which can be traced into a graph.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 AuxiliaryLosses = dict[str, Tensor]
-"""Scalars to add to the loss, by name; terms of one name, from several layers, add up."""
+"""Scalars to add to the loss, by name; terms with the same name, from several layers, are summed."""
 
 
 class _Collectors(threading.local):
-    """The collectors of this thread, the innermost last."""
+    """The collectors of this thread, with the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[AuxiliaryLosses] = []
@@ -30,7 +30,7 @@ _collectors = _Collectors()
 
 @contextlib.contextmanager
 def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
-    """Collects the terms that this thread adds inside; an inner collector keeps its own to itself."""
+    """Collect the terms that this thread adds inside; an inner collector does not pass its terms on."""
     losses: AuxiliaryLosses = {}
     _collectors.stack.append(losses)
     try:
@@ -40,14 +40,14 @@ def collect_auxiliary_losses() -> Iterator[AuxiliaryLosses]:
 
 
 def add_auxiliary_loss(name: str, term: Tensor) -> None:
-    """Adds the scalar `term` to the innermost collector of this thread; without one it is dropped."""
+    """Add the scalar `term` to the innermost collector of this thread; without a collector it is dropped."""
     if _collectors.stack:
         losses = _collectors.stack[-1]
         losses[name] = losses[name] + term if name in losses else term
 
 
 def sum_auxiliary_losses(*collected: AuxiliaryLosses) -> AuxiliaryLosses:
-    """The terms of several collectors, those of one name added up."""
+    """Return the terms of several collectors, summed by name."""
     with collect_auxiliary_losses() as total:
         for losses in collected:
             for name, term in losses.items():

@@ -1,10 +1,10 @@
-"""Configuration: a frozen dataclass beside each class, JSON and YAML both ways, strict about names and types.
+"""Configuration: a frozen dataclass for each class, to and from JSON and YAML, strict about names and types.
 
 A *family* is a direct subclass of `Config` (positions, mechanisms, heads, ...); its members are the family's
 subclasses that have a `kind`. A field typed with a family is written as `{"kind": ..., ...}`, as an
-expression `kind(name=value, ...)`, or as the bare kind when every default will do: in Python, also where a
-configuration is constructed, in files and on the command line alike. What stands in a file is checked by
-name and by type, never ignored.
+expression `kind(name=value, ...)`, or as the bare kind if all defaults suffice: in Python, also in
+constructors, in files and on the command line alike. The content of a file is checked by name and by type,
+never ignored.
 """
 
 import dataclasses
@@ -18,20 +18,25 @@ from typing import Any, ClassVar, Self
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import with_options
+from polyformer.core.names import announce
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
 from polyformer.core.registry import Members, register
+
+type_hints = functools.cache(typing.get_type_hints)
+"""Types of a class's fields, cached, as an expression may have thousands of parts of the same class."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Base of every configuration.
 
-    Class attributes of a member: `kind` its tag in files, `paper` where it comes from. Checks stand in
-    `__post_init__` and raise `InputError`.
+    Class attributes of a member: `kind` is its tag in files, `paper` its source. Of a family: `option`, the
+    recipe setting that names a member. Checks are in `__post_init__` and raise `InputError`.
     """
 
     kind: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    option: ClassVar[str] = ""
     family: ClassVar[type["Config"]]
     kinds: ClassVar[dict[str, type["Config"]]]
 
@@ -39,13 +44,17 @@ class Config:
         super().__init_subclass__(**options)
         if Config in cls.__bases__:
             cls.family, cls.kinds = cls, Members()
+            if cls.option:
+                announce(f"{_label(cls.option)} member", _sources(cls.kinds), _use(cls.option))
         if "kind" in cls.__dict__ and cls.kind:
             register(cls.family.kinds, cls.kind, cls, "kind")
         if "__post_init__" in cls.__dict__:
             cls.__post_init__ = _after_reading(cls.__dict__["__post_init__"])
 
     def __post_init__(self) -> None:
-        """Reads the parts that are written shorter: `StackConfig(attention="linformer", position="rope")`."""
+        """Decode the parts that are written in a shorter form: `StackConfig(attention="linformer",
+        position="rope")`.
+        """
         for name, hint in _part_hints(type(self)).items():
             value = getattr(self, name)
             part = decode(hint, value, name)
@@ -54,17 +63,17 @@ class Config:
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Small instances that the contract tests run; a member with required fields overrides it."""
+        """Return small instances for the contract tests; a member with required fields overrides this."""
         return (cls(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: numbers, strings, lists and dicts; the kind comes first."""
+        """Return plain data: numbers, strings, lists and dicts; the kind comes first."""
         fields = {field.name: encode(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **fields} if self.kind else fields
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """The configuration that `data` describes; `where` is its dotted path, for messages."""
+        """Return the configuration that `data` describes; `where` is its dotted path, for messages."""
         name = where or cls.__name__
         data = cls.expanded(data, name)
         if isinstance(data, cls):
@@ -79,7 +88,7 @@ class Config:
             return typing.cast(type[Self], cls.kinds[kind]).from_dict(values, where)
         if cls.kinds and cls is cls.family and not cls.kind:
             raise InputError(f"{name}: expected a 'kind', one of {', '.join(map(repr, sorted(cls.kinds)))}")
-        hints = typing.get_type_hints(cls)
+        hints = type_hints(cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
@@ -96,15 +105,15 @@ class Config:
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
-        """`data` as a mapping of options, where it is written shorter: a kind, or 'kind(name=value, ...)'.
+        """Return `data` as a mapping of options if it has a shorter form: a kind, or 'kind(name=value, ...)'.
 
-        A family that can be named in other ways adds them here, and to `ways`.
+        A family with other notations adds them here, and to `ways`.
         """
         return with_options(data, where) if isinstance(data, str) and cls.kinds else data
 
     @classmethod
     def ways(cls) -> str:
-        """How one is written, for messages."""
+        """Return how to write a configuration, for messages."""
         if not cls.kinds:
             return "a mapping of names to values"
         example = min(cls.kinds)
@@ -114,8 +123,9 @@ class Config:
         )
 
     def changed(self, value: object, where: str) -> "Config | None":
-        """A copy of this with what `value` says of it, where that is no whole part but a change: a mapping
-        without a kind. None for a whole part."""
+        """Return a copy changed by `value`, if `value` is a mapping without a kind; None if it is a whole
+        part.
+        """
         if not isinstance(value, dict) or "kind" in value:
             return None
         result: Config = self
@@ -126,10 +136,10 @@ class Config:
         return result
 
     def override(self, name: str, value: object) -> Self:
-        """A copy with `name` set: a bare name wherever it occurs in the tree, also in each of several parts.
+        """Return a copy with `name` set; a bare name is set in every part of the tree that has it.
 
-        A dotted path is set in one place; where its first name is no option of this configuration itself,
-        wherever that occurs. A mapping without a kind changes the part that is there.
+        A dotted path is set in a single place; if its first name is not an option of this configuration, in
+        every part that has the path. A mapping without a kind changes the existing part.
         """
         path = name.split(".")
         own = {field.name for field in dataclasses.fields(self)}
@@ -139,26 +149,43 @@ class Config:
         return typing.cast(Self, changed)
 
     def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
+        """Return `to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_yaml(self) -> str:
-        """`to_dict` as YAML."""
+        """Return `to_dict` as YAML."""
         return dump_yaml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The reverse of `to_json`; raises `InputError` as `from_dict` does."""
+        """Return the configuration from the output of `to_json`; raises `InputError` as `from_dict` does."""
         return cls.from_dict(parse_json(text, cls.__name__))
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        """The reverse of `to_yaml`; raises `InputError` as `from_dict` does."""
+        """Return the configuration from the output of `to_yaml`; raises `InputError` as `from_dict` does."""
         return cls.from_dict(parse_yaml(text, cls.__name__))
 
 
+def _sources(kinds: dict[str, type[Config]]) -> Callable[[], dict[str, str]]:
+    """Return a function that returns the sources of a family's members by their names."""
+    return lambda: {name: member.paper for name, member in kinds.items()}
+
+
+def _label(option: str) -> str:
+    """Return the name of the part that an option sets: "attention" for "model.attention"."""
+    return option.removeprefix("model.").removesuffix(".kind")
+
+
+def _use(option: str) -> str:
+    """Return how to select a member, with `{name}` for its name."""
+    part, _, argument = option.partition(".")
+    python = f' or create_model(..., {argument}="{{name}}")' if part == "model" else ""
+    return f"--{option} {{name}}{python}"
+
+
 def _after_reading(check: Callable[..., None]) -> Callable[..., None]:
-    """A subclass's `__post_init__`, which finds parts already read."""
+    """Return a subclass's `__post_init__`, run after the parts have been decoded."""
 
     @functools.wraps(check)
     def read_and_check(self: Config) -> None:
@@ -170,8 +197,8 @@ def _after_reading(check: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _part_hints(cls: type[Config]) -> dict[str, Any]:
-    """The fields that hold configurations or patterns, with their types."""
-    hints = typing.get_type_hints(cls)
+    """Return the fields with configurations or patterns, with their types."""
+    hints = type_hints(cls)
     return {
         field.name: hints[field.name] for field in dataclasses.fields(cls) if _has_part(hints[field.name])
     }
@@ -184,8 +211,8 @@ def _has_part(hint: Any) -> bool:
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON can hold it."""
-    if hasattr(value, "to_text"):  # what reads better as an expression: patterns
+    """Return `value` as data for JSON."""
+    if hasattr(value, "to_text"):  # patterns are more readable as expressions
         return value.to_text()
     if isinstance(value, Config):
         return value.to_dict()
@@ -197,7 +224,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(hint: Any, value: Any, where: str) -> Any:
-    """`value` checked against the type `hint` and made into it."""
+    """Return `value` checked against the type `hint` and converted to it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -251,7 +278,7 @@ def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def option_names(config: Config) -> set[str]:
-    """Every field name in the tree under `config`."""
+    """Return all field names in the tree under `config`."""
     names: set[str] = set()
     for field in dataclasses.fields(config):
         names.add(field.name)
@@ -263,8 +290,10 @@ def option_names(config: Config) -> set[str]:
 
 
 def _override(config: Config, path: list[str], value: object, deep: bool) -> tuple[Config, int]:
-    """`config` with `path` set, if `deep` in every part of the tree that has it; and how many were set."""
-    hints = typing.get_type_hints(type(config))
+    """Return `config` with `path` set, if `deep` in every part of the tree that has it, and the number of
+    changes.
+    """
+    hints = type_hints(type(config))
     changes: dict[str, Any] = {}
     count = 0
     for field in dataclasses.fields(config):
@@ -285,7 +314,7 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
 
 
 def _inside(part: Any, path: list[str], value: object, deep: bool) -> tuple[Any, int]:
-    """The same in a field's value: one part, or a tuple of parts, in each of which it is set."""
+    """Return the same for a field's value: one part, or a tuple of parts, all of them changed."""
     if isinstance(part, Config):
         return _override(part, path, value, deep)
     if isinstance(part, tuple):

@@ -1,4 +1,4 @@
-"""A module that learns nothing."""
+"""Modules without trainable weights."""
 
 from typing import TypeVar
 
@@ -8,8 +8,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def detached(module: M) -> M:
-    """The same module with weights that get no gradient; it shares their memory. Hooks of modules below it
-    run as ever."""
+    """Return the same module with weights that get no gradient; they share memory. Hooks of submodules still
+    run.
+    """
     weights = {name: None if x is None else x.detach() for name, x in module._parameters.items()}
     parts = {name: None if part is None else detached(part) for name, part in module._modules.items()}
     twin = type(module).__new__(type(module))

@@ -1,10 +1,10 @@
-"""Members in packages of others, which name them by an entry point of the group `polyformer.members`.
+"""Members in installed packages, found by an entry point of the group `polyformer.members`.
 
     [project.entry-points."polyformer.members"]
     my-package = "my_package.members"
 
-The module is imported when a registry is asked for a name that it does not have, or for all of its names;
-never by `import polyformer`.
+The module is imported when a registry looks up a name that it does not have, or lists all names; never by
+`import polyformer`.
 """
 
 import functools
@@ -19,16 +19,16 @@ _begun = False
 
 
 def load_installed() -> None:
-    """Import what is installed, once; a package that fails is named in a warning and left out."""
+    """Import the installed members, once; a package that fails is named in a warning and left out."""
     global _begun
-    with _lock:  # other threads wait; what is imported here may itself ask for members
+    with _lock:  # other threads wait; an imported module may look up members too
         if _begun:
             return
         _begun = True
         for point in _entry_points():
             try:
                 point.load()
-            except Exception as error:  # whatever the code of others raises
+            except Exception as error:  # code of other packages may raise anything
                 package = point.dist.name if point.dist else point.name
                 warnings.warn(
                     f"the members of the installed package {package} are left out: importing {point.value} "
@@ -38,7 +38,7 @@ def load_installed() -> None:
 
 
 def installed_modules() -> frozenset[str]:
-    """The top-level modules of installed packages that define members."""
+    """Return the top-level modules of installed packages that define members."""
     return frozenset(point.value.partition(":")[0].partition(".")[0] for point in _entry_points())
 
 

@@ -1,8 +1,8 @@
-"""Errors for users: what was given, what was expected, the way out.
+"""Errors for users: the given value, the expected value, the way out.
 
-`InputError` is a `ValueError`; the command line prints its message as one line and exits with status 2.
-What was given may be anything, as large as a file or nested without end: `quote` shows the beginning of it,
-at a cost that does not depend on its size.
+`InputError` is a `ValueError`; the command line prints its message as one line and exits with status 2. The
+given value may be anything, as large as a file or nested without end: `quote` shows its beginning, at a cost
+that does not depend on its size.
 """
 
 import difflib
@@ -11,11 +11,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-QUOTED = 200
-"""The most characters that a message shows of a value."""
-
-MESSAGE = 2000
-"""The most characters of a message; of a longer one the middle is left out."""
+from polyformer.core.limits import MESSAGE, QUOTED
 
 
 class InputError(ValueError):
@@ -26,14 +22,14 @@ class InputError(ValueError):
 
 
 class _Quoting(reprlib.Repr):
-    """The standard library's short `repr`, also for long bytes and integers, with mappings in their order."""
+    """The standard library's short `repr`, also for long bytes and integers; mappings keep their order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxdict, self.maxstring, self.maxother = 3, 6, 120, 160
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """At most `maxdict` items, in the mapping's own order."""
+        """Return at most `maxdict` items, in the order of the mapping."""
         if level <= 0 and x:
             return "{...}"
         pairs = itertools.islice(x.items(), self.maxdict)
@@ -41,11 +37,11 @@ class _Quoting(reprlib.Repr):
         return "{" + ", ".join([*shown, *(["..."] if len(x) > self.maxdict else [])]) + "}"
 
     def repr_int(self, x: int, level: int) -> str:
-        """Up to 128 bits as digits; beyond, only how many bits there are."""
+        """Return up to 128 bits as digits; above that only the number of bits."""
         return repr(x) if x.bit_length() <= 128 else f"<an integer of {x.bit_length()} bits>"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
-        """At most the first `maxstring` bytes."""
+        """Return at most the first `maxstring` bytes."""
         return repr(x[: self.maxstring]) + ("..." if len(x) > self.maxstring else "")
 
 
@@ -53,12 +49,12 @@ _QUOTING = _Quoting()
 
 
 def quote(value: object) -> str:
-    """`repr(value)`, or its beginning: at most 200 characters, whatever the value is."""
+    """Return `repr(value)` or its beginning: at most 200 characters for any value."""
     return shortened(_QUOTING.repr(value), QUOTED)
 
 
 def shortened(text: str, most: int) -> str:
-    """`text`, without its middle where it has more than `most` characters."""
+    """Return `text`, without its middle if it has more than `most` characters."""
     if len(text) <= most:
         return text
     tail = (most - 5) // 3
@@ -66,12 +62,12 @@ def shortened(text: str, most: int) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of what an error of another library says; its class where it says nothing."""
+    """Return the first line of another library's error message; the error's class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def unknown(what: str, value: object, known: Iterable[str]) -> InputError:
-    """An error for the name `value` that is none of `known`, with the nearest names."""
+    """Return an error for the name `value`, which is not in `known`, with the nearest names."""
     names = sorted(known)
     near = difflib.get_close_matches(value[:QUOTED], names, n=3, cutoff=0.5) if isinstance(value, str) else ()
     if near:

@@ -1,9 +1,9 @@
-"""A model in evaluation mode for the time of a call, however many threads call it at once or train it.
+"""Evaluation mode of a model during calls from several threads, while other threads may train it.
 
-The mode belongs to the module, not to the thread: dropout that one thread turns off is off for all. So calls
-that evaluate and passes that train take turns: a pass that trains waits until the calls in progress have
-ended, and a call waits until the passes in progress have. Nothing keeps an optimizer's step from changing the
-weights in the midst of a call.
+The mode belongs to the module, not to the thread: dropout that one thread turns off is off for all threads.
+So evaluating calls and training passes take turns: a training pass waits until the calls in progress have
+ended, and a call waits until the passes in progress have ended. An optimizer step may still change the
+weights during a call.
 """
 
 import contextlib
@@ -20,16 +20,18 @@ from polyformer.core.errors import InputError
 
 
 class Modules(Protocol):
-    """What has parts: any `nn.Module`."""
+    """An object with submodules: any `nn.Module`."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """The module itself and all that it contains."""
+        """Yield the module itself and all submodules."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class Use:
-    """The threads that use a module now, once for each call; `training`: its mode before the first call."""
+    """The threads that currently use a module, once for each call; `training`: its mode before the first
+    call.
+    """
 
     calls: list[int] = dataclasses.field(default_factory=list[int])
     passes: list[int] = dataclasses.field(default_factory=list[int])
@@ -42,8 +44,11 @@ _uses: "WeakKeyDictionary[nn.Module, Use]" = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def evaluating(model: Modules) -> Iterator[None]:
-    """The model in evaluation mode; once the last of the calls that overlap has ended, as it was before the
-    first: the end of one must not turn dropout on in another."""
+    """Put the model in evaluation mode; restore its mode when the last of several overlapping calls has
+    ended.
+
+    The end of one call must not turn dropout on in another.
+    """
     modules, thread = list(model.modules()), threading.get_ident()
     with _changed:
         _changed.wait_for(lambda: not any(_trained_by_others(module, thread) for module in modules))
@@ -65,12 +70,13 @@ def evaluating(model: Modules) -> Iterator[None]:
 
 
 def training_pass(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Around a forward pass, or what the backward pass computes again: in training mode as it was asked for.
+    """Return a context for a forward pass, or its recomputation in the backward pass, in the requested
+    training mode.
 
     Without gradients, and in compiled code, it does nothing.
 
     Raises:
-        InputError: a pass inside a call of the same thread, for which it would wait for ever.
+        InputError: a pass inside a call of the same thread, for which it would wait forever.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return contextlib.nullcontext()

@@ -3,8 +3,8 @@
     expression = name | name(value, ..., name=value, ...) | expression & expression | expression | expression
     value      = number | 'text' | true | false | null | [value, ...] | {'text': value, ...} | expression
 
-Configurations take names with named values alone, and read a value that is an expression when they decode it;
-patterns (`patterns/base.py`) take all of it.
+Configurations take names with named values only, and parse a value that is an expression when they decode it;
+patterns (`patterns/base.py`) take the full grammar.
 """
 
 import ast
@@ -15,11 +15,11 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import literal, parse_expression
 
 YAML_NAMES = {"true": True, "false": False, "null": None}
-"""Values as YAML writes them, beside Python's own."""
+"""The spellings of YAML, in addition to Python's."""
 
 
 def with_options(text: str, where: str) -> dict[str, Any]:
-    """`kind` or `kind(name=value, ...)` as the mapping that a configuration reads."""
+    """Return `kind` or `kind(name=value, ...)` as the mapping that a configuration decodes."""
     kind, bracket, rest = text.strip().partition("(")
     if not bracket:
         return {"kind": kind.strip()}
@@ -34,25 +34,25 @@ def with_options(text: str, where: str) -> dict[str, Any]:
 
 
 def first_name(text: str) -> str:
-    """The name that an expression begins with, its brackets apart."""
+    """Return the name at the beginning of an expression, without brackets."""
     return re.split(r"[\s()&|]", text.lstrip(" ("), maxsplit=1)[0]
 
 
 def plain(node: ast.expr, where: str) -> Any:
-    """The plain value of a node; raises `InputError` for anything that would have to be executed."""
+    """Return the plain value of a node; raises `InputError` for anything that would have to be executed."""
     if isinstance(node, ast.Name) and node.id in YAML_NAMES:
         return YAML_NAMES[node.id]
     return literal(node, where)
 
 
 def is_expression(node: ast.expr) -> bool:
-    """Whether a value is an expression itself: a name, a call, or two joined by & or |."""
+    """Return whether a value is an expression: a name, a call, or two joined by & or |."""
     joined = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr)
     return joined or isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id not in YAML_NAMES)
 
 
 def _option(node: ast.expr, where: str) -> Any:
-    """A value; an expression stays text, for the field that it belongs to."""
+    """Return a value; an expression remains text, for the field that it belongs to."""
     if isinstance(node, ast.List | ast.Tuple):
         return [_option(item, where) for item in node.elts]
     return ast.unparse(node) if is_expression(node) else plain(node, where)

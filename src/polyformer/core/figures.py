@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
+from polyformer.core.files import Write, atomic_write
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib `Figure`, in inches; raises `InputError` where matplotlib is not installed."""
+    """Return an empty matplotlib `Figure`, in inches; raises `InputError` if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -23,7 +23,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def figure_svg(figure: Any) -> str:
-    """The figure as SVG whose letters stay letters: the same text at every build of one matplotlib."""
+    """Return the figure as SVG with text as text, identical in every build with the same
+    matplotlib version.
+    """
     import matplotlib
 
     same: Any = {"svg.hashsalt": "polyformer", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
@@ -34,7 +36,7 @@ def figure_svg(figure: Any) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write the figure, whole or not at all; the ending of `path` says the format (PNG without one)."""
+def save_figure(figure: Any, path: Path, write: Write = atomic_write) -> None:
+    """Save the figure with `write`; the suffix of `path` gives the format (PNG without a suffix)."""
     ending = path.suffix.lstrip(".") or "png"
-    atomic_write(path, lambda partial: figure.savefig(partial, format=ending, dpi=120))
+    write(path, lambda file: figure.savefig(file, format=ending, dpi=120))

@@ -1,4 +1,8 @@
-"""Files that are whole or absent: written beside the target, synced, renamed; errors name the file.
+"""Files that are complete or absent: written under another name, synced, renamed; errors name the file.
+
+Destinations named by a user are written by `write_output`, which follows links and writes into devices. Files
+inside a folder of the library (a run, a checkpoint) are written by `atomic_write`, which replaces a link: a
+run made by somebody else must not redirect its files to another place.
 
 Weights are safetensors, everything else is JSON; nothing here ever reads a pickle, which can run code.
 """
@@ -8,8 +12,12 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +25,25 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from polyformer.core.destinations import check_file, check_folder, descriptor, is_replaceable, kind_of
 from polyformer.core.errors import InputError
-from polyformer.core.parsing import JSON_BYTES, parse_json
+from polyformer.core.limits import JSON_BYTES
+from polyformer.core.parsing import parse_json
 from polyformer.core.tensor_files import in_file_order, write_one_by_one
 
 NO_SPACE = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+Write = Callable[[Path, bytes | Callable[[Path], object]], None]
+"""`atomic_write` for a file inside a folder of the library, `write_output` for a file that a user names."""
+
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def atomic_write(path: str | Path, content: bytes | Callable[[Path], object]) -> None:
-    """Make `path` hold `content`, all of it or (on any error, or a kill) what it held before.
+    """Write `content` to `path` completely, or keep the old content (on any error, or a kill).
 
-    `content` is the bytes, or a function that writes the file whose name it gets. Missing parent folders
-    are made.
-    Raises `InputError` when the disk is full or cannot be written.
+    `content` is the bytes, or a function that writes the file with the given name. Missing parent folders are
+    created.
+    Raises `InputError` if the disk is full or cannot be written.
     """
     path = Path(path)
     partial = _partial(path)
@@ -48,16 +61,56 @@ def atomic_write(path: str | Path, content: bytes | Callable[[Path], object]) ->
         _sync(path.parent)
 
 
+def write_output(path: str | Path, content: bytes | Callable[[Path], object]) -> None:
+    """Write `content`, as in `atomic_write`, to a file named by a user.
+
+    A regular file is replaced atomically. A symbolic link remains, and its target is replaced. A device, a
+    FIFO and an open file of this process (/dev/stdout, /dev/fd/3) remain too: the content is written into
+    them.
+
+    Raises `InputError` for a directory, and if the disk is full or cannot be written.
+    """
+    path = Path(path)
+    check_file(path)
+    with writing(path):
+        if is_replaceable(path):
+            atomic_write(os.path.realpath(path) if path.is_symlink() else path, content)
+        elif callable(content):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, path.name)
+                content(file)
+                _write_into(path, file)
+        else:
+            _write_into(path, content)
+
+
+def _write_into(path: Path, content: bytes | Path) -> None:
+    """Write bytes, or the content of a file, into the device, FIFO or open file that `path` names."""
+    number = descriptor(path)
+    if number is None:
+        number = os.open(path, os.O_WRONLY | os.O_NOCTTY)  # without O_CREAT, so that it never creates a file
+    else:
+        sys.stdout.flush()  # earlier output comes first
+        number = os.dup(number)
+    with os.fdopen(number, "wb") as sink:
+        if isinstance(content, bytes):
+            sink.write(content)
+        else:
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, sink)
+
+
 @contextmanager
 def atomic_directory(path: str | Path) -> Iterator[Path]:
-    """A new folder to fill; becomes `path` when the body ends well, and is removed when it does not.
+    """Yield a new folder to fill: it becomes `path` if the body succeeds and is removed if the body fails.
 
-    An older `path` is replaced. A kill leaves `path` whole, old or new; in the one instant between the two
-    renames that replace an older folder, the old one stands beside it as `.NAME.XXXXXXXX.partial`.
-    Raises `InputError` when the disk is full or cannot be written.
+    An older folder is replaced. After a kill `path` is complete, old or new; between the two renames that
+    replace an older folder, the older folder is called `.NAME.XXXXXXXX.partial`.
+    Raises `InputError` if `path` is not a folder, and if the disk is full or cannot be written.
     """
     path = Path(path)
     partial, replaced = _partial(path), _partial(path)
+    check_folder(path)
     with writing(path):
         try:
             partial.mkdir(parents=True)
@@ -70,7 +123,10 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         _sync(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.is_symlink():
+            replaced.unlink()
+        else:
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _exchange(partial: Path, path: Path, replaced: Path) -> None:
@@ -86,7 +142,7 @@ def _exchange(partial: Path, path: Path, replaced: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a folder so that a kill in between never leaves half of it under its name."""
+    """Remove a folder so that a kill in between never leaves a part of it under its name."""
     partial = _partial(path)
     with writing(path):
         path.rename(partial)
@@ -94,7 +150,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_partials(folder: str | Path) -> None:
-    """Remove what killed writers left in `folder`. Only for folders that nobody else is writing to."""
+    """Remove the remains of killed writers in `folder`. Only for folders without other active writers."""
     for left in Path(folder).glob(".*.partial"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -103,7 +159,7 @@ def remove_partials(folder: str | Path) -> None:
 
 
 def _partial(path: Path) -> Path:
-    # `secrets` leaves the seeded random states alone.
+    # `secrets` does not change the seeded random states.
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
@@ -117,9 +173,14 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turns the operating system's refusals to write `path` into `InputError`."""
+    """Convert the operating system's errors while writing `path` to `InputError`.
+
+    `BrokenPipeError` passes: the reader has left, and nothing is wrong with `path`.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         number = error.errno or 0
         if number in NO_SPACE:
@@ -133,23 +194,23 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write named tensors as safetensors, atomically; equal tensors make equal bytes.
+    """Write named tensors as safetensors, atomically; equal tensors give equal bytes.
 
-    Names of the same memory (tied weights) are stored once, under the first, as is usual in such files;
-    whoever reads them ties them again (`tied_names` says which).
+    Names that share memory (tied weights) are stored once, under the first name, as usual in such files;
+    readers must tie them again (`tied_names` lists them).
     """
     atomic_write(path, lambda partial: save_tensors(partial, tensors))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """`write_tensors` straight to `path`: for use inside `atomic_directory`, which syncs once for all."""
+    """Write tensors directly to `path`, for use inside `atomic_directory`, which syncs once for all files."""
     tied = tied_names(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in tied}
     write_one_by_one(path, kept, (kept[name] for name in in_file_order(kept)))
 
 
 def tied_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Every name whose tensor is the same memory as an earlier one's -> the first such name."""
+    """Return every name that shares the memory of an earlier name -> the first such name."""
     seen: dict[tuple[object, ...], str] = {}
     firsts = {
         name: seen.setdefault(_memory(tensor), name) for name, tensor in tensors.items() if tensor.numel()
@@ -163,10 +224,13 @@ def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
-    """The named tensors of a safetensors file, on the CPU; `InputError` if missing, damaged or a pickle."""
+    """Return the tensors of a safetensors file by name, on the CPU.
+
+    Raises `InputError` if it is missing, damaged or a pickle.
+    """
     path = Path(path)
     with reading(path):
-        path.open("rb").close()  # what cannot be opened: the system says it more clearly than the library
+        open_file(path).close()  # if it cannot be opened, the system's message is clearer than the library's
         try:
             return load_file(path)
         except SafetensorError:
@@ -175,8 +239,10 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Only for what is not safetensors: a header of 640 bytes begins as a pickle does."""
-    with path.open("rb") as file:
+    """Raise `InputError` for a pickle; only for files that are not safetensors, as a header of 640 bytes
+    begins like one.
+    """
+    with open_file(path) as file:
         head = file.read(4)
     if head.startswith(PICKLES):
         raise InputError(
@@ -187,21 +253,45 @@ def refuse_pickle(path: Path) -> None:
 
 def write_json(path: str | Path, data: object) -> None:
     """Write `data` as indented JSON, atomically."""
-    atomic_write(path, (json.dumps(data, indent=2) + "\n").encode())
+    atomic_write(path, json_bytes(data))
+
+
+def json_bytes(data: object) -> bytes:
+    """Return `data` as indented JSON."""
+    return (json.dumps(data, indent=2) + "\n").encode()
 
 
 _DAMAGED = "; it is damaged: restore it from a copy or make it again"
 
 
 def read_json(path: str | Path, expected: type = object) -> Any:
-    """What a JSON file holds, an `expected` (dict, list); `InputError` if it is missing or damaged."""
+    """Return the content of a JSON file, an `expected` (dict, list); `InputError` if it is missing or
+    damaged.
+    """
     return parse_json(read_bounded(path, JSON_BYTES), path, expected, way_out=_DAMAGED)
 
 
+def open_file(path: str | Path) -> BufferedReader:
+    """Open a file to read its bytes.
+
+    Raises `InputError` for a FIFO, where a reader would wait until somebody writes to it, and for a device,
+    which may be endless. Files in somebody else's folder may be either.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise InputError(f"{path}: expected a file, got {kind_of(status)}")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO does not wait
+
+
 def read_bounded(path: str | Path, most: int) -> bytes:
-    """The bytes of a file of at most `most`; `InputError` if it is missing or larger."""
-    path = Path(path)
-    with reading(path), path.open("rb") as file:
+    """Return the content of a file of at most `most` bytes; `InputError` if it is missing or larger."""
+    with reading(path), open_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise InputError(f"{path}: larger than {most} bytes, the most that is read of such a file")
@@ -210,7 +300,7 @@ def read_bounded(path: str | Path, most: int) -> bytes:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turns what goes wrong while reading `path` into an `InputError` that names it."""
+    """Convert errors while reading `path` to an `InputError` that names it."""
     try:
         yield
     except FileNotFoundError as error:

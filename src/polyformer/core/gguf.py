@@ -1,8 +1,9 @@
-"""GGUF files, of one model each: what stands in front of the tensors, and where each tensor lies.
+"""GGUF files with one model each: the metadata, and the place of each tensor.
 
-A file holds named values (what the model and its tokenizer are), then each tensor's name, shape, kind of
-numbers and place, then the tensors, little-endian (docs/gguf.md in github.com/ggml-org/ggml). Only what is in
-front is read here; every length in it is compared with what is left of the file before it is believed.
+A file contains named values (a description of the model and its tokenizer), then the name, shape, number type
+and offset of each tensor, then the tensors, little-endian (docs/gguf.md in github.com/ggml-org/ggml). Only
+the part before the tensors is read here; every length in it is checked against the rest of the file before it
+is used.
 """
 
 import math
@@ -15,24 +16,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import reading
+from polyformer.core.files import open_file, reading
 
 SUFFIX = ".gguf"
 WEIGHTS = "*.safetensors", "*.bin"
-"""Files beside which a folder's GGUF files are not looked at."""
+"""A folder with files of these names is not searched for GGUF files."""
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""The kinds of values that are one number, as `struct` calls them."""
+"""The types of values that are a single number, with their `struct` codes."""
 
 DIMENSIONS = 4
-"""The most that a tensor has."""
+"""The most dimensions of a tensor."""
 
 
 class TensorPlace(NamedTuple):
-    """shape: as in torch, rows first. kind: the number of the kind of its numbers. offset: from the file's
-    beginning, in bytes."""
+    """shape: as in torch, rows first. kind: the code of its number type. offset: from the beginning of the
+    file, in bytes.
+    """
 
     shape: tuple[int, ...]
     kind: int
@@ -41,7 +43,7 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Gguf:
-    """What stands in front of the tensors of the file `path` of so many bytes."""
+    """The part before the tensors of the file `path`, which has `size` bytes."""
 
     path: Path
     size: int
@@ -50,11 +52,13 @@ class Gguf:
 
     @property
     def architecture(self) -> str:
-        """What the model is called there."""
+        """The file's name of the model architecture."""
         return self.value("general.architecture", str)
 
     def value(self, name: str, kind: type, default: Any = None) -> Any:
-        """A named value, a `kind`; `InputError` where it is another, or absent without a `default`."""
+        """Return a named value of type `kind`; `InputError` if it has another type, or is absent without a
+        `default`.
+        """
         value = self.metadata.get(name, default)
         if isinstance(value, int) and not isinstance(value, bool) and kind is float:
             return float(value)
@@ -67,9 +71,9 @@ class Gguf:
 
 
 def gguf_file(path: str | Path) -> Path | None:
-    """The GGUF file that `path` is, or that it is the folder of; None where it is neither.
+    """Return the GGUF file `path`, or the GGUF file in the folder `path`; None if there is none.
 
-    A folder that has weights in another format is not one. Raises `InputError` for several files in a folder.
+    A folder with weights in another format does not count. Raises `InputError` for several files in a folder.
     """
     path = Path(path)
     if path.is_file():
@@ -84,8 +88,8 @@ def gguf_file(path: str | Path) -> Path | None:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """What stands in front of a file's tensors; `InputError` where it is damaged or of another version."""
-    with reading(path), path.open("rb") as file:
+    """Return the part before a file's tensors; `InputError` if it is damaged or of another version."""
+    with reading(path), open_file(path) as file:
         size = path.stat().st_size
         head = file.read(24)
         if head[:4] != MAGIC:
@@ -111,34 +115,36 @@ def read_gguf(path: Path) -> Gguf:
 
 @dataclass
 class _Cursor:
-    """Reads from `at` on."""
+    """A reader that starts at `at`."""
 
     path: Path
     content: mmap.mmap
     at: int
 
     def times(self, count: int) -> range:
-        """As many steps, if so much can be there: each takes a byte at least."""
+        """Return a range of `count` steps, if the rest of the file is long enough: each step takes at least a
+        byte.
+        """
         if count > len(self.content) - self.at:
             raise _truncated(self.path)
         return range(count)
 
     def bytes(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self.times(count)
         self.at += count
         return self.content[self.at - count : self.at]
 
     def number(self, code: str) -> Any:
-        """The next number, of one of `struct`'s kinds."""
+        """Return the next number with this `struct` code."""
         return struct.unpack("<" + code, self.bytes(struct.calcsize(code)))[0]
 
     def string(self) -> str:
-        """The next text."""
+        """Return the next text."""
         return self.bytes(self.number("Q")).decode("utf-8")
 
     def value(self, kind: int, nested: bool = False) -> Any:
-        """The next value: a number, a text or, unless it stands in one, a list."""
+        """Return the next value: a number, a text or, unless it is nested, a list."""
         if kind == STRING:
             return self.string()
         if kind == ARRAY and not nested:
@@ -155,7 +161,7 @@ class _Cursor:
         return self.number(SCALARS[kind])
 
     def tensor(self) -> TensorPlace:
-        """The shape, kind and place of the next tensor, counted from the first tensor."""
+        """Return the shape, number type and offset of the next tensor, counted from the first tensor."""
         dimensions = self.number("I")
         if dimensions > DIMENSIONS:
             raise InputError(
@@ -167,7 +173,7 @@ class _Cursor:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Turns bytes that are no text into an `InputError`."""
+    """Convert bytes that are not valid text to an `InputError`."""
     try:
         yield
     except UnicodeDecodeError as error:

@@ -6,17 +6,17 @@ from pathlib import Path
 from polyformer.core.errors import InputError, quote
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-"""What is fetched: no pickles and no code."""
+"""The files to download: no pickles and no code."""
 
 _NAME = re.compile(r"(?:[\w.-]{1,96}/)?[\w.-]{1,96}")
 _REVISION = re.compile(r"\w[\w./-]{0,99}")
 
 
 def fetched(name: str, revision: str | None = None) -> Path:
-    """The directory of `name` as it was at `revision`: a commit, a tag or a branch, by default the newest.
+    """Return the directory of `name` at `revision`: a commit, a tag or a branch, by default the newest.
 
-    `name@revision` says both. What was fetched before is not fetched again.
-    Raises `InputError` for what is no name, and for one that the hub does not give.
+    `name@revision` gives both. Downloaded files are not downloaded again.
+    Raises `InputError` for an invalid name, and for a name that the hub cannot provide.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -38,6 +38,6 @@ def fetched(name: str, revision: str | None = None) -> Path:
 
 
 def check_no_revision(source: object, revision: str | None) -> None:
-    """Raises `InputError` for a revision of what is on this machine."""
+    """Raise `InputError` for a revision of a local model."""
     if revision is not None:
         raise InputError(f"revision: {source} is on this machine and has none; leave it out")

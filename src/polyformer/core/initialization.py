@@ -1,4 +1,4 @@
-"""Initial weights, all of them decided here."""
+"""Initial weights of all models."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 RESIDUAL = ("output.weight", "down.weight")
-"""Last matrices of a sub-layer: what they write is added to the residual stream."""
+"""The last matrices of a sub-layer: their output is added to the residual stream."""
 
 
 Filling = Callable[[torch.Tensor], object]
-"""Fills a tensor in place."""
+"""A function that fills a tensor in place."""
 
 Draw = Callable[[nn.Module], None]
-"""Draws the weights that a model was built without."""
+"""A function that draws the weights of a model that was built without them."""
 
 
 def initialize(model: nn.Module, initializer_range: float | None) -> None:
-    """Sets every weight in place.
+    """Set every weight in place.
 
     | part                      | range given           | None (the scheme of 2017)    |
     |---------------------------|-----------------------|------------------------------|
@@ -40,7 +40,9 @@ def initialize(model: nn.Module, initializer_range: float | None) -> None:
 
 
 def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tuple[nn.Module, str, Filling]]:
-    """What `initialize` draws, in its order: a module, the name of a parameter in it, what fills that."""
+    """Yield each parameter that `initialize` draws, in order: a module, the parameter's name, its fill
+    function.
+    """
 
     def matrix(weight: torch.Tensor) -> None:
         _matrix(weight, initializer_range)
@@ -72,7 +74,9 @@ def _vectors(weight: torch.Tensor, deviation: float | None) -> None:
 
 
 def shrink_residual(model: nn.Module, initializer_range: float | None) -> None:
-    """So that the residual stream's variance does not grow with the number of layers; with a range alone."""
+    """Scale residual outputs so that the variance does not grow with the number of layers; only
+    with a range.
+    """
     if initializer_range is None:
         return
     for stack in ("encoder", "decoder"):

@@ -1,4 +1,4 @@
-"""The key-value cache: the past in a buffer that grows by doubling, so that a token costs O(1)."""
+"""The KV cache: past keys and values in a buffer that grows by doubling, so that a token costs O(1)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from polyformer.core.limits import RESERVED
 from polyformer.core.state import State
 
 FIRST_CAPACITY = 64
@@ -17,20 +18,22 @@ class KeyValueCache(State):
     """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the slots from `start` to `length` are
     filled.
 
-    A cache is a value: `append` returns the longer one and the shorter stays what it was. Both share one
-    buffer; `high_water` (how many of its slots are filled) tells when a second continuation must copy.
+    A cache is a value: `append` returns the longer cache and the shorter cache stays valid. Both share one
+    buffer; `high_water` (its number of filled slots) shows when a second continuation must copy it.
     """
 
     keys: Tensor | None = None
     values: Tensor | None = None
     length: int = 0
     high_water: list[int] = dataclasses.field(default_factory=lambda: [0])
-    reserve: int = 0  # slots to allocate at once, when the final length is known beforehand
+    reserve: int = 0  # slots to allocate at once, up to RESERVED, if the final length is known in advance
     spare: list[Tensor] = dataclasses.field(default_factory=list)  # buffers that `reorder_` may write to
-    start: int = 0  # slots before it were dropped by `last`
+    start: int = 0  # slots before `start` were dropped by `last`
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
-        """All keys and values, the new ones [B, Hkv, T, D] last, and the cache that holds them."""
+        """Return all keys and values, with the new ones [B, Hkv, T, D] last, and the cache that contains
+        them.
+        """
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         new = keys.shape[2]
@@ -46,7 +49,7 @@ class KeyValueCache(State):
         return keys, values, longer
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
-        """Autograd may have saved the buffer, which must then not be overwritten: concatenate."""
+        """Concatenate instead of writing to the buffer, which autograd may have saved."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self._filled(self.keys), keys], 2)
             values = torch.cat([self._filled(self.values), values], 2)
@@ -54,13 +57,13 @@ class KeyValueCache(State):
         return keys, values, KeyValueCache(keys, values, length, [length], self.reserve)
 
     def _with_room(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
-        """This cache, or a copy in another buffer when it is full or its next slots are somebody else's."""
+        """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
         free = self.keys is not None and self.high_water[0] == self.length and not self.keys.requires_grad
         if free and self.keys is not None and self.length + keys.shape[2] <= self.keys.shape[2]:
             return self
         filled = self.length - self.start
         length = filled + keys.shape[2]
-        capacity = max(2 * length if self.length else length, self.reserve, FIRST_CAPACITY)
+        capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
         new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
         new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
         if self.keys is not None and self.values is not None:
@@ -69,15 +72,17 @@ class KeyValueCache(State):
         return KeyValueCache(new_keys, new_values, filled, [filled], self.reserve, self.spare)
 
     def last(self, count: int) -> "KeyValueCache":
-        """With its last `count` slots alone, in the same buffer: the others are gone when that is full."""
+        """Return the cache with only its last `count` slots, in the same buffer; others are freed when that
+        is full.
+        """
         return dataclasses.replace(self, start=max(self.start, self.length - count))
 
     def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
-        """The filled slots of a buffer, up to `length`, by default the cache's own."""
+        """Return the filled slots of a buffer, up to `length`, by default the cache's length."""
         return buffer.narrow(2, self.start, (self.length if length is None else length) - self.start)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """As for every state; a copy in a buffer of its own has a high-water mark of its own too."""
+        """Apply `function` to every tensor; a copy in a new buffer gets a new high-water mark."""
         mapped = super().map(function)
         same = (
             self.keys is not None
@@ -87,14 +92,14 @@ class KeyValueCache(State):
         return mapped if same else dataclasses.replace(mapped, high_water=[self.length])
 
     def reorder(self, index: Tensor) -> Self:
-        """As for every state; copies the filled slots alone and keeps the room."""
+        """Return the batch rows `index`; copies only the filled slots and keeps the capacity."""
         if self.keys is None or self.values is None:
             return self
         keys, values = (self._rows(buffer, index) for buffer in (self.keys, self.values))
         return dataclasses.replace(self, keys=keys, values=values, high_water=[self.length])
 
     def reorder_(self, index: Tensor) -> Self:
-        """As for every state; from one buffer into another, and back the next time."""
+        """Return the batch rows `index`, copied from one buffer to another, and back the next time."""
         if self.keys is None or self.values is None or torch.is_grad_enabled():
             return self.reorder(index)
         old, spare = [self.keys, self.values], self.spare
@@ -105,7 +110,7 @@ class KeyValueCache(State):
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
 
     def compact(self) -> Self:
-        """As for every state: the filled slots alone."""
+        """Return a cache with the filled slots only."""
         if self.keys is None or self.values is None:
             return dataclasses.replace(self, spare=[])
         keys, values, length = self._filled(self.keys), self._filled(self.values), self.length - self.start
@@ -114,8 +119,10 @@ class KeyValueCache(State):
         )
 
     def truncated_(self, count: int) -> Self:
-        """As for every state; the next tokens take the freed slots of the same buffer. `Tokens` says whether
-        slots were dropped, which nothing brings back."""
+        """Remove the last `count` tokens; the next tokens use their slots in the same buffer.
+
+        `Tokens` records whether slots were dropped, which cannot be undone.
+        """
         length = self.length - count
         if self.high_water[0] == self.length:
             self.high_water[0] = length
@@ -130,7 +137,9 @@ class KeyValueCache(State):
 
 
 def appended(state: State | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, State | None]:
-    """The keys and values of a mechanism whose state is a cache, the new ones last; the next state."""
+    """Return all keys and values of a mechanism with a KV cache as its state, the new ones last, and the next
+    state.
+    """
     if state is None:
         return keys, values, None
     assert isinstance(state, KeyValueCache)

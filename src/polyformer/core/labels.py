@@ -1,4 +1,4 @@
-"""Labels: what should be predicted, and -100 where nothing should."""
+"""Labels: the targets of predictions, and -100 for no target."""
 
 import torch
 from torch import Tensor
@@ -6,15 +6,20 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 
 IGNORED = -100
-"""Label of a token that is not predicted."""
+"""Label of a token without a target."""
 
 
 def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
-    """Raises `InputError` unless labels have `shape` and, looked at on the CPU only, fit the classes."""
+    """Raise `InputError` unless labels have `shape` and are integers in range, see `check_range`."""
     if labels.shape != shape:
         raise InputError(f"labels: expected the shape {tuple(shape)}, got {tuple(labels.shape)}")
     if labels.dtype not in (torch.int64, torch.int32):
         raise InputError(f"labels: expected integers, got {labels.dtype}")
+    check_range(labels, classes)
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    """Raise `InputError` unless labels are class numbers or -100; values are read on a CPU only."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return
     low, high = (int(bound) for bound in labels.masked_fill(labels == IGNORED, 0).aminmax())
@@ -23,9 +28,9 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
 
 
 def next_labels(labels: Tensor, document_ids: Tensor | None, valid: Tensor | None = None) -> Tensor:
-    """labels [B, T] moved one to the left: what each token should predict; -100 where a document ends.
+    """Return labels [B, T] shifted to the left by 1: the target of each token; -100 at the end of a document.
 
-    Padding, False in `valid` [B, T], predicts nothing and is predicted by nothing.
+    Padding, False in `valid` [B, T], has no target and is no target.
     """
     if valid is not None:
         labels = labels.masked_fill(~valid, IGNORED)

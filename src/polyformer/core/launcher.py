@@ -1,13 +1,13 @@
-"""What a launcher (torchrun, accelerate) says of this process, known before processes meet."""
+"""The settings of a launcher (torchrun, accelerate) for this process, known before processes connect."""
 
 import os
 
 
 def rank() -> int:
-    """The number of this process; 0 where nobody launched several."""
+    """Return the number of this process; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world() -> int:
-    """How many processes were launched; 1 where nobody launched several."""
+    """Return the number of launched processes; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,10 +1,10 @@
-"""What parts of a model say of single tokens to those who look inside: buckets, clusters, experts, spans.
-
-Besides, what queries look up, and what keys that are not tokens stand for (`say`).
+"""Marks: data about single tokens that parts of a model show to visualizations: buckets, clusters, experts,
+spans.
 
     mark("bucket, round 1", lambda: buckets[:, :, 0])
 
-says so of all tokens of a call. Where nobody looks nothing is computed, and a traced graph says nothing.
+marks all tokens of a call. `say` shows the entries that queries look up, and the tokens behind keys that are
+not tokens. Without a collector nothing is computed, and a traced graph shows nothing.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from polyformer.core.tap import Tap
 Of = Literal["tokens", "queries", "keys"]
 
 SINK = "share of the sink"
-"""What of a query's attention goes to a score without a key, as gpt-oss learns for each head."""
+"""The share of a query's attention on a score without a key, as gpt-oss learns for each head."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mark:
     """A number for each token of a call.
 
-    values: [B, H or 1, T]. Integers are labels, of which -1 is none, and floating numbers amounts. of:
-    whether the T are queries, keys or, where these are the same tokens, both. names: of the labels 0, 1, ...,
-    where they have any.
+    values: [B, H or 1, T]. Integers are labels, with -1 for none; floating-point numbers are amounts. of:
+    whether the T tokens are queries, keys or, for self-attention, both. names: the names of the labels 0, 1,
+    ..., if they have any.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-    """What queries of a call take in beside its keys: blocks sorted into a place, entries of a store.
+    """Further inputs of a call's queries next to its keys: blocks sorted into a place, entries of a store.
 
-    weights: [B, H, R, K], of what is taken in each of R places. entries: [B, H, R, K], which of the `count`
-    that there are; None for all of them, in order. rows: [B, Tq], the place that each query reads, -1 for
-    none; None where every query reads all places. tokens: [B, count, 2], the keys start <= j < stop that an
-    entry is made of; None for what is no key of the call.
+    weights: [B, H, R, K], of the entries at each of R places. entries: [B, H, R, K], their indices among the
+    `count` entries; None for all entries, in order. rows: [B, Tq], the place that each query reads, -1 for
+    none; None if every query reads all places. tokens: [B, count, 2], the keys start <= j < stop that an
+    entry was computed from; None if they are not keys of the call.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SlotKeys:
-    """Keys that are not tokens: each stands for the tokens start <= j < stop of `tokens` [B, S, 2]."""
+    """Keys that are not tokens: each represents the tokens start <= j < stop of `tokens` [B, S, 2]."""
 
     tokens: Tensor
 
@@ -68,17 +68,17 @@ _tap: Tap[Said] = Tap("marks")
 
 
 def marked() -> AbstractContextManager[list[Said]]:
-    """Collects everything that is said inside, in order."""
+    """Collect all marks and lookups shown inside, in order."""
     return _tap.collected()
 
 
 def mark(name: str, values: Callable[[], Tensor], of: Of = "tokens", names: tuple[str, ...] = ()) -> None:
-    """Says it to whoever collects; `values` is called only for them."""
+    """Pass a mark to the collector; `values` is called only if there is a collector."""
     if _tap.records is not None:
         _tap.show(Mark(name, values().detach(), of, names))
 
 
 def say(said: Callable[[], Lookup | SlotKeys]) -> None:
-    """Says what is no number of each token; it is called only where somebody collects."""
+    """Pass a lookup or slot keys to the collector; `said` is called only if there is a collector."""
     if _tap.records is not None:
         _tap.show(said())

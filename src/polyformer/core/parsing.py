@@ -1,13 +1,8 @@
-"""One bounded reader for the text that comes from outside: JSON, YAML and Python expressions.
+"""A single bounded parser for external text: JSON, YAML and Python expressions.
 
-Every parser here gives plain data or raises `InputError`, whatever the text is. The bounds are far above
-anything that is meant: they stand against files that are made to exhaust memory, time or the stack.
-
-    bytes    a JSON file 256 MiB (vocabularies are large), a YAML text 256 KiB, an expression 64 KiB
-    depth    64 levels of nesting
-    names    each once in its mapping
-    numbers  finite; integers of at most 64 bits
-    aliases  none: a YAML of 300 bytes with aliases can stand for more data than fits into memory
+Every parser here returns plain data or raises `InputError`, for any text. `polyformer.core.limits` has the
+limits of size and nesting. A name may occur only once in its mapping, numbers are finite, and YAML has no
+aliases: with aliases 300 bytes can describe more data than memory can hold.
 """
 
 import ast
@@ -20,12 +15,17 @@ from typing import Any
 import yaml
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import (
+    DEPTH,
+    EXPRESSION_BYTES,
+    EXPRESSION_DEPTH,
+    INTEGER_BITS,
+    JSON_BYTES,
+    YAML_BYTES,
+)
 
-JSON_BYTES, YAML_BYTES, EXPRESSION_BYTES = 2**28, 2**18, 2**16
-DEPTH = 64
-INTEGER_BITS = 64
 NO_LIMIT = int(1e30)
-"""What transformers writes as a tokenizer's largest length where there is none: the only wider integer."""
+"""The value that transformers writes as a tokenizer's largest length for no limit: the only wider integer."""
 
 _JSON_NAMES = {dict: "an object", list: "a list"}
 
@@ -33,10 +33,10 @@ _JSON_NAMES = {dict: "an object", list: "a list"}
 def parse_json(
     text: str | bytes, source: object, expected: type = object, *, finite: bool = True, way_out: str = ""
 ) -> Any:
-    """What a JSON text of at most 256 MiB holds: an `expected` (dict, list).
+    """Return the content of a JSON text of at most 256 MiB: an `expected` (dict, list).
 
     `source` names the text in messages: a file, or a file and a line; `way_out` ends the message for a text
-    that is no JSON. Without `finite` Python's NaN and Infinity are read too.
+    that is not JSON. Without `finite` Python's NaN and Infinity are accepted too.
     """
     _check_size(text, JSON_BYTES, source)
     strict = {"parse_constant": _not_finite, "parse_float": _float} if finite else {}
@@ -59,9 +59,9 @@ def parse_json(
 
 
 def parse_yaml(text: str | bytes, source: object, way_out: str = "") -> Any:
-    """What a YAML text of at most 256 KiB holds: plain data, without aliases, dates or tags.
+    """Return the content of a YAML text of at most 256 KiB: plain data, without aliases, dates or tags.
 
-    `way_out` ends the message for a text that is no YAML.
+    `way_out` ends the message for a text that is not YAML.
     """
     _check_size(text, YAML_BYTES, source)
     try:
@@ -75,31 +75,31 @@ def parse_yaml(text: str | bytes, source: object, way_out: str = "") -> Any:
         where = f", line {mark.line + 1}" if mark else ""
         raise InputError(f"{source}{where}: not YAML ({error.problem or error.context}){way_out}") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError, LookupError) as error:
-        # The constructors of numbers raise whatever their parts raise.
+        # The constructors of numbers raise the errors of their parts.
         raise InputError(f"{source}: not YAML ({' '.join(str(error).split())}){way_out}") from None
     return data
 
 
 def dump_yaml(data: object) -> str:
-    """`data` as the YAML that `parse_yaml` reads back: without aliases, names in their order."""
+    """Return `data` as YAML that `parse_yaml` reads back: without aliases, names in their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
 
 
 def parse_expression(text: str, source: str, expected: str) -> ast.expr:
-    """The tree of a Python expression of at most 64 KiB and 128 nodes deep; nothing is executed.
+    """Return the tree of a Python expression of at most 64 KiB and 128 nodes deep; nothing is executed.
 
-    `expected` says in messages what the text should have been.
+    `expected` describes the expected text in messages.
     """
     _check_size(text, EXPRESSION_BYTES, source)
     stripped = text.strip()
     try:
         tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # ValueError: NUL characters, surrogates, integers of too many digits. MemoryError: the parser's own
-        # word for too many levels.
+        # ValueError: NUL characters, surrogates, integers with too many digits. MemoryError: the parser's
+        # error for too many levels.
         raise InputError(f"{source}: expected {expected}, got {quote(stripped)}") from None
     level: list[ast.AST] = [tree]
-    for _ in range(2 * DEPTH):
+    for _ in range(EXPRESSION_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             return tree
@@ -107,7 +107,7 @@ def parse_expression(text: str, source: str, expected: str) -> ast.expr:
 
 
 def literal(node: ast.expr, source: str) -> Any:
-    """The plain value that stands at a node of an expression."""
+    """Return the plain value of a node of an expression."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -117,7 +117,7 @@ def literal(node: ast.expr, source: str) -> Any:
 
 
 def check_numbers(data: object, source: object) -> None:
-    """Raises `InputError` for a number in nested `data` that is not finite, or an integer over 64 bits."""
+    """Raise `InputError` for a number in nested `data` that is not finite, or an integer over 64 bits."""
     level: list[Any] = [data]
     while level:
         for value in level:
@@ -129,7 +129,7 @@ def check_numbers(data: object, source: object) -> None:
 
 
 class _RefusedError(Exception):
-    """What the bounds forbid, found inside a parser; its caller says in which file."""
+    """A violation of the limits, found inside a parser; the caller adds the name of the file."""
 
 
 def _check_size(text: str | bytes, most: int, source: object) -> None:
@@ -151,7 +151,7 @@ def _check_depth(data: object, source: object) -> None:
 
 
 def _check_text(text: str | bytes, data: object, source: object) -> None:
-    """Raises `InputError` for half a surrogate pair, which no file and no tokenizer takes."""
+    """Raise `InputError` for half a surrogate pair, which no file and no tokenizer accepts."""
     escaped = re.search(r"\\u[dD][89a-fA-F]", text) if isinstance(text, str) else b"\\u" in text
     try:
         if escaped:
@@ -196,12 +196,12 @@ def _integer(text: str) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader without aliases, doubled names, deep nesting and numbers beyond the bounds."""
+    """The safe loader without aliases, repeated names, deep nesting and numbers beyond the limits."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuses aliases, and nesting deeper than `DEPTH`."""
+        """Refuse aliases, and nesting deeper than `DEPTH`."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[union-attr]
             raise _RefusedError(f"line {mark.line + 1}: aliases (*name) are not read; write the value out")
@@ -214,7 +214,7 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuses a name that occurs twice."""
+        """Refuse a name that occurs twice."""
         if not isinstance(node, yaml.MappingNode):
             return super().construct_mapping(node, deep)
         mapping = super().construct_mapping(node, deep)
@@ -224,14 +224,14 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def construct_scalar(self, node: Any) -> Any:
-        # The constructors of numbers take time that grows with the square of their digits.
-        """Refuses numbers of more than 64 characters."""
+        # The constructors of numbers take time quadratic in the number of digits.
+        """Refuse numbers of more than 64 characters."""
         if node.tag in (_INT, _FLOAT) and len(node.value) > 64:
             raise _RefusedError(f"line {node.start_mark.line + 1}: expected numbers of at most 64 digits")
         return super().construct_scalar(node)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Refuses tags beyond YAML's own, infinite numbers and integers of more than 64 bits."""
+        """Refuse tags other than YAML's standard tags, infinite numbers and integers of more than 64 bits."""
         if node.tag not in _TAGS:
             raise _RefusedError(f"line {node.start_mark.line + 1}: the tag {quote(node.tag)} is not read")
         value = super().construct_object(node, deep)
@@ -244,7 +244,7 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
-        """Every value is written out, also one that occurs twice."""
+        """Return True: every value is written out, even if it occurs twice."""
         return True
 
 
@@ -252,7 +252,8 @@ _TAG = "tag:yaml.org,2002:"
 _INT, _FLOAT, _DATE = f"{_TAG}int", f"{_TAG}float", f"{_TAG}timestamp"
 _TAGS = {_INT, _FLOAT, *(_TAG + name for name in ("null", "bool", "str", "seq", "map"))}
 _DIGITS = list("-+0123456789")
-# YAML 1.1 reads 1e-4, which has no point, as a text, and a date as one; 1.2 reads a number and a text.
+# YAML 1.1 reads 1e-4, which has no point, as text, and some texts as dates; YAML 1.2 reads a number and a
+# text.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag != _DATE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

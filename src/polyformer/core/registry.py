@@ -1,4 +1,4 @@
-"""A list of named things, filled by decorators: one list, never two."""
+"""Registries of named objects, filled by decorators."""
 
 import fnmatch
 import importlib
@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from polyformer.core.entry_points import load_installed
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import InputError, quote
+from polyformer.core.names import unknown_name
 
 T = TypeVar("T")
 
 
 def import_modules(package: str) -> None:
-    """Import every module of a package and of those inside it, so that what they define is registered.
+    """Import every module of a package and of its subpackages, so that their definitions are registered.
 
-    A folder of members ends its `__init__` with it: a new member is one file, which no list names.
+    A package of members calls this at the end of its `__init__`: a new member is a single file, without any
+    list to extend.
     """
     for module in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         importlib.import_module(module.name)
 
 
 class Members(dict[str, type[T]]):
-    """Names to classes. Asked for a name that it lacks, or for all, it first loads installed packages."""
+    """Names to classes. A look-up of a missing name, or of all names, first loads installed packages."""
 
     def __missing__(self, name: str) -> type[T]:
         load_installed()
@@ -32,7 +34,7 @@ class Members(dict[str, type[T]]):
         return dict.__getitem__(self, name)
 
     def __contains__(self, name: object) -> bool:
-        if not isinstance(name, str):  # a name from a file may be anything
+        if not isinstance(name, str):  # a name from a file may have any type
             return False
         if not dict.__contains__(self, name):
             load_installed()
@@ -43,25 +45,25 @@ class Members(dict[str, type[T]]):
         return super().__iter__()
 
     def keys(self):
-        """All names."""
+        """Return all names."""
         load_installed()
         return super().keys()
 
     def values(self):
-        """All classes."""
+        """Return all classes."""
         load_installed()
         return super().values()
 
     def items(self):
-        """All names with their classes."""
+        """Return all names with their classes."""
         load_installed()
         return super().items()
 
 
 def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -> None:
-    """Enter a class under `name`, which is its own: only the same class, defined again, may take its place.
+    """Register a class under `name`; only the same class, defined again, may replace it.
 
-    Raises `InputError` where another class has the name, which files would else read as the wrong one.
+    Raises `InputError` if another class has the name, as files would otherwise be read as the wrong class.
     """
     old = registry.get(name)
     if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -73,19 +75,19 @@ def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -
 
 
 def in_package(item: object) -> bool:
-    """Whether a class or a function is defined in this package, not by a user or by an installed plugin."""
+    """Return whether a class or function is defined in this package, not by a user or an installed plugin."""
     return getattr(item, "__module__", "").partition(".")[0] == __name__.partition(".")[0]
 
 
 class Registry(Generic[T]):
-    """Names to things of one sort, in the order in which they were registered."""
+    """Names to objects of one kind, in the order of registration."""
 
     def __init__(self, what: str):
         self.what = what
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that enters what it decorates under `name`; a name is taken once."""
+        """Return a decorator that registers its argument under `name`; a name can be used once."""
         if name in self._items:
             raise InputError(f"{self.what} {quote(name)} is registered already")
 
@@ -96,10 +98,10 @@ class Registry(Generic[T]):
         return enter
 
     def __getitem__(self, name: str) -> T:
-        if not isinstance(name, str) or name not in self._items:  # a name from a file may be anything
+        if not isinstance(name, str) or name not in self._items:  # a name from a file may have any type
             load_installed()
             if not isinstance(name, str) or name not in self._items:
-                raise unknown(self.what, name, self._items)
+                raise unknown_name(self.what, name, self._items)
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,6 +109,6 @@ class Registry(Generic[T]):
         return iter(self._items)
 
     def names(self, pattern: str = "*") -> list[str]:
-        """The names that match a shell wildcard, sorted."""
+        """Return the names that match a shell wildcard, sorted."""
         load_installed()
         return sorted(fnmatch.filter(self._items, pattern))

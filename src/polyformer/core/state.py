@@ -1,4 +1,6 @@
-"""State: what one call leaves for the next (caches, memories, sums), passed in and returned, never hidden."""
+"""States: data that one call leaves for the next (caches, memories, sums), passed in and returned, never
+hidden.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,35 +14,38 @@ class State:
     """Base of all states: a dataclass of tensors [B, ...], other states, tuples of them, and plain values."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """A copy with `function` applied to every tensor."""
+        """Return a copy with `function` applied to every tensor."""
         return self._each(function, lambda state: state.map(function))
 
     def reorder(self, index: Tensor) -> Self:
-        """The state of batch rows `index` [B'], in that order: what beam search needs after every step."""
+        """Return the state of batch rows `index` [B'], in that order, as beam search needs
+        after every step.
+        """
         return self._each(lambda tensor: tensor.index_select(0, index), lambda state: state.reorder(index))
 
     def reorder_(self, index: Tensor) -> Self:
-        """As `reorder`, by an owner who gives this state up: it may be overwritten."""
+        """Return the same as `reorder`, and may overwrite this state: the caller must not use it again."""
         return self.reorder(index)
 
     def truncated_(self, count: int) -> Self | None:
-        """The state before its last `count` tokens, by an owner who gives this one up.
+        """Return the state before its last `count` tokens; the caller must not use this state again.
 
-        None where tokens cannot be taken back, as from sums of the past: go on from the state before them,
-        which stays valid. A state asks `_parts_truncated` where only states in it grow with the tokens.
+        None if tokens cannot be removed, as from sums of the past: the caller then continues from the earlier
+        state, which stays valid. A state calls `_parts_truncated` if only the states in it grow with the
+        tokens.
         """
         return None
 
     def detach(self) -> Self:
-        """The same values outside the graph, so that segments can be trained one after another."""
+        """Return the same values outside the graph, so that segments can be trained one after another."""
         return self.map(Tensor.detach)
 
     def compact(self) -> Self:
-        """The same without room to spare: what is saved."""
+        """Return the same state without spare capacity, as it is saved."""
         return self._each(lambda tensor: tensor, lambda state: state.compact())
 
     def _parts_truncated(self, count: int) -> Self | None:
-        """As `truncated_`, for a state of states; tensors of its own stay as they are."""
+        """Return the same as `truncated_`, for a state of states; its direct tensors do not change."""
         parts: list[State | None] = []
 
         def truncate(state: State) -> State:

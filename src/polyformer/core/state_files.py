@@ -1,7 +1,7 @@
-"""States in files: a text that was left in the middle is taken up again, bit for bit.
+"""States in files: generation of an interrupted text resumes, bit for bit.
 
-A file holds the tensors of a state by the place where they stand in it, and beside them, as bytes of JSON,
-what else it is made of. Nothing in a file is executed: it names classes of states, which must be there.
+A file contains the tensors of a state, named by their place in it, and the rest of its structure as bytes of
+JSON. Nothing in a file is executed: it names classes of states, which must be imported.
 """
 
 import dataclasses
@@ -27,19 +27,21 @@ def save_state(state: State, path: str | Path) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """The state that `save_state` wrote, on the CPU (`state.map` moves it); `InputError` for another file."""
+    """Return the state that `save_state` wrote, on the CPU (`state.map` moves it); `InputError` for other
+    files.
+    """
     return state_of(read_tensors(path), path)
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
-    """The tensors of a state by name, and its structure as one more, [bytes]."""
+    """Return the tensors of a state by name, and its structure as a further tensor, [bytes]."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_described(state.compact(), "state", tensors))
     return {**tensors, STRUCTURE: torch.tensor(list(text.encode()), dtype=torch.uint8)}
 
 
 def state_of(tensors: dict[str, Tensor], source: object) -> Any:
-    """The state of these tensors, read from `source`; `InputError` where they are none."""
+    """Return the state of these tensors, read from `source`; `InputError` if they are not a state."""
     if STRUCTURE not in tensors or tensors[STRUCTURE].dtype != torch.uint8:
         raise InputError(f"{source}: not a saved state of a model")
     described = parse_json(bytes(tensors[STRUCTURE].flatten().tolist()), source, dict)
@@ -50,7 +52,7 @@ def state_of(tensors: dict[str, Tensor], source: object) -> Any:
 
 
 def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON that stands for a value; its tensors go into `tensors`."""
+    """Return JSON that describes a value; its tensors are added to `tensors`."""
     if isinstance(value, Tensor):
         tensors[place] = value.detach().clone(memory_format=torch.contiguous_format)
         return {"tensor": place}
@@ -66,7 +68,7 @@ def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _read(node: dict[str, Any], tensors: dict[str, Tensor], source: object) -> Any:
-    """The value that `_described` stands for."""
+    """Return the value that `_described` describes."""
     if "tensor" in node:
         return tensors[node["tensor"]]
     if "tuple" in node:

@@ -1,4 +1,4 @@
-"""What code shows to those who look inside: collected by thread and task, not by model."""
+"""Taps: records that code passes to collectors, per thread and task, not per model."""
 
 import contextlib
 import contextvars
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Tap(Generic[T]):
-    """A place in the code where records of one kind may be collected; without a collector nothing is kept.
+    """A place in the code where records of one kind may be collected; without a collector nothing is stored.
 
     with tap.collected() as records:
         model(ids)  # wherever it calls tap.show(record), `records` grows
@@ -22,7 +22,7 @@ class Tap(Generic[T]):
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[list[T]]:
-        """Every record shown inside, in order; of collectors within each other the innermost gets it."""
+        """Collect every record shown inside, in order; of nested collectors the innermost gets it."""
         records: list[T] = []
         token = self._collector.set(records)
         try:
@@ -32,11 +32,11 @@ class Tap(Generic[T]):
 
     @property
     def records(self) -> list[T] | None:
-        """Those collected so far; None where nobody looks, and in a traced graph, which keeps no list."""
+        """The records so far; None without a collector, and in a traced graph, which cannot store a list."""
         return None if torch.compiler.is_compiling() else self._collector.get()
 
     def show(self, record: T) -> None:
-        """Shows it to whoever collects."""
+        """Pass the record to the collector, if any."""
         records = self.records
         if records is not None:
             records.append(record)

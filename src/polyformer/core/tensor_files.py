@@ -1,9 +1,9 @@
-"""safetensors files written one tensor after another: no two of them need be in memory at a time.
+"""safetensors files written one tensor after another, so that only one tensor needs to be in memory.
 
     8 bytes, the length of the header | JSON: type, shape and place of every tensor | their numbers
 
-All that the header says is known before any number is there. The bytes are those of the library's own
-`save_file`, which takes all tensors at once. https://huggingface.co/docs/safetensors, "Format".
+The whole header is known before any number. The bytes are the same as from the library's `save_file`, which
+takes all tensors at once. https://huggingface.co/docs/safetensors, "Format".
 """
 
 import json
@@ -37,13 +37,13 @@ TYPES = {
 """Names of types in the header, in the order from the end of a file to its beginning."""
 
 ALIGNMENT = 8
-"""Bytes that the numbers begin at a multiple of: the header ends with spaces."""
+"""The data begins at a multiple of this number of bytes: the header is padded with spaces."""
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of `tensors` in the order in which their numbers stand in a file: larger types first.
+    """Return the names of `tensors` in the order of their data in a file: larger types first.
 
-    Raises `InputError` for a type that the format has no name for.
+    Raises `InputError` for a type that the format does not support.
     """
     order = list(TYPES)
     for name, tensor in tensors.items():
@@ -55,13 +55,13 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def write_one_by_one(path: Path, like: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
-    """Write into `path` the `tensors`, which are taken one at a time, in the order `in_file_order(like)`.
+    """Write `tensors`, which are consumed one by one, to `path`, in the order `in_file_order(like)`.
 
-    like: for every name a tensor of its type and shape, which may have no numbers (torch's "meta").
-    Raises `OSError` where the disk is full.
+    like: for every name a tensor of its type and shape, which may have no data (torch's "meta").
+    Raises `OSError` if the disk is full.
     """
     names = in_file_order(like)
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # more would be written in random order
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # more entries would have a random order
     end = 0
     for name in names:
         tensor = like[name]
@@ -79,6 +79,6 @@ def write_one_by_one(path: Path, like: Mapping[str, Tensor], tensors: Iterable[T
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of `tensor`, copied only from another device or out of a view with gaps."""
+    """Return the memory of `tensor`, copied only from another device or from a view with gaps."""
     flat = tensor.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy().data

@@ -1,8 +1,8 @@
-"""Numbers with their units, as they are shown."""
+"""Formatting of numbers with their units."""
 
 
 def size(number: float) -> str:
-    """Bytes with a unit; 1 MB is 10^6 bytes."""
+    """Return a number of bytes with a unit; 1 MB is 10^6 bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"

@@ -1,8 +1,8 @@
-"""Tensors of a public checkpoint that no number depends on: kept beside a model, so that none is lost.
+"""Unused tensors of a public checkpoint, stored next to a model so that none is lost.
 
-Some of transformers' classes have parameters that they never compute with (a pooler below a head that pools
-nothing). A model has no place for them; it keeps them as they are, by their names, and what is saved for
-transformers holds them again.
+Some classes of transformers have parameters that they never compute with (a pooler below a head that pools
+nothing). Models here do not have them; the tensors are stored unchanged, by name, and exports to transformers
+contain them again.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ FILE = "unread.safetensors"
 
 
 def read_unused_tensors(folder: Path) -> dict[str, Tensor]:
-    """Those of a model's directory in our format."""
+    """Return the unused tensors in a model's directory in this library's format."""
     return read_tensors(folder / FILE) if (folder / FILE).is_file() else {}
 
 
 def write_unused_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """The reverse; a file that an earlier model left there goes."""
+    """Write the tensors to `folder`; without tensors remove the file of an earlier model."""
     if tensors:
         write_tensors(folder / FILE, tensors)
     else:

@@ -1,4 +1,4 @@
-"""Tensors read from a file, put into a model that they fit exactly."""
+"""Loading of tensors from a file into a model that matches them exactly."""
 
 from pathlib import Path
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, quote, unknown
 
 ALIGNMENT = 64
-"""Bytes: torch's own tensors begin at a multiple of so many."""
+"""torch allocates tensors at a multiple of this number of bytes."""
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path) -> None:
-    """Put `tensors`, read from `file`, into `model`; `InputError` unless names, shapes and types are the
-    model's and every number is finite.
+    """Load `tensors`, read from `file`, into `model`.
 
-    What several layers share stands in a file once, and is shared again. Every tensor of the model then lies
-    in memory as torch would have put it: a product of the same numbers at another alignment may be rounded
-    otherwise, and so a loaded model computes bit for bit what the saved one did.
+    Raises `InputError` unless names, shapes and types match the model and every number is finite. Tensors
+    shared by several layers occur once in a file, and are shared again. Every tensor is then aligned in
+    memory as torch allocates it: a product of the same numbers at another alignment may be rounded
+    differently, and so a loaded model computes bit for bit the same as the saved model.
     """
     tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
     own = model.state_dict(keep_vars=True)
@@ -43,22 +43,25 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
         module, _, key = name.rpartition(".")
         setattr(model.get_submodule(module), key, _at(model, first))
     trained = {name: tensor.requires_grad for name, tensor in own.items()}
-    for name, parameter in model.named_parameters():  # an assigned tensor replaces it, flag included
+    for (
+        name,
+        parameter,
+    ) in model.named_parameters():  # an assigned tensor replaces it with its flag
         parameter.requires_grad_(trained[name])
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """`tensor`, copied where it is a view into a file, which puts tensors one right after the other."""
+    """Return `tensor`, copied if it is a view into a file, where tensors are packed without alignment."""
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def check_layers(config: object, tensors: int, file: str | Path) -> None:
-    """Raises `InputError` where a configuration has more layers than the file has tensors.
+    """Raise `InputError` if a configuration has more layers than the file has tensors.
 
-    Asked before a model is built: a config.json of a few bytes may speak of thousands of layers.
+    Called before a model is built: a config.json of a few bytes may claim thousands of layers.
     """
     stacks = [getattr(config, side, None) for side in ("encoder", "decoder")]
-    layers = sum(stack.num_hidden_groups or stack.num_hidden_layers for stack in stacks if stack is not None)
+    layers = sum(stack.shared_layers[-1] + 1 for stack in stacks if stack is not None)
     if layers > tensors:
         raise InputError(f"{file}: {tensors} tensors, too few for the {layers} layers of config.json")
 
@@ -75,8 +78,8 @@ def _check_numbers(name: str, tensor: Tensor, own: Tensor, file: str | Path) -> 
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit types know no sums
-    # The sum needs no memory; it may overflow, and then every number is looked at.
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # 8-bit types have no sum
+    # The sum needs no memory; it may overflow, and only then all numbers are checked.
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 

@@ -1,4 +1,4 @@
-"""Text in, batches out: sources -> tokenizer -> packed or paired rows -> corruptions -> batches.
+"""From text to batches: sources -> tokenizer -> packed or paired rows -> corruptions -> batches.
 
 splits = load(DataConfig(path="notes.txt"), needs=("text",))                  # rows of plain values
 texts = splits.train["text"]

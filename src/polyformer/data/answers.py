@@ -1,6 +1,6 @@
-"""Extractive question answering: texts as windows of tokens, and answers from characters to tokens and back.
+"""Extractive question answering: windows of tokens, and conversion of answers between characters and tokens.
 
-A text longer than a row is read in windows that overlap, one beginning `stride` tokens after the other:
+A text longer than a row is read in overlapping windows that begin `stride` tokens apart:
 
     <cls> question <sep> window of the text <sep>        token types 0 0 0 1 1, the first <sep> being 0
 
@@ -27,8 +27,11 @@ Offsets = Sequence[tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A row: its ids and token types, the place of its first token of the text, which token that is, and how
-    many there are. No token types where the model has none."""
+    """A row of a question and a part of the text.
+
+    place: position of the first text token in the row. first: index of that token in the text. size: number
+    of text tokens. token_type_ids are empty if the model has none.
+    """
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -37,8 +40,10 @@ class Window:
     size: int
 
     def labels(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        """The places of the first and last token of `span`, tokens of the text; of <cls> where it is not all
-        in this window."""
+        """Return the positions of the first and last token of `span`, a span of text tokens.
+
+        Returns the position of <cls> twice if the span is not completely in this window.
+        """
         if span is None or span[0] < self.first or span[1] >= self.first + self.size:
             return NO_ANSWER
         return span[0] - self.first + self.place, span[1] - self.first + self.place
@@ -47,7 +52,7 @@ class Window:
 def windows(
     question: Sequence[int], text: Sequence[int], *, cls_id: int, sep_id: int, length: int, stride: int
 ) -> list[Window]:
-    """All of `text` in windows of at most `length` tokens, question and marks included; at least one."""
+    """Split `text` into windows of at most `length` tokens, including question and special tokens."""
     room = length - len(question) - 3
     if room < 1:
         raise InputError(f"length: expected room for a question of {len(question)} tokens, got {length}")
@@ -66,7 +71,7 @@ def windows(
 
 
 def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
-    """The ids of each text, and for every token its first character and the one behind its last."""
+    """Return the ids of each text, and for every token the start and the end of its characters."""
     encoded = tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)
     if [encoding.ids for encoding in encoded] != tokenizer.encode_batch(texts):
         raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
@@ -76,7 +81,7 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tupl
 def encode_marked(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None
 ) -> "list[Encoding]":
-    """Each text with the marks that its model reads, every token with its text and its characters in it."""
+    """Return each text with the model's special tokens; every token has its text and characters."""
     encoded = tokenizer.marking.encode_batch(list(texts) if pairs is None else list(zip(texts, pairs)))
     ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
     if ids != tokenizer.encode_batch_for_model(texts, pairs):
@@ -85,8 +90,11 @@ def encode_marked(
 
 
 def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -> list[Window]:
-    """All of the text that `pair` joins to a question, in windows of at most `length` tokens that begin at
-    most `stride` tokens after one another, each with the question and its marks; `typed` with token types."""
+    """Split the text that `pair` joins to a question into windows of at most `length` tokens.
+
+    Windows begin at most `stride` tokens apart; each contains the question and the special tokens. `typed`
+    adds token types.
+    """
     places = [place for place, side in enumerate(pair.sequence_ids) if side == 1]
     start, stop = (places[0], places[-1] + 1) if places else (len(pair.ids), len(pair.ids))
     room = length - start - (len(pair.ids) - stop)
@@ -105,13 +113,13 @@ def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -
 
 
 def answer_tokens(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:
-    """The first and the last token that have characters of `start` to `stop`; None where none has."""
+    """Return the first and the last token with characters from `start` to `stop`; None if there are none."""
     touched = [number for number, (a, b) in enumerate(offsets) if a < stop and b > start and b > a]
     return (touched[0], touched[-1]) if touched else None
 
 
 def best_span(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[int, int, float]:
-    """`(first, last, score)` of the span of at most `longest` tokens with the highest sum of both scores."""
+    """Return `(first, last, score)` of the span of at most `longest` tokens with the best sum of scores."""
     scores = starts[:, None] + ends[None, :]
     lengths = np.arange(len(ends))[None, :] - np.arange(len(starts))[:, None]
     scores[(lengths < 0) | (lengths >= longest)] = -np.inf
@@ -120,5 +128,5 @@ def best_span(starts: np.ndarray, ends: np.ndarray, longest: int) -> tuple[int, 
 
 
 def answer_text(text: str, offsets: Offsets, first: int, last: int) -> str:
-    """What the tokens `first` to `last` stand for in the text."""
+    """Return the text of the tokens `first` to `last`."""
     return text[offsets[first][0] : offsets[last][1]].strip()

@@ -1,9 +1,9 @@
-"""Batches in an order that is a pure function of (seed, epoch), so that a run resumes where it stopped.
+"""Batches in an order that is a pure function of (seed, epoch), so that a run can be resumed exactly.
 
-`Batches` serves rows held in memory; `Stream` serves rows too many for it as a sequence of blocks, each of
-which is a small `Batches`. Both give `(position, batch)` pairs: the position after a batch, two integers for
-a checkpoint, brings `epoch(...)` back to what follows it without touching the rows before. No global random
-state is read or set.
+`Batches` serves rows held in memory. `Stream` serves rows that do not fit into memory as a sequence of
+blocks, each a small `Batches`. Both yield `(position, batch)` pairs. The position after a batch, two integers
+for a checkpoint, makes `epoch(...)` resume there without reading the rows before. No global random state is
+read or set.
 """
 
 import itertools
@@ -24,11 +24,11 @@ Corrupt = Callable[[Row, np.random.Generator], Row]
 
 _FILL = {"labels": -100, "neighbour_ids": -1}
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
-ORDER, CORRUPTION = 0, 1  # what a random stream is for; first in its seed, so that no two streams are one
+ORDER, CORRUPTION = 0, 1  # the purpose of a random stream, first in its seed, so that streams differ
 
 
 class Position(NamedTuple):
-    """Where an epoch stands: the first source row of the block, and how many of its batches are done."""
+    """A position in an epoch: the first source row of the block, and the number of its completed batches."""
 
     start: int = 0
     batch: int = 0
@@ -37,9 +37,9 @@ class Position(NamedTuple):
 def by_rows(
     lengths: np.ndarray, generator: np.random.Generator | None, *, batch_size: int
 ) -> list[np.ndarray]:
-    """Row numbers of each batch: `batch_size` rows, the last batch maybe fewer; in order without `generator`.
+    """Return the row numbers of each batch: `batch_size` rows, maybe fewer in the last.
 
-    `lengths` is [rows, sides], of which only the number of rows counts here.
+    Without `generator`, rows are in order. Of `lengths` [rows, sides] only the number of rows is used.
     """
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1 row, got {batch_size}")
@@ -50,11 +50,11 @@ def by_rows(
 def by_tokens(
     lengths: np.ndarray, generator: np.random.Generator | None, *, max_tokens: int
 ) -> list[np.ndarray]:
-    """Row numbers of each batch: rows of like length, at most `max_tokens` tokens a side, padding included.
+    """Return the row numbers of each batch: rows of similar length, at most `max_tokens` tokens per side.
 
-    `lengths` is [rows, sides]: one side, or source and target. Rows are sorted by length, equal ones in
-    random order, and the batches come in random order; without `generator`, longest first.
-    Source: Vaswani et al. 2017, section 5.1.
+    Padding is included in these tokens. `lengths` is [rows, sides]: one side, or source and target. Rows are
+    sorted by length, equal rows in random order, and the batches are in random order; without `generator`,
+    longest first. Source: Vaswani et al. 2017, section 5.1.
     """
     longest = lengths.max(axis=1, initial=0)
     if len(longest) and longest.max() > max_tokens:
@@ -64,7 +64,8 @@ def by_tokens(
             "raise max_tokens or shorten the rows"
         )
     shuffled = np.arange(len(lengths)) if generator is None else generator.permutation(len(lengths))
-    # Longest first, and rows that are equally long by their first side: a batch then pads neither side much.
+    # Longest first, and rows of equal length by their first side: a batch then has little padding on either
+    # side.
     order = shuffled[np.lexsort((*-lengths[shuffled].T[::-1], -longest[shuffled]))]
     batches = []
     start = 0
@@ -76,16 +77,16 @@ def by_tokens(
 
 
 def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
-    """The share of cells that is padding, all sides together; `lengths` is [rows, sides]."""
+    """Return the share of padding in all sides together; `lengths` is [rows, sides]."""
     cells = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches)
     return 1 - int(lengths.sum()) / cells if cells else 0.0
 
 
 def share(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """The rows of a global batch that process `rank` of `world` takes.
+    """Return the rows of a global batch for process `rank` of `world`.
 
     Together the processes take each row once. Sizes differ by at most one; with fewer rows than processes,
-    the last ones get none.
+    the last processes get none.
     """
     if not 0 <= rank < world:
         raise InputError(f"rank: expected 0 to {world - 1} for world={world}, got {rank}")
@@ -93,7 +94,12 @@ def share(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
 
 
 def row_lengths(rows: Sequence[Row]) -> np.ndarray:
-    """[rows, 1], or [rows, 2] where rows have a sequence of labels beside their input (source and target)."""
+    """Return lengths [rows, 1], or [rows, 2] if rows have a sequence of labels (source and target).
+
+    Rows without tokens have length 1.
+    """
+    if rows and "input_ids" not in rows[0]:
+        return np.ones((len(rows), 1), np.int64)
     sides = ["input_ids"]
     if rows and np.ndim(rows[0].get("labels", 0)) == 1:
         sides.append("labels")
@@ -104,11 +110,11 @@ def row_lengths(rows: Sequence[Row]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Collate:
-    """Rows to one batch of long tensors [B, T, ...], padded on the right to the longest row.
+    """A function from rows to a batch of long tensors [B, T, ...], right-padded to the longest row.
 
-    T is rounded up to a `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with
-    a document of its own, `position_ids` with the last one, all else with 0. Single numbers (labels of a
-    class, span ends) become [B]. Rows that are not packed get an `attention_mask` (1 = keep).
+    T is rounded up to a multiple of `multiple`. Token ids are padded with `pad_id`, labels with -100,
+    `document_ids` with a new document, `position_ids` with the last position, everything else with 0. Single
+    numbers (class labels, span ends) become [B]. Rows that are not packed get an `attention_mask` (1 = keep).
     """
 
     pad_id: int
@@ -133,7 +139,7 @@ class Collate:
             target[: len(value)] = value
             if key == "document_ids" and len(value):
                 target[len(value) :] = value[-1] + 1
-            if key == "position_ids" and len(value):  # position 0 would mean something
+            if key == "position_ids" and len(value):  # position 0 would be a real position
                 target[len(value) :] = value[-1]
         return torch.from_numpy(stacked)
 
@@ -142,10 +148,10 @@ class Collate:
 class Batches:
     """Batches of `rows` in memory, by a `plan` such as `partial(by_tokens, max_tokens=4096)`.
 
-    `corrupt(row, generator)`, if any, changes each row as it is served, by a generator of its own for
-    (seed, epoch, row), so that what it does depends neither on the batch nor on the process.
-    Without `shuffle`, rows come in order (`by_rows`) or longest first (`by_tokens`) and are corrupted alike
-    every time: for evaluation. `start` is the number of the first row in the whole source.
+    `corrupt(row, generator)`, if given, changes each row when it is served. It gets a separate generator for
+    (seed, epoch, row), so that the result depends neither on the batch nor on the process. Without `shuffle`,
+    rows are in order (`by_rows`) or longest first (`by_tokens`) and are corrupted identically every time, for
+    evaluation. `start` is the number of the first row in the whole source.
     """
 
     rows: Sequence[Row]
@@ -158,18 +164,18 @@ class Batches:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """[rows, sides]: the tokens of each row."""
+        """Return the number of tokens of each row, [rows, sides]."""
         return row_lengths(self.rows)
 
     def order(self, epoch: int) -> list[np.ndarray]:
-        """The row numbers of every batch of `epoch`, across all processes."""
+        """Return the row numbers of every batch of `epoch`, across all processes."""
         generator = np.random.default_rng([ORDER, self.seed, epoch, self.start]) if self.shuffle else None
         return self.plan(self.lengths, generator)
 
     def epoch(
         self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on: the share of process `rank`, {} if none."""
+        """Yield `(position after it, batch)` from `position` on: the share of process `rank`, {} if empty."""
         batches = self.order(epoch)
         for number in range(Position(*position).batch, len(batches)):
             chosen = share(batches[number], rank, world)
@@ -189,9 +195,9 @@ class Batches:
 class Stream:
     """Batches of a `source` larger than memory: any re-iterable of rows, such as a streaming data set.
 
-    The source is read in order, in blocks of about `buffer` characters (default 4 Mi; list items count as
-    one); `prepare` turns the rows of a block into rows of token ids (tokenise, pack), and each block is
-    shuffled and batched as `Batches` does. A restored position skips source rows without preparing them.
+    The source is read in order, in blocks of about `buffer` characters (default 4 Mi; list items count as 1).
+    `prepare` converts the rows of a block to rows of token ids (tokenize, pack), and each block is shuffled
+    and batched like `Batches`. A restored position skips source rows without preparing them.
     """
 
     source: Iterable[Row]
@@ -206,7 +212,7 @@ class Stream:
     def epoch(
         self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Position, Batch]]:
-        """As `Batches.epoch`; positions of the one are not positions of the other."""
+        """Yield like `Batches.epoch`; the positions are not interchangeable with its positions."""
         position = Position(*position)
         for start, raw in self._blocks(position.start):
             rows = self.prepare(raw)

@@ -1,4 +1,4 @@
-"""Multiple choice: the choices of a row, from a list or from several columns, and which of them is right."""
+"""Multiple choice: the choices of a row, from a list or from several columns, and the correct choice."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ _LABELS = ("label", "labels", "answer", "answerkey", "answer_key", "correct", "c
 
 
 def columns_of_choices(names: Sequence[str]) -> dict[str, str]:
-    """The columns for text, choices and label among `names`, by the names that data sets usually have.
+    """Return the columns of text, choices and label among `names`, by the usual names in data sets.
 
-    Several for one role have commas between: of SWAG ending0,ending1,ending2,ending3, of RACE
+    Several columns for a role are separated by commas: for SWAG ending0,ending1,ending2,ending3, for RACE
     article,question.
     """
     lowered = {name.strip().lower(): name for name in reversed(names)}
@@ -44,8 +44,11 @@ def columns_of_choices(names: Sequence[str]) -> dict[str, str]:
 
 
 def with_choices(rows: Iterator[Row], columns: Mapping[str, str], source: str) -> Iterator[Row]:
-    """Rows with a text, and with a list of choices: of several columns, their texts joined by spaces, and
-    their values without the empty ones at the end; of one, its list, which a table holds as JSON."""
+    """Yield rows with a text and a list of choices.
+
+    Several columns of a text are joined by spaces; several columns of choices become a list without trailing
+    empty values. A single column of choices contains a list, as JSON in tables.
+    """
     for number, row in enumerate(rows, 1):
         whole = dict(row)
         for role in _JOINED:
@@ -62,7 +65,7 @@ def with_choices(rows: Iterator[Row], columns: Mapping[str, str], source: str) -
 
 
 def listed(value: object, where: str) -> list[str]:
-    """Two choices or more, given as a list or as JSON; raises `InputError`, which begins with `where`."""
+    """Return two or more choices from a list or JSON; raises `InputError` that begins with `where`."""
     if isinstance(value, str):
         value = parse_json(value, where, list, way_out='; expected a list of choices, as ["red", "green"]')
     if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
@@ -73,10 +76,10 @@ def listed(value: object, where: str) -> list[str]:
 
 
 def right_choice(label: object, choices: Sequence[str], first: int) -> int:
-    """The place, from 0, of the choice that `label` says: its number (that of the first is `first`), its
-    letter (A for the first) or its text.
+    """Return the index, from 0, of the choice that `label` names.
 
-    Raises `InputError` for a label that is none of these, and for one that could be several of them.
+    A label is the number (the first choice has number `first`), the letter (A for the first) or the text of a
+    choice. Raises `InputError` for a label that matches no choice, or more than one.
     """
     text = str(label).strip()
     places = set()
@@ -101,7 +104,7 @@ def right_choice(label: object, choices: Sequence[str], first: int) -> int:
 
 
 def _without_end(values: list[str]) -> list[str]:
-    """The values up to the last that is not empty."""
+    """Return the values up to the last value that is not empty."""
     while values and not values[-1].strip():
         values = values[:-1]
     return values

@@ -1,7 +1,7 @@
-"""What the columns of a table are, guessed from their names, or from what stands in them.
+"""Roles of the columns of a table, inferred from their names or their content.
 
-A task reads columns by their roles: text and label, source and target, and so on. `roles` finds them among
-names that data sets usually have; `content_roles` names the columns of a table without a heading.
+A task reads columns by their roles: text and label, source and target, and so on. `roles` infers them from
+names that are usual in data sets; `content_roles` infers them for a table without a header.
 """
 
 import re
@@ -13,6 +13,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "qa": ("question", "context", "answers"),
     "choose": ("text", "choices", "label"),
     "tag": ("tokens", "tags"),
+    "classify_image": ("image", "label"),
     "image": ("image",),
     "act": ("observations", "actions", "rewards"),
     "translate": ("source", "target"),
@@ -20,7 +21,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "classify": ("text", "label"),
     "lm": ("text",),
 }
-"""The tasks that are guessed, and the roles that each needs; the first whose roles are there."""
+"""The tasks that can be inferred, with the required roles; the first task with all its roles is chosen."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "text": (
@@ -72,7 +73,7 @@ _PAIRS = (
     ("premise", "hypothesis"),
     ("query", "passage"),
 )
-"""The usual names of two texts with one label: QQP, QNLI, MNLI, MRPC, ..."""
+"""Usual names of two texts with one label: QQP, QNLI, MNLI, MRPC, ..."""
 
 _LANGUAGES = frozenset(
     (
@@ -139,14 +140,14 @@ _LANGUAGES = frozenset(
     )
 )
 
-_CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # beside the sentences of Tatoeba
-_ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with one
+_CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # next to the sentences of Tatoeba
+_ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with a digit
 
 
 def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str, str]] | None:
-    """The task that columns of these `names` are for and each role's column; None where there is none.
+    """Return the task for columns with these `names` and the column of each role; None if no task fits.
 
-    With a `kind` only that task is looked at.
+    If `kind` is given, only that task is tried.
     """
     for task, needed in KINDS.items():
         if kind not in (None, task):
@@ -165,23 +166,23 @@ def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str,
 
 
 def is_heading(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first of `rows` names the columns of the others."""
+    """Return whether the first of `rows` contains the names of the columns."""
     first, *others = rows
     if len(set(first)) < len(first) or not all(first):
         return False
     known = {name for names in _NAMES.values() for name in names} | {name for pair in _PAIRS for name in pair}
     if any(name.strip().lower() in known | _LANGUAGES for name in first):
         return True
-    # A word in the heading of a column of few labels is none of the labels.
+    # A header above a column of labels usually differs from all labels.
     labels = [i for i in range(len(first)) if _are_labels([row[i] for row in others])]
     return any(first[i] not in {row[i] for row in others} and not first[i].isdigit() for i in labels)
 
 
 def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> list[str] | None:
-    """The roles of the columns of `rows` that have no heading, by what stands in them; None if unclear.
+    """Return the roles of the columns of `rows` without a header, by their content; None if unclear.
 
-    Numbers of rows and credits are called by what they are. Where several columns could be the label of one
-    text (IMDB has a rating beside it), it is the one of fewest values; the others are `other0`, ...
+    Row numbers and credits are named `id` and `credit`. If several columns could be the label of one text
+    (IMDB has a rating too), the column with the fewest values is chosen; the others become `other0`, ...
     """
     columns = list(zip(*rows))
     names = [_beside(column) for column in columns]
@@ -204,7 +205,7 @@ def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> lis
 
 
 def _beside(column: Sequence[str]) -> str | None:
-    """What a column is that no task reads: `credit`, `id`; None for others."""
+    """Return the kind of a column that no task reads: `credit`, `id`; None for others."""
     if all(map(_CREDIT.search, column)):
         return "credit"
     if len(column) > 1 and len(set(column)) == len(column) and all(map(_ID.fullmatch, column)):
@@ -226,6 +227,6 @@ def _pair(names: Sequence[str]) -> dict[str, str]:
 
 
 def _are_labels(column: Sequence[str]) -> bool:
-    """Few different short values, each several times on average."""
+    """Return whether there are few different short values, each repeated on average."""
     different = set(column)
     return len(different) <= min(100, len(column) / 2) and all(len(value) <= 40 for value in different)

@@ -1,4 +1,4 @@
-"""The text to train on when none is given: chapters of Python's language reference, in every CPython."""
+"""The default training text: chapters of Python's language reference, which is part of CPython."""
 
 import importlib
 
@@ -6,9 +6,9 @@ from polyformer.core.errors import InputError
 
 
 def default_documents() -> list[str]:
-    """English prose, about 450 kB in some 80 documents, in the order of their names.
+    """Return English prose, about 450 kB in some 80 documents, in the order of their names.
 
-    Source: `pydoc_data.topics`, the text behind Python's `help("...")`; each version of Python has its own.
+    Source: `pydoc_data.topics`, the text of Python's `help("...")`; it differs between versions of Python.
     """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics

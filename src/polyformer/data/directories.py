@@ -1,12 +1,12 @@
-"""Which files of a directory are the data: by the usual names of splits, else all of one kind.
+"""Selection of the data files in a directory, by the usual names of splits, or all files of one kind.
 
     train.tsv  dev.tsv  test.tsv  README  LICENSE        a file per split
     vi_ud-train.conllu  vi_ud-dev.conllu                 the split anywhere in the name
     train.en.gz  train.vi.gz  valid.en.gz  valid.vi.gz   parallel text
     part-0.jsonl  part-1.jsonl  checksums.txt            one source
 
-Files that hold no data are left out: those with the usual names of such (README, LICENSE, ...), of a format
-that is not known, and labels beside images of IDX.
+Files without data are left out: files with usual names of documentation (README, LICENSE, ...) and files of
+unknown formats. IDX files of labels are read with the images.
 """
 
 import re
@@ -23,7 +23,7 @@ from polyformer.data.origins import SPLITS
 
 @dataclass
 class Chosen:
-    """The sources of a directory by role (path, validation, test), why they were chosen, what was not."""
+    """The sources of a directory by role (path, validation, test), the reason, and the files left out."""
 
     sources: dict[str, str]
     why: str = ""
@@ -31,16 +31,17 @@ class Chosen:
 
 
 def choose_files(folder: Path) -> Chosen:
-    """The sources in `folder`; the folder itself where it has folders of texts or images.
+    """Return the sources in `folder`, or the folder itself if it has folders of texts or images.
 
-    Raises `InputError` where it is not clear which files are meant.
+    Raises `InputError` if the choice of files is ambiguous.
     """
     if label_folders(folder) or has_images(folder):
         return Chosen({"path": str(folder)})
     splits = {split: _folders(folder, names) for split, names in SPLITS.items()}
     if any(splits.values()):
         return Chosen({"path": str(folder), **({"test": str(folder)} if splits["test"] else {})})
-    every = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    shown = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    every = sorted(path for path in shown if not _is_idx_labels(path))
     files = [path for path in every if not is_stray(path)]
     known = [path for path in files if _kind(path)]
     # Parallel files end in the names of their languages, which are no formats.
@@ -65,16 +66,19 @@ def choose_files(folder: Path) -> Chosen:
 
 
 def suffix(path: Path | str) -> str:
-    """What tells the format: the last suffix of its name, `.gz` or `.zst` left aside, in small letters."""
+    """Return the suffix that defines the format: the last, without `.gz` or `.zst`, in lower case."""
     return Path(plain_name(Path(path).name)).suffix.lower()
 
 
 def _kind(file: Path) -> str | None:
-    """The format of a file by its name, labels of IDX being none; None if it is not known."""
+    """Return the format of a file by its name; None if it is not known."""
+    return "idx" if plain_name(file.name).endswith("ubyte") else SUFFIXES.get(suffix(file))
+
+
+def _is_idx_labels(file: Path) -> bool:
+    """Return whether it is a file of labels, which is read with its file of images."""
     name = plain_name(file.name)
-    if name.endswith("ubyte"):
-        return None if "idx1" in name else "idx"
-    return SUFFIXES.get(suffix(file))
+    return name.endswith("ubyte") and "idx1" in name
 
 
 def _ending(file: Path) -> str:
@@ -88,8 +92,11 @@ def _folders(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """The files that are called by one of `names`; if there are none, those that have it as a word."""
-    for words in (lambda name: [name.partition(".")[0]], lambda name: re.findall(r"[a-z]+", name.lower())):
+    """Return the files named by one of `names`; if there are none, the files with one of them as a word."""
+    for words in (
+        lambda name: [name.partition(".")[0]],
+        lambda name: re.findall(r"t10k|[a-z]+", name.lower()),
+    ):
         for wanted in names:
             if chosen := [
                 path for path in files if any(word.removesuffix("ing") == wanted for word in words(path.name))
@@ -99,7 +106,7 @@ def _of_split(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
 
 
 def _are_parallel(files: Sequence[Path]) -> bool:
-    """Whether every file has one other, of the same name but for an ending that is the language."""
+    """Return whether every file has exactly one partner with the same name except for the language suffix."""
     names = [path.name.removesuffix(".gz") for path in files]
     stems = [name.rpartition(".")[0] for name in names]
     plain = all(Path(name).suffix.lower() not in SUFFIXES for name in names)
@@ -107,7 +114,7 @@ def _are_parallel(files: Sequence[Path]) -> bool:
 
 
 def _one_source(files: Sequence[Path]) -> str:
-    """A file, or two parallel ones as one pattern."""
+    """Return a file, or two parallel files as one pattern."""
     if len(files) == 1:
         return str(files[0])
     names = [path.name.removesuffix(".gz") for path in files]

@@ -1,7 +1,7 @@
 """Trajectories: recorded episodes, each with an observation, an action and a reward for every step.
 
-A row is an episode: lists `observations`, `actions` and `rewards` of as many entries. An observation is a
-number or a list of them; so is an action, and one that is a whole number by itself is a choice among several.
+A row is an episode: lists `observations`, `actions` and `rewards` of equal length. An observation is a number
+or a list of numbers. So is an action; an action that is a single integer is a discrete choice.
 """
 
 import zipfile
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data.opening import EXPANDED, EXPANSION
+from polyformer.core.limits import EXPANDED, EXPANSION
 
 ROLES = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts")
-"""The arrays of a .npz file that are true at the last step of an episode."""
+"""Arrays of a .npz file that are true at the last step of an episode."""
 
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Episodes laid end to end, N steps in all.
+    """Concatenated episodes, N steps in total.
 
-    observations [N, S] and actions [N, A] in float32, or choices [N] in int64; returns [N]: what is still to
-    come from each step on, not discounted; starts [episodes + 1]: where each begins, and N.
+    observations [N, S] and actions [N, A] in float32, or choices [N] in int64. returns [N]: undiscounted
+    return-to-go of each step. starts [episodes + 1]: the first step of each episode, and N.
     """
 
     observations: np.ndarray
@@ -35,7 +35,7 @@ class Episodes:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> "Episodes":
-        """Those of `rows` that `checked_episodes` gave."""
+        """Return the episodes of `rows` from `checked_episodes`."""
         columns = list(zip(*([np.asarray(row[role]) for role in ROLES] for row in rows)))
         observations, actions, rewards = columns
         starts = np.cumsum([0, *map(len, rewards)])
@@ -51,28 +51,28 @@ class Episodes:
 
     @property
     def discrete(self) -> bool:
-        """Whether an action is a choice, not a vector."""
+        """Return whether an action is a choice instead of a vector."""
         return self.actions.ndim == 1
 
     @property
     def whole(self) -> np.ndarray:
-        """The return of every episode."""
+        """Return the return of every episode."""
         return self.returns[self.starts[:-1]]
 
     @property
     def longest(self) -> int:
-        """Steps of the longest episode."""
+        """Return the number of steps of the longest episode."""
         return int(np.diff(self.starts).max())
 
 
 def checked_episodes(
     rows: Iterable[dict[str, Any]], columns: dict[str, str], source: str
 ) -> Iterator[dict[str, Any]]:
-    """`rows` as they are; an `InputError` that names the row for an episode that cannot be learnt from."""
+    """Yield `rows` unchanged; an `InputError` names the row of an episode that is unusable for training."""
     names = {role: columns.get(role, role) for role in ROLES}
     widths: dict[str, tuple[int, ...]] = {}
     for number, row in enumerate(rows, 1):
-        if all(name in row for name in names.values()):  # else the reader says which is missing
+        if all(name in row for name in names.values()):  # otherwise the reader reports the missing column
             where = f"{source}, row {number}"
             arrays = {name: _numbers(row[name], f"{where}: {quote(name)}") for name in names.values()}
             _check_lengths({name: len(array) for name, array in arrays.items()}, where)
@@ -122,9 +122,9 @@ def _check_widths(
 
 
 def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """A row for each episode of arrays [steps, ...] laid end to end; `terminals` or `timeouts` part them.
+    """Yield a row for each episode of concatenated arrays [steps, ...], split by `terminals` or `timeouts`.
 
-    Steps after the last end are an episode too. Nothing is unpickled.
+    Steps after the last end form an episode too. Nothing is unpickled.
     """
     try:
         _check_size(path)
@@ -142,7 +142,7 @@ def read_npz(path: Path, header: Sequence[str] | None = None) -> Iterator[dict[s
             f"it has {', '.join(arrays) or 'none'}"
         )
     steps = len(ends[0])
-    # Single values describe the data set.
+    # Scalars describe the data set.
     arrays = {name: array for name, array in arrays.items() if array.ndim}
     lengths = {**{name: len(array) for name, array in arrays.items()}, ENDS[0]: steps, ENDS[1]: len(ends[-1])}
     for name, length in lengths.items():

@@ -1,7 +1,7 @@
-"""What the data of a run are, so that a resumed run can tell whether they have changed since.
+"""Fingerprints of the data of a run, so that a resumed run detects whether the data have changed.
 
-Of every file: its size and the SHA-256 of its bytes; of a file larger than `WHOLE` bytes, of blocks spread
-evenly over it, because reading all of it might take longer than the training that is to go on.
+They contain the size of every file and the SHA-256 of its bytes. Of a file larger than `WHOLE` bytes, only
+evenly spaced blocks are hashed, because reading all of it might take longer than the remaining training.
 """
 
 import hashlib
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from polyformer.core.files import open_file
 from polyformer.data.default_text import default_documents
-from polyformer.data.images import IMAGE
+from polyformer.data.images import IMAGE, labels_file
 from polyformer.data.origins import source_files
 from polyformer.data.sources import DataConfig
 
@@ -22,18 +23,21 @@ Fingerprint = dict[str, list[dict[str, Any]]]
 
 
 def fingerprint(config: DataConfig, needs: Sequence[str]) -> Fingerprint:
-    """The fingerprint of what `config` names, read for `needs` (see `polyformer.data.load`).
+    """Return the fingerprint of the data in `config`, read for `needs` (see `polyformer.data.load`).
 
-    Of data sets of the hub there is nothing to see here, nor of the default images.
+    Data sets of the hub and the default images have no fingerprint.
     """
     sources = {"path": config.path, "validation": config.validation, "test": config.test}
     files_of = {role: source_files(source) for role, source in sources.items() if source is not None}
+    if "label" in needs:
+        for files in files_of.values():
+            files += filter(None, map(labels_file, list(files)))
     prints = {role: [of_file(file) for file in files] for role, files in files_of.items()}
     return {"path": [_of_default()], **prints} if config.path is None and IMAGE not in needs else prints
 
 
 def data_changes(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """What is otherwise `now`, in words; where files lie and what they are called does not matter."""
+    """Return descriptions of the changes from `before` to `now`; paths and names of files are ignored."""
     changes: list[str] = []
     for role, files in before.items():
         others = now.get(role, [])
@@ -48,9 +52,9 @@ def data_changes(before: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def of_file(path: Path) -> dict[str, Any]:
-    """The name, size and digest of a file: see the module."""
+    """Return the name, size and digest of a file: see the module."""
     digest, size = hashlib.sha256(), path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if size <= WHOLE:
             while block := file.read(BLOCK):
                 digest.update(block)

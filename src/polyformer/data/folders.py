@@ -1,10 +1,10 @@
-"""A folder per label: texts (.txt) or images, the name of the folder they lie in being their label.
+"""A folder per label: texts (.txt) or images with the name of their folder as label.
 
     reviews/pos/1.txt  reviews/pos/2.txt  reviews/neg/1.txt
     pets/train/cat/1.jpg  pets/train/dog/1.jpg  pets/test/cat/7.jpg        with splits, by their usual names
 
-Images that lie in the folder itself have no label. Files come in the order of their names; hidden ones and
-those that come along with data (`is_stray`) are left out.
+Images directly in the folder have no label. Files are read in the order of their names; hidden files and
+files that accompany data (`is_stray`) are left out.
 """
 
 import re
@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
+from polyformer.core.limits import FILE_OF_A_LABEL
 from polyformer.data.opening import opened
 from polyformer.data.pictures import SUFFIXES, read_image
 
 Row = dict[str, Any]
-
-TEXT = 2**24
-"""Characters of the longest text of a file."""
 
 
 STRAY = re.compile(
@@ -27,26 +25,26 @@ STRAY = re.compile(
     r"([-_.].*)?|thumbs\.db|desktop\.ini|.*\.(md5|sha\d+|md|rst|bib|html?|pdf)",
     re.IGNORECASE,
 )
-"""Names of what comes along with data and is none."""
+"""Names of files that accompany data but contain none."""
 
 
 def is_stray(path: Path) -> bool:
-    """Whether the name says that a file is about the data: README, LICENSE, checksums, ..."""
+    """Return whether the name belongs to documentation of the data: README, LICENSE, checksums, ..."""
     return STRAY.fullmatch(path.name) is not None
 
 
 def label_folders(path: Path) -> list[Path]:
-    """The folders in `path` that hold texts or images, in the order of their names."""
+    """Return the folders in `path` that contain texts or images, in the order of their names."""
     return [folder for folder in _entries(path) if folder.is_dir() and any(map(_holds, _entries(folder)))]
 
 
 def has_images(path: Path) -> bool:
-    """Whether images lie in the folder itself."""
+    """Return whether the folder itself contains images."""
     return any(path.is_file() and path.suffix.lower() in SUFFIXES for path in _entries(path))
 
 
 def folder_rows(path: Path) -> Iterator[Row]:
-    """{text, label} or {image, label} of every file, label by label; {image} of a folder of images alone."""
+    """Yield {text, label} or {image, label} of every file, label by label; {image} without folders."""
     folders = label_folders(path)
     for folder in folders or [path]:
         label = {"label": folder.name} if folders else {}
@@ -65,9 +63,9 @@ def _content(file: Path) -> Row:
     if file.suffix.lower() in SUFFIXES:
         return next(read_image(file))
     with opened(file) as text:
-        content = text.read(TEXT + 1)
-    if len(content) > TEXT:
-        raise InputError(f"{file}: longer than {TEXT} characters; split it")
+        content = text.read(FILE_OF_A_LABEL + 1)
+    if len(content) > FILE_OF_A_LABEL:
+        raise InputError(f"{file}: longer than {FILE_OF_A_LABEL} characters; split it")
     return {"text": content}
 
 

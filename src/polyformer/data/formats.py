@@ -1,7 +1,7 @@
-"""Files to rows: one generator per format, each row a dict of plain values.
+"""Readers of files: a generator of rows per format, each row a dict of plain values.
 
-Every reader takes UTF-8 text (that of images bytes), plain, gzipped or zstd-compressed, holds one row at a
-time, and names file and line in errors; `header` names the columns of a file that does not name them itself.
+Every reader takes UTF-8 text (image readers take bytes), plain, gzipped or zstd-compressed, keeps a single
+row in memory, and names file and line in errors. `header` names the columns of a file without column names.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.data.episodes import read_npz
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
 from polyformer.data.opening import lines_of, opened, plain_name
+from polyformer.data.parquet import read_parquet
 from polyformer.data.pictures import SUFFIXES as PICTURES
 from polyformer.data.pictures import read_image
 from polyformer.data.qnli import read_qnli
@@ -23,30 +24,27 @@ from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
 
 Reader = Callable[[Path, Header], Iterator[Row]]
 
-# Characters; a longer document is read in pieces, so that neither memory nor tokenizers choke on it.
+# Characters; a longer document is read in pieces, to limit the memory and the input of tokenizers.
 PIECE = 2**18
 
-ROWS = 1024
-"""Of a Parquet file, so many rows are held at a time."""
-
-_TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; its sections have more signs
+_TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; sections have more equals signs
 
 
 def read_text(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: the file as one document, in pieces of 256 Ki characters and the rest of the line."""
+    """Yield {text}: the file as one document, in pieces of 256 Ki characters and the rest of the line."""
     with opened(path) as file:
         while piece := file.read(PIECE):
             yield {"text": piece + file.readline(PIECE)}
 
 
 def read_lines(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: a document per line, blank lines left out."""
+    """Yield {text}: a document per line, without blank lines."""
     with opened(path) as file:
         yield from ({"text": line.rstrip("\r\n")} for line in lines_of(file, path) if line.strip())
 
 
 def read_paragraphs(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: a document per run of lines between blank ones."""
+    """Yield {text}: a document per run of lines between blank lines."""
     with opened(path) as file:
         for blank, lines in itertools.groupby(lines_of(file, path), key=lambda line: not line.strip()):
             if not blank:
@@ -54,7 +52,7 @@ def read_paragraphs(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
-    """{text}: a document per article of WikiText, each headed by ` = Title = ` between blank lines."""
+    """Yield {text}: a document per WikiText article, each headed by ` = Title = ` between blank lines."""
     article: list[str] = []
     with opened(path) as file:
         lines = itertools.chain(lines_of(file, path), [""])
@@ -75,31 +73,17 @@ def read_articles(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_summaries(path: Path, header: Header = None) -> Iterator[Row]:
-    """{source, target}: of every article of WikiText all but its first paragraph, and that."""
+    """Yield {source, target} of WikiText articles: the text after the first paragraph, and that paragraph."""
     rows = (summary_row(article["text"]) for article in read_articles(path))
     yield from (row for row in rows if row is not None)
 
 
-def read_parquet(path: Path, header: Header = None) -> Iterator[Row]:
-    """The rows of a Parquet file, batch by batch; `InputError` where it is damaged."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with path.open("rb") as binary, parquet.ParquetFile(binary) as file:
-            for batch in file.iter_batches(batch_size=ROWS):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: not a Parquet file, or a damaged one ({str(error).splitlines()[0]})"
-        ) from error
-
-
 def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
-    """A token per line, a blank line between sentences; each column becomes a list.
+    """Yield a row per sentence, with a token per line and a blank line between sentences.
 
-    Fields are split at tabs, or at spaces where there is no tab. Without `header` the first field is the
-    token and the last its tag: {tokens, tags}. Lines of CoNLL-2003's `-DOCSTART-` are left out.
+    Each column becomes a list. Fields are split at tabs, or at spaces if there is no tab. Without `header`
+    the first field is the token and the last its tag: {tokens, tags}. The `-DOCSTART-` lines of CoNLL-2003
+    are left out.
     """
     sentence: list[Sequence[str]] = []
     names = list(header) if header is not None else ["tokens", "tags"]
@@ -122,11 +106,12 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_conllu(path: Path, header: Header = None) -> Iterator[Row]:
-    """{tokens, tags}: the words of a treebank in CoNLL-U with their universal parts of speech (UPOS).
+    """Yield {tokens, tags}: the words of a CoNLL-U treebank with their universal parts of speech (UPOS).
 
-    The parts of a contracted word count ("zum" is "zu" and "dem"), not the word. Source: Universal
-    Dependencies, the CoNLL-U format: comments begin with #, ten fields a word, its number, itself and UPOS
-    being the first, second and fourth; 1-2 numbers a contracted word, 1.1 one that is not written.
+    Contracted words are split into their parts ("zum" into "zu" and "dem"). Source: Universal Dependencies,
+    the CoNLL-U format. Comments begin with #. Each word has ten fields; the first, second and fourth are its
+    number, the word and UPOS. A number 1-2 marks a contracted word, 1.1 a word that does not appear in the
+    text.
     """
     tokens: list[str] = []
     tags: list[str] = []
@@ -149,7 +134,7 @@ def read_conllu(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_pairs(first: Path, second: Path) -> Iterator[Row]:
-    """{source, target}: line by line from two files of as many lines."""
+    """Yield {source, target}: line by line from two files with the same number of lines."""
     with opened(first) as sources, opened(second) as targets:
         for number, (source, target) in enumerate(
             itertools.zip_longest(lines_of(sources, first), lines_of(targets, second))
@@ -199,19 +184,21 @@ SUFFIXES = {
     **dict.fromkeys(PICTURES, "image"),
 }
 
-LOCAL = ("npz",)  # the formats whose readers open the file by its name
-TABLES = ("csv", "tsv", "conll")  # the formats whose files may not name their columns
+LOCAL = ("npz",)  # formats that can only be read from a local path
+TABLES = ("csv", "tsv", "conll")  # formats of files that may lack column names
 
 
 def format_of(path: Path | Remote, format: str | None) -> str:
-    """`format`, or the one that the file's name tells (`.gz` and `.zst` left aside); `InputError` for unknown
-    ones."""
+    """Return `format`, or the format by the file's suffix (without `.gz` and `.zst`).
+
+    Raises `InputError` for unknown formats.
+    """
     if format is not None:
         if format not in READERS:
             raise unknown("format", format, READERS)
         return format
     name = plain_name(path.name)
-    if name.endswith("ubyte"):  # what follows the last point, or hyphen, in the names of MNIST's files
+    if name.endswith("ubyte"):  # MNIST's names end in "-ubyte" or ".ubyte"
         return "idx"
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:

@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file as a pipeline of the `tokenizers` library.
 
-Two kinds are read: byte-level BPE ("gpt2"), for which `tokenizer.ggml.pre` names the way to split a text
-before merging, and SentencePiece's BPE ("llama"), whose merges follow from the scores. The ways are those of
-llama.cpp's llama-vocab.cpp; where a checkpoint's own tokenizer normalises texts (Qwen2's NFC), so does this.
+Two kinds are supported: byte-level BPE ("gpt2"), where `tokenizer.ggml.pre` names the pre-tokenization, and
+SentencePiece's BPE ("llama"), with merges derived from the scores. The pre-tokenizations are from llama.cpp's
+llama-vocab.cpp; texts are normalized if the checkpoint's own tokenizer does so (NFC for Qwen2).
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from polyformer.data.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER, Pieces
 from polyformer.data.tokenizer import Tokenizer
 
 BYTE = 6
-"""The kind of a piece that is one byte; the others are SentencePiece's."""
+"""The type of pieces that are one byte; the other types are SentencePiece's."""
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3 = (
@@ -34,11 +34,11 @@ TEKKEN = (
 
 
 class Splits(NamedTuple):
-    """How a text is split before bytes are merged.
+    """The pre-tokenization of a text before bytes are merged.
 
-    patterns: each splits the pieces that those before left. whole: whether a piece that is a token is it
-    without any merge. nfc: whether the text is normalised. bos: whether a text begins with <bos> where the
-    file does not say.
+    patterns: each splits the pieces of the previous pattern. whole: whether a piece that is a token is used
+    without merges. nfc: whether the text is normalized. bos: whether a text begins with <bos> if the file
+    does not specify it.
     """
 
     patterns: tuple[str, ...]
@@ -58,15 +58,15 @@ SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "tekken": Splits((TEKKEN,), whole=True),
 }
-"""By the name that a file has for it."""
+"""Pre-tokenizations by their names in GGUF files."""
 
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
 ROLES |= {"mask": "mask"}
-"""Our roles of special tokens, and theirs, misspelt as they are."""
+"""Our roles of special tokens, and their GGUF names with their misspelling."""
 
 
 def load_gguf(path: Path) -> Tokenizer:
-    """The tokenizer in `path`; `InputError` for one of another kind, or a damaged one."""
+    """Load the tokenizer in `path`; raises `InputError` if it is of another kind or damaged."""
     file = read_gguf(path)
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -107,7 +107,7 @@ def _splits(file: Gguf) -> Splits:
 
 
 def _bytes(file: Gguf, splits: Splits, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
-    """Byte-level BPE."""
+    """Build the pipeline of byte-level BPE."""
     pairs = [tuple(merge.split(" ", 1)) for merge in _listed(file, "merges", str)]
     vocab = {token: number for number, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocab, pairs, ignore_merges=splits.whole))
@@ -129,7 +129,7 @@ def _bytes(file: Gguf, splits: Splits, tokens: list[str], kinds: list[int]) -> t
 
 
 def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE."""
+    """Build the pipeline of SentencePiece's BPE."""
     scores = [float(score) for score in file.value("tokenizer.ggml.scores", list, [])]
     if len(scores) != len(tokens) or UNKNOWN not in kinds:
         raise InputError(
@@ -153,7 +153,7 @@ def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Token
 
 
 def _named(file: Gguf, name: str, tokens: list[str]) -> str | None:
-    """The token of a role; None where the file names none."""
+    """Return the token of a role; None if the file does not define it."""
     key = f"tokenizer.ggml.{name}_token_id"
     if key not in file.metadata:
         return None
@@ -164,7 +164,7 @@ def _named(file: Gguf, name: str, tokens: list[str]) -> str | None:
 
 
 def _mark(file: Gguf, backend: tokenizers.Tokenizer, roles: dict[str, str | None], bos: bool) -> None:
-    """Let encoding for a model put the marks where the file says."""
+    """Add the special tokens that the file requests when encoding for a model."""
     begin = roles["bos"] if file.value("tokenizer.ggml.add_bos_token", bool, bos) else None
     end = roles["eos"] if file.value("tokenizer.ggml.add_eos_token", bool, False) else None
     if begin is None and end is None:

@@ -1,10 +1,11 @@
-"""What a path is, guessed: its format, its columns, what to validate with, and so which task it is for.
+"""Inference of the format, columns, validation data and task of a path.
 
-Only the first rows are looked at. What was guessed is said, a line each with the option that says otherwise;
-what cannot be guessed is asked for by the option's name.
+Only the first rows are read. Each guess is reported in a line with the option that overrides it. If a guess
+is not possible, the error names the option to set.
 """
 
 import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,29 +21,36 @@ from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.tables import first_records
 
 ROWS = 500
-"""So many rows are looked at."""
+"""The most rows that are read."""
 
 ARTICLES = "qnli", "squad"
-"""Formats whose rows say which article they are of: many questions share a paragraph, and many a title."""
+"""Formats with the article of each row: many questions share a paragraph, and many paragraphs a title."""
 
 
 @dataclass
 class Guess:
-    """The `data` part of a recipe, the kind of the task, and a line for each thing that was guessed."""
+    """The `data` section of a recipe, the kind of the task, and a line for each guess."""
 
     data: dict[str, Any]
     kind: str = "lm"
     said: list[str] = field(default_factory=list)
 
     def say(self, what: str, value: object, why: str, option: str) -> None:
-        """Note a guess, why it was made, and the option that states it otherwise."""
+        """Record a guess, its reason, and the option that overrides it."""
         self.said.append(f"guessed {what}: {value}, {why} ({option})")
 
 
-def guess(path: str, options: dict[str, Any], kind: str | None = None) -> Guess:
-    """What `path` holds. `options`: options of the data that the user states; `kind`: a task that is stated.
+def guess(
+    path: str,
+    options: dict[str, Any],
+    kind: str | None = None,
+    usual: Callable[[str], Mapping[str, Any]] = lambda kind: {},
+) -> Guess:
+    """Guess the content of `path`.
 
-    Raises `InputError` where the columns are for no task, with the options that say what they are.
+    `options` are the user's data options, `kind` is the user's task, and `usual(kind)` returns the data
+    options in the recipe of a task. Raises `InputError` if the columns fit no task, and names the options
+    that define them.
     """
     guessed = Guess({"path": path})
     if is_prepared_source(path):
@@ -57,12 +65,12 @@ def guess(path: str, options: dict[str, Any], kind: str | None = None) -> Guess:
     _guess_format(path, guessed, options)
     _guess_header(path, guessed, options, kind)
     _guess_columns(path, guessed, options, kind)
-    _guess_validation(path, guessed, options)
+    _guess_validation(path, guessed, {**usual(guessed.kind), **options})
     return guessed
 
 
 def _look_into(folder: Path, guessed: Guess) -> None:
-    """A directory of files: those to train on, and those of other splits."""
+    """Choose the files of a directory for training and for other splits."""
     chosen = choose_files(folder)
     guessed.data.update(chosen.sources)
     if chosen.why:
@@ -74,7 +82,7 @@ def _look_into(folder: Path, guessed: Guess) -> None:
 
 
 def _sample(path: str) -> Path | None:
-    """The file to look at: the only one, or the first that a pattern matches; None of parallel files."""
+    """Return the file to inspect: the first that `path` names or matches; None for parallel files."""
     if is_parallel(path) or is_minari(path) or Path(path).is_dir():
         return None
     return next(iter(source_files(path)), None)
@@ -96,7 +104,7 @@ def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
 
 
 def _has_tabs(file: Path) -> bool:
-    """Whether each line has as many tabs as the first, and one at least."""
+    """Return whether all lines have the same number of tabs, at least one."""
     with opened(file) as text:
         counts = {line.count("\t") for line in itertools.islice(lines_of(text, file), ROWS) if line.strip()}
     return len(counts) == 1 and min(counts) > 0
@@ -117,7 +125,7 @@ def _cifar(file: Path) -> str | None:
 
 
 def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
-    """The columns of a table whose first line is a row already."""
+    """Guess the columns of a table without a header."""
     file = _sample(path)
     if file is None:
         return
@@ -129,10 +137,10 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
         name = "tab" if delimiter == "\t" else repr(delimiter)
         guessed.say("delimiter", name, "which its first lines have", "--data.format")
     if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2 or is_heading(rows):
-        return  # a heading, or what the reader will complain of
+        return  # a header, or an error that the reader reports
     header = content_roles(rows, kind)
     if kind is not None and not {*KINDS.get(kind, ())} <= {*(header or ())}:
-        return  # the reader names the column that it misses
+        return  # the reader reports the missing column
     if header is None:
         raise InputError(
             f"--data {path}: its first line is no heading, and what its {len(rows[0])} columns are cannot be "
@@ -148,7 +156,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     format = options.get("format") or guessed.data.get("format")
     row = next(open_source(path, "train", format, header), None)
     if row is None:
-        return  # the reader says that there is nothing
+        return  # the reader reports the empty source
     names = [*row, *stated]
     wanted = (
         kind if kind in KINDS else "translate" if kind in ("tlm", "summarize") else "lm" if kind else None
@@ -156,7 +164,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     answer = roles(names, wanted)
     if answer is None:
         if kind is not None:
-            guessed.kind = kind  # the reader names the column that it misses
+            guessed.kind = kind  # the reader reports the missing column
             return
         columns = ", ".join(map(quote, names))
         example = f"'{{text: {names[0]}, label: B}}'"
@@ -175,7 +183,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
 
 
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:
-    """Files beside one called train, and whether rows are held out."""
+    """Find validation files next to a file named train, or plan to hold out rows."""
     name = Path(path).name
     if not path.startswith(("hub:", PREFIX)) and name.startswith("train."):
         for role in ("validation", "test"):
@@ -193,11 +201,17 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
         apart = {"together", "streaming"} & {*options}
         if format in ARTICLES and not apart and _several_articles(path, format):
             guessed.data["together"], whole = "article", ", whole articles"
-        guessed.say("validation", f"{share:.0%} of its rows{whole}", "for it has none", "--data.validation")
+        test = 0 if "test" in guessed.data else options.get("test_fraction", 0)
+        shares = f"{_percent(share)} of its rows" + (f" (and {_percent(test)} as test)" if test else "")
+        guessed.say("validation", f"{shares}{whole}", "for it has none", "--data.validation")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
 def _several_articles(path: str, format: str) -> bool:
-    """Whether whole articles can be held out: where there is but one, single questions are."""
+    """Return whether there are several articles; a single article is split by questions."""
     names = (row["article"] for row in open_source(path, "train", format, None))
     first = next(names, None)
     return any(name != first for name in names)

@@ -1,4 +1,4 @@
-"""Which rows are held out: evenly spread, which needs neither chance nor memory, or whole groups of them."""
+"""Selection of held-out rows: evenly spaced, without randomness or memory, or whole groups."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ Row = dict[str, Any]
 def parted(
     rows: list[Row], needs: Sequence[str], fraction: float, together: str | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """The rows to keep and those held out, at least one; of a few texts, the ends are held out.
+    """Return the rows to keep and the held-out rows, at least one; of a few texts, the ends are held out.
 
-    together: a column; rows with the same value in it are all kept or all held out, where there is more than
-    one value.
+    together: a column; all rows with the same value are kept or held out together if there are several
+    values.
     """
     if together is not None:
         return _parted_groups(rows, fraction, together)
@@ -24,7 +24,7 @@ def parted(
 
 
 def part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
-    """The rows held out, or the others: `fraction` of the rows, of plain texts of their characters."""
+    """Yield the held-out rows (`held`) or the others: `fraction` of the rows, or of characters of texts."""
     due = Due(fraction)
     for row in rows:
         size = len(row["text"]) if row.keys() == {"text"} else 1
@@ -34,15 +34,15 @@ def part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
 
 @dataclass
 class Due:
-    """Which of a sequence of things are held out: evenly spread, `fraction` of their sizes together."""
+    """A selection of evenly spaced items, with `fraction` of their total size."""
 
     fraction: float
-    due: float = 0.0  # how much should be held out beyond what is
+    due: float = 0.0  # how much more should be held out by now
 
     def holds(self, size: float) -> bool:
-        """Whether the next one, of that size, is held out."""
+        """Return whether the next item, of that size, is held out."""
         self.due += self.fraction * size
-        chosen = self.due >= size / 2 and self.due > 0  # an empty text is not always due
+        chosen = self.due >= size / 2 and self.due > 0  # an empty text would otherwise always be due
         self.due -= size * chosen
         return chosen
 
@@ -65,7 +65,7 @@ def _parted_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[
 
 
 def _cut(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
-    """The beginnings and the ends of a few long texts, cut after a line, else after a word."""
+    """Split a few long texts into beginnings and ends, after a line if possible, else after a word."""
     kept, held = [], []
     for text in (row["text"] for row in rows):
         limit = round(len(text) * (1 - fraction))

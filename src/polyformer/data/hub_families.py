@@ -1,10 +1,10 @@
-"""How each family of checkpoints turns its tokenizer's files into ids: pipeline, special tokens, template.
+"""Families of checkpoints: each converts its tokenizer's files to a pipeline, special tokens and a template.
 
-The template says what the family's models read: "{cls} $A {sep}" for one text, and for two
-"{cls} $A {sep} $B:1 {sep}:1" (:1 gives token type 1; tokens are named by their roles). Where transformers 5
-differs from what a checkpoint was trained on, the checkpoint prevails: one [SEP] between DeBERTa's texts (as
-its authors asked for in transformers' pull request 10703), and SentencePiece's own spaces and table of
-characters for BigBird, DeBERTa v2 and Reformer.
+The template is the input of the family's models: "{cls} $A {sep}" for one text, and for two "{cls} $A {sep}
+$B:1 {sep}:1" (:1 gives token type 1; tokens are named by their roles). Where transformers 5 differs from a
+checkpoint's training, the training format is used: one [SEP] between DeBERTa's texts (as its authors
+requested in transformers' pull request 10703), and SentencePiece's own spaces and character table for
+BigBird, DeBERTa v2 and Reformer.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from polyformer.data.pipelines import read_bpe, read_vocab, read_wordpiece, with
 from polyformer.data.sentencepiece import NORMAL, pipeline, read_pieces
 
 PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")
-"""The names that SentencePiece models have in checkpoints."""
+"""Usual file names of SentencePiece models in checkpoints."""
 
 
 class Template(NamedTuple):
@@ -34,7 +34,7 @@ class Template(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """`build` makes the pipeline; `roles` are the tokens where the files name none."""
+    """A family of tokenizers: `build` makes the pipeline; `roles` are the default special tokens."""
 
     build: Callable[[HubFiles], tokenizers.Tokenizer]
     roles: Mapping[str, str]
@@ -62,7 +62,7 @@ def _bytelevel(files: HubFiles) -> tokenizers.Tokenizer:
 
 
 def _gpt(files: HubFiles) -> tokenizers.Tokenizer:
-    """GPT's BPE of lowered words, whose last piece ends by </w>."""
+    """Build GPT's BPE of lower-case words; the last piece of a word ends in </w>."""
     backend = tokenizers.Tokenizer(_bpe(files, unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -76,8 +76,11 @@ def _bpe(files: HubFiles, **options: str) -> models.BPE:
 
 
 def _words(files: HubFiles) -> tokenizers.Tokenizer:
-    """Words between spaces, as WikiText-103 has them: other texts are not split into such words here. The
-    vocabularies of Transformer-XL are mostly pickles, which are refused; vocab.txt has a word a line."""
+    """Build a tokenizer of words between spaces, as in WikiText-103.
+
+    Other texts are not split into such words here. The vocabularies of Transformer-XL are mostly pickles,
+    which are refused; vocab.txt has a word per line.
+    """
     path = files.file("vocab.txt", "vocab.bin", "vocab.pkl", needed_by="a tokenizer of words")
     words = [line.split()[0] for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     if "<unk>" not in words:
@@ -99,7 +102,7 @@ def _piece_file(files: HubFiles) -> Path:
 
 
 def _t5(files: HubFiles) -> tokenizers.Tokenizer:
-    """The pieces, then the sentinels from the last to the first."""
+    """Build the pieces, followed by the sentinels from the last to the first."""
     pieces = read_pieces(_piece_file(files))
     return pipeline(pieces.reordered([*pieces.names, *reversed(_sentinels(files))]), by_words=True)
 
@@ -109,14 +112,14 @@ def _sentinels(files: HubFiles) -> list[str]:
 
 
 def _xlm_roberta(files: HubFiles) -> tokenizers.Tokenizer:
-    """fairseq's ids: four special tokens, the pieces from the model's fourth on, <mask>."""
+    """Build fairseq's ids: four special tokens, the pieces from the model's fourth on, <mask>."""
     pieces = read_pieces(_piece_file(files))
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces.names[3:], "<mask>"]
     return pipeline(pieces.reordered(names), by_words=True)
 
 
 def _albert(files: HubFiles) -> tokenizers.Tokenizer:
-    """ALBERT's text: quotes made plain, accents and capitals dropped; a comma never joins a number."""
+    """Build ALBERT's pipeline: plain quotes, no accents and capitals; a comma never joins a number."""
     pieces = read_pieces(_piece_file(files))
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not files.settings.get("keep_accents", False):
@@ -133,7 +136,7 @@ def _number_comma(piece: str) -> bool:
 
 
 def _m2m(files: HubFiles) -> tokenizers.Tokenizer:
-    """Segmented by the model, numbered by vocab.json; a piece that has no id there is not used."""
+    """Build pieces segmented by the model and numbered by vocab.json; pieces without an id are not used."""
     path = files.file("vocab.json", needed_by="an M2M-100 tokenizer")
     vocab = read_vocab(path)
     pieces = read_pieces(_piece_file(files))

@@ -1,9 +1,9 @@
-"""What a checkpoint's directory says of its tokenizer beside the vocabulary: class, special tokens, settings.
+"""Files of a checkpoint's directory that describe its tokenizer: class, special tokens, settings.
 
-tokenizer_config.json        settings, the tokenizer's class, special tokens by role, added ones by id
-special_tokens_map.json      special tokens by role; prevails, as in transformers, where no ids are given
+tokenizer_config.json        settings, the tokenizer's class, special tokens by role, added tokens by id
+special_tokens_map.json      special tokens by role; has priority, as in transformers, unless ids are given
 added_tokens.json            tokens added to the vocabulary, with their ids
-config.json                  the model's type, from which the class follows where nothing else names it
+config.json                  the model's type, which determines the class if no other file names it
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from typing import Any
 from tokenizers import AddedToken
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import PICKLES, read_json
+from polyformer.core.files import PICKLES, open_file, read_json
 from polyformer.data.special_tokens import ROLES
 
 
 @dataclass(frozen=True)
 class HubFiles:
-    """A directory in the hub's layout, with settings that prevail; every property reads its files once."""
+    """A directory in the hub's layout, with overriding settings; every property reads its files once."""
 
     folder: Path
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def file(self, *names: str, needed_by: str) -> Path:
-        """The first of `names` that is here; raises `InputError` where none is, or where it is a pickle."""
+        """Return the first existing file of `names`; raises `InputError` for no file and for pickles."""
         path = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
         if path is None:
             raise InputError(f"{self.folder}: no {' or '.join(names)} in it, which {needed_by} needs")
@@ -36,12 +36,12 @@ class HubFiles:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """tokenizer_config.json, overridden by what the caller states."""
+        """Return tokenizer_config.json with the caller's overrides."""
         return {**self._table("tokenizer_config.json"), **self.overrides}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What may name the kind of tokenizer, best first: classes, then the model's type."""
+        """Return names that may identify the kind of tokenizer: classes, then the model's type."""
         config = self._table("config.json")
         classes = (
             self.settings.get("tokenizer_class"),
@@ -52,7 +52,7 @@ class HubFiles:
 
     @cached_property
     def roles(self) -> dict[str, AddedToken | None]:
-        """The special token of each role that the files name; None where they say that there is none."""
+        """Return the special token of each role in the files; None if a file states that there is none."""
         settings = {**self.settings, **self._map}
         known = {token.content: token for token in self.by_id.values()}
         contents = {role: settings[f"{role}_token"] for role in ROLES if f"{role}_token" in settings}
@@ -63,7 +63,7 @@ class HubFiles:
 
     @cached_property
     def extra(self) -> list[AddedToken]:
-        """Special tokens that have no role."""
+        """Return the special tokens without a role."""
         settings = {**self.settings, **self._map}
         listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
         values = listed.values() if isinstance(listed, dict) else listed
@@ -71,7 +71,7 @@ class HubFiles:
 
     @cached_property
     def by_id(self) -> dict[int, AddedToken]:
-        """Tokens whose ids the files give."""
+        """Return the tokens with ids in the files."""
         decoder = self.settings.get("added_tokens_decoder") or {}
         tokens = {int(number): _token(value, special=False) for number, value in decoder.items()}
         if decoder:
@@ -108,8 +108,8 @@ def _token(value: Any, *, special: bool) -> AddedToken:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raises `InputError` where `path` is a pickle, which is not read: reading one can run code."""
-    with path.open("rb") as file:
+    """Raise `InputError` if `path` is a pickle, which is not read because reading a pickle can run code."""
+    with open_file(path) as file:
         head = file.read(4)
     if head.startswith(PICKLES):
         raise InputError(

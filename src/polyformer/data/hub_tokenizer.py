@@ -1,7 +1,7 @@
-"""The tokenizer of a checkpoint's directory, with transformers' ids.
+"""The tokenizer in a checkpoint's directory, with the same ids as in transformers.
 
-tokenizer.json is taken as it is; without one the family builds the pipeline from the older files, as the
-tokenizer's class or the model's type says; without either the files themselves tell what they can.
+tokenizer.json is used if it exists. Otherwise the family, selected by the tokenizer's class or the model's
+type, builds the pipeline from the older files. Otherwise the pipeline is built from the vocabulary files.
 """
 
 from collections.abc import Mapping
@@ -41,13 +41,13 @@ _NAMES = {
     "transfo-xl": "TransfoXLTokenizer transfo-xl",
 }
 FAMILY_OF = {name: family for family, names in _NAMES.items() for name in names.split()}
-"""Classes of tokenizers and types of models."""
-_NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")  # classes that say nothing: tokenizer.json says all
+"""Families by classes of tokenizers and types of models."""
+_NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")  # uninformative: tokenizer.json is complete
 _PICKLES = ("vocab.pkl", "vocab.bin", "tokenizer.pkl")
 
 
 def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = None) -> Tokenizer:
-    """The tokenizer in a directory, or in one file, which stands for itself; a GGUF file has one."""
+    """Load the tokenizer in a directory, in a GGUF file, or in another single file."""
     if not path.exists():
         raise InputError(
             f"{path}: no such tokenizer; expected a tokenizer.json, a vocab.txt or a directory with one"
@@ -71,7 +71,7 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
 
 
 def load_directory(files: HubFiles) -> Tokenizer:
-    """The tokenizer of a directory's files; raises `InputError` where there is none or one is damaged."""
+    """Load the tokenizer of a directory; raises `InputError` if it has none or a damaged file."""
     name = next((FAMILY_OF[name] for name in files.names if name in FAMILY_OF), None)
     if (files.folder / "tokenizer.json").is_file():
         backend = load_json(files.file("tokenizer.json", needed_by="a tokenizer"))
@@ -85,7 +85,7 @@ def load_directory(files: HubFiles) -> Tokenizer:
 
 
 def _from_vocabulary(files: HubFiles) -> Tokenizer:
-    """No family is known: what the vocabulary's files say alone."""
+    """Build a tokenizer of an unknown family from the vocabulary files only."""
     for name in ("vocab.txt", "vocab.json", *PIECE_FILES):
         path = files.folder / name
         if path.is_file():
@@ -117,7 +117,7 @@ def _refuse_unknown(files: HubFiles) -> None:
 def _complete(
     files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None, *, built: bool
 ) -> Tokenizer:
-    """The pipeline with the special tokens and the template that the files, or else the family, give it."""
+    """Add the special tokens and the template from the files, or otherwise from the family."""
     roles = _roles(files, backend, family, built)
     plain = [*(family.extra(files) if family and built else [])]
     extra = [AddedToken(name, special=True, normalized=False) for name in plain]
@@ -141,7 +141,7 @@ def _roles(
     files: HubFiles, backend: tokenizers.Tokenizer, family: Family | None, built: bool
 ) -> dict[str, AddedToken | None]:
     usual = dict(family.roles) if family else {}
-    if not built:  # a file that is complete lacks what it lacks
+    if not built:  # a complete file has all tokens
         usual = {role: name for role, name in usual.items() if backend.token_to_id(name) is not None}
     known = {token.content: token for token in files.by_id.values()}
     tokens = {
@@ -152,7 +152,7 @@ def _roles(
 
 
 def _add(backend: tokenizers.Tokenizer, tokens: list[AddedToken]) -> None:
-    """Add those that are no added tokens yet; what is in the vocabulary keeps its id."""
+    """Add the tokens that are not added yet; tokens in the vocabulary keep their ids."""
     there = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in tokens:
         if token.content not in there:
@@ -161,7 +161,7 @@ def _add(backend: tokenizers.Tokenizer, tokens: list[AddedToken]) -> None:
 
 
 def _mark(backend: tokenizers.Tokenizer, family: Family, names: Mapping[str, str | None]) -> None:
-    """Let encoding for a model follow the family's template; without it where a token of it is missing."""
+    """Set the family's template for encoding for a model, unless one of its tokens is missing."""
     there = {role: name for role, name in names.items() if name and backend.token_to_id(name) is not None}
     try:
         single, pair = (text.format(**there) for text in family.template)

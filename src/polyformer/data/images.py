@@ -1,8 +1,10 @@
 """Images as rows {image, height, width}: IDX files (MNIST's), CIFAR's binary files, or scikit-learn's digits.
 
-`image` is 8-bit, a byte a pixel in raster order and 0 for black; of a colour image three bytes a pixel, red,
-green and blue. Encoded images (PNG, JPEG) are `polyformer.data.pictures`. `quantised` makes few levels of the
-bytes, which are the tokens of an image model.
+Rows also have a `label` if the source has labels.
+
+`image` is 8-bit, a byte per pixel in raster order with 0 for black; colour images have three bytes per pixel,
+red, green and blue. Encoded images (PNG, JPEG) are read by `polyformer.data.pictures`. `quantised` reduces
+the bytes to a few levels, the tokens of an image model.
 """
 
 import importlib
@@ -15,21 +17,26 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.data.opening import opened_bytes
+from polyformer.core.limits import LABELS, PIXELS
+from polyformer.data.opening import opened_bytes, plain_name
 
 Row = dict[str, Any]
 
 IMAGE = "image"  # the column of a row's pixels
 GREYS = 256
-MOST_PIXELS = 2**26
-"""An image of more pixels is refused: its head is wrong, or made to fill a memory."""
 
-_BYTES_OF_3 = 0x00000803  # the magic number: unsigned bytes, three axes
+_BYTES_OF_1, _BYTES_OF_3 = 0x00000801, 0x00000803  # the magic numbers: unsigned bytes, one or three axes
 _HEAD = struct.Struct(">IIII")  # magic number, images, height, width; LeCun et al. 1998, the MNIST database
+_LABELS_HEAD = struct.Struct(">II")  # magic number, labels
 
 
 def read_idx(path: Path, header: object = None) -> Iterator[Row]:
-    """{image, height, width}: the images of an IDX file, plain or gzipped."""
+    """Yield {image, height, width} for each image of an IDX file, plain or gzipped.
+
+    Rows have a `label` too, the number as text, if the file of the labels is in the same folder.
+    """
+    beside = labels_file(path)
+    labels = None if beside is None else _idx_labels(beside)
     with opened_bytes(path) as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
@@ -40,31 +47,64 @@ def read_idx(path: Path, header: object = None) -> Iterator[Row]:
                 f"{path}: not an IDX file of images: "
                 f"it begins with {magic:#010x}, expected {_BYTES_OF_3:#010x}"
             )
-        if not 1 <= height * width <= MOST_PIXELS:
-            raise InputError(f"{path}: expected images of 1 to {MOST_PIXELS} pixels, got {height} x {width}")
+        if not 1 <= height * width <= PIXELS:
+            raise InputError(f"{path}: expected images of 1 to {PIXELS} pixels, got {height} x {width}")
+        if labels is not None and len(labels) != images:
+            raise InputError(f"{beside}: {len(labels)} labels for the {images} images in {path}")
         for number in range(images):
             pixels = file.read(height * width)
             if len(pixels) < height * width:
                 raise InputError(
                     f"{path}: truncated: it ends in image {number + 1} of {images}; fetch it again"
                 )
-            yield {IMAGE: pixels, "height": height, "width": width}
+            label = {} if labels is None else {"label": str(labels[number])}
+            yield {IMAGE: pixels, "height": height, "width": width, **label}
         if file.read(1):
             raise InputError(f"{path}: damaged: it goes on after the {images} images that its head announces")
 
 
+def labels_file(path: Path) -> Path | None:
+    """Return the IDX file of the labels for the images in `path`, or None if there is none.
+
+    It is identified by the names of MNIST's files: `t10k-images-idx3-ubyte.gz` and
+    `t10k-labels-idx1-ubyte.gz`, with or without `.gz`.
+    """
+    if not isinstance(path, Path) or "images" not in path.name or "idx3" not in path.name:
+        return None
+    plain = plain_name(path.name).replace("images", "labels").replace("idx3", "idx1")
+    names = [path.with_name(plain + ending) for ending in ("", ".gz", ".zst")]
+    return next((name for name in names if name.is_file()), None)
+
+
+def _idx_labels(path: Path) -> bytes:
+    """Read an IDX file of labels, a byte each."""
+    with opened_bytes(path) as file:
+        head = file.read(_LABELS_HEAD.size)
+        if len(head) < _LABELS_HEAD.size or _LABELS_HEAD.unpack(head)[0] != _BYTES_OF_1:
+            raise InputError(
+                f"{path}: not an IDX file of labels, which begins with {_BYTES_OF_1:#010x}; fetch it again"
+            )
+        count = _LABELS_HEAD.unpack(head)[1]
+        if count > LABELS:
+            raise InputError(f"{path}: its head announces {count} labels, expected at most {LABELS}")
+        labels = file.read(count + 1)
+    if len(labels) != count:
+        raise InputError(f"{path}: damaged: its head announces {count} labels, and it does not hold as many")
+    return labels
+
+
 def read_cifar10(path: Path, header: object = None) -> Iterator[Row]:
-    """{image, height, width, label}: the colour images of a file of CIFAR-10's binary version."""
+    """Yield {image, height, width, label}: the colour images in a binary file of CIFAR-10."""
     return _cifar(path, classes=(10,))
 
 
 def read_cifar100(path: Path, header: object = None) -> Iterator[Row]:
-    """The same of CIFAR-100's; the label is the fine one of the two."""
+    """Yield the same from a binary file of CIFAR-100, with the fine label."""
     return _cifar(path, classes=(20, 100))
 
 
 def _cifar(path: Path, classes: tuple[int, ...]) -> Iterator[Row]:
-    """Records of one byte a label, then the planes of red, green and blue of 32 x 32 pixels.
+    """Yield rows from records of one byte per label, then the red, green and blue planes of 32 x 32 pixels.
 
     Source: Krizhevsky 2009, the page of the CIFAR data sets, "Binary version".
     """
@@ -91,7 +131,7 @@ def _cifar(path: Path, classes: tuple[int, ...]) -> Iterator[Row]:
 
 
 def default_images() -> Iterator[Row]:
-    """1797 handwritten digits of 8 x 8 pixels in 17 grey levels, in the order of scikit-learn.
+    """Yield 1797 handwritten digits of 8 x 8 pixels in 17 grey levels, in the order of scikit-learn.
 
     Source: `sklearn.datasets.load_digits`, the test part of Alpaydin and Kaynak 1998 (UCI machine learning).
     """
@@ -108,5 +148,5 @@ def default_images() -> Iterator[Row]:
 
 
 def quantised(image: bytes, levels: int) -> np.ndarray:
-    """The bytes as levels 0 <= level < levels of equal width; [bytes], int64."""
+    """Return the bytes as levels 0 <= level < levels of equal width, int64 [bytes]."""
     return np.frombuffer(image, np.uint8).astype(np.int64) * levels // GREYS

@@ -1,7 +1,7 @@
-"""The languages of M2M-100, whose tokens `__en__`, ... follow the vocabulary in this order.
+"""The languages of M2M-100; their tokens `__en__`, ... follow the vocabulary in this order.
 
-Fan et al.: Beyond English-Centric Multilingual Machine Translation, 2020; the second list is of its successor
-for WMT 2021 (Tran et al.).
+Fan et al.: Beyond English-Centric Multilingual Machine Translation, 2020. The second list belongs to its
+successor for WMT 2021 (Tran et al.).
 """
 
 from polyformer.core.errors import unknown
@@ -19,7 +19,7 @@ LANGUAGES = {
 
 
 def language_tokens(files: HubFiles) -> list[str]:
-    """The languages' tokens in the order of their ids."""
+    """Return the languages' tokens in the order of their ids."""
     name = files.settings.get("language_codes", "m2m100")
     if name not in LANGUAGES:
         raise unknown("language_codes", name, LANGUAGES)
@@ -27,5 +27,5 @@ def language_tokens(files: HubFiles) -> list[str]:
 
 
 def language_token(code: str) -> str:
-    """The token that M2M-100 writes a language with."""
+    """Return M2M-100's token of a language."""
     return f"__{code}__"

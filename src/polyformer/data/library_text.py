@@ -1,8 +1,8 @@
-"""A larger text that needs no network: the sources of Python's standard library, installed with every Python.
+"""A larger text without network access: the sources of Python's standard library, part of every installation.
 
-About two million characters in whole files, evenly spread over the library, so that every version of Python,
-and one that lacks some modules, gives as much text. Licence: PSF. Left out are tests, tables, generated
-code, and what Linux distributions package apart.
+It has about two million characters in whole files, evenly spaced over the library, so that its size is
+similar in every version of Python, even if some modules are missing. Licence: PSF. Tests, tables, generated
+code and parts that Linux distributions package separately are left out.
 """
 
 import sysconfig
@@ -20,13 +20,13 @@ LEFT_OUT = {
     *("__phello__", "encodings", "pydoc_data"),
     *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo"),
 }
-"""Folders whose files are not read."""
+"""Folders with files that are not read."""
 
 
 def library_files() -> list[Path]:
-    """The files of the text in the order of their paths: so many that they hold about `CHARACTERS`.
+    """Return the files of the text, about `CHARACTERS` in total, in the order of their paths.
 
-    Raises `InputError` where this Python comes without the sources of its library.
+    Raises `InputError` if this Python lacks the sources of its library.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(
@@ -48,12 +48,12 @@ def library_files() -> list[Path]:
 
 
 def library_documents() -> list[str]:
-    """The text of every file, in order."""
+    """Return the text of every file, in order."""
     return [path.read_text(encoding="utf-8", errors="replace") for path in library_files()]
 
 
 def is_read(path: Path) -> bool:
-    """Whether a file of the library, by its path in it, belongs to the text."""
+    """Return whether a file of the library, given by its relative path, belongs to the text."""
     generated = path.name.startswith("_sysconfigdata") or any(
         part.startswith("config-") for part in path.parts
     )

@@ -1,9 +1,9 @@
-"""ListOps, nested lists to evaluate, made from a seed: `[MAX 2 9 [MIN 4 7 ] 0 ]` is 9.
+"""ListOps, nested lists to evaluate, generated from a seed: `[MAX 2 9 [MIN 4 7 ] 0 ]` is 9.
 
-Operators are MIN, MAX, MED (the median, cut to a whole number) and SM (the sum modulo 10); the leaves are
-digits. Long Range Arena's rules (Tay et al. 2021, section 2.2; the operators of Nangia and Bowman 2018) but
-for the shape: here an expression has exactly the depth asked for, and few arguments, so that depth and length
-can be told apart. Every closing bracket is labelled with the value of what it closes.
+Operators are MIN, MAX, MED (the median, truncated to an integer) and SM (the sum modulo 10); the leaves are
+digits. The rules are Long Range Arena's (Tay et al. 2021, section 2.2; the operators of Nangia and Bowman
+2018) except for the shape: an expression has exactly the requested depth, and few arguments, so that the
+effects of depth and length can be separated. Every closing bracket is labelled with the value of its list.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ VOCABULARY = OPERATOR + len(OPERATORS)
 
 
 class Expression:
-    """Tokens, and for each the value of what it closes and how deep that is; -100 and 0 for the others."""
+    """Tokens, with the value and depth of the list that each closes; -100 and 0 for other tokens."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -33,7 +33,7 @@ class Expression:
         self.depths: list[int] = []
 
     def add(self, token: int, value: int = -100, depth: int = 0) -> None:
-        """One more token."""
+        """Add a token."""
         self.ids.append(token)
         self.values.append(value)
         self.depths.append(depth)
@@ -41,21 +41,24 @@ class Expression:
 
 @dataclasses.dataclass(frozen=True)
 class ListOps:
-    """Lists of 2 to `most` items by these `operators`, none right inside one of its own; where a list as deep
-    as is asked for is there already, an item is one too with this `chance`."""
+    """A generator of lists of 2 to `most` items by these `operators`.
+
+    A list never directly contains a list of the same operator. One item has the full depth; every other item
+    is also a list with the probability `chance`.
+    """
 
     operators: tuple[str, ...] = tuple(OPERATORS)
     most: int = 3
     chance: float = 0.2
 
     def expression(self, depth: int, draw: random.Random) -> Expression:
-        """A list exactly `depth` deep."""
+        """Return a list of exactly this depth."""
         result = Expression()
         self._put(result, depth, "", draw)
         return result
 
     def _put(self, into: Expression, depth: int, around: str, draw: random.Random) -> int:
-        """Adds a list of this depth, 0 for a digit, to one of the operator `around`; returns its value."""
+        """Add a list of this depth, or a digit for 0, within operator `around`; return its value."""
         if not depth:
             value = draw.randrange(10)
             into.add(DIGIT + value)

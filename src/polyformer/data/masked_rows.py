@@ -1,4 +1,4 @@
-"""Masks of rows as they are served: anew in every epoch, or drawn once for all."""
+"""Masks of rows at serving time: new in every epoch, or drawn once."""
 
 import dataclasses
 import zlib
@@ -18,17 +18,18 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskingConfig(Config):
-    """Which tokens are to be guessed: see `mask_tokens`. By default as in BERT, with RoBERTa's dynamic masks.
+    """Options of masked language modelling: see `mask_tokens`.
 
-    Whole words: unit="word"; ALBERT's n-grams: unit="word", longest=3; BERT's static masks: static_copies=10.
+    The defaults are BERT's, with RoBERTa's dynamic masks. Whole words: unit="word"; ALBERT's n-grams:
+    unit="word", longest=3; BERT's static masks: static_copies=10.
     """
 
-    share: float = 0.15  # of the tokens of a row
-    random_share: float = 0.1  # of these, how many become a random token
-    kept_share: float = 0.1  # of these, how many stay as they are
-    unit: Literal["token", "word"] = "token"  # what is hidden as a whole
-    longest: int = 1  # units in a row that may be hidden together
-    static_copies: int = 0  # masks of a row, all of them in every epoch; 0: always new ones
+    share: float = 0.15  # of the tokens in a row
+    random_share: float = 0.1  # share of these replaced by a random token
+    kept_share: float = 0.1  # share of these left unchanged
+    unit: Literal["token", "word"] = "token"  # masked as a whole
+    longest: int = 1  # most consecutive units that may be masked together
+    static_copies: int = 0  # masks per row, all of them in every epoch; 0: always new masks
 
     def __post_init__(self) -> None:
         check_masking(self.share, self.random_share, self.kept_share, self.longest)
@@ -37,11 +38,11 @@ class MaskingConfig(Config):
 
 
 class Masking:
-    """`corrupt` hides tokens of a row; `copies` makes rows ready for it.
+    """Masking of rows: `copies` prepares rows, and `corrupt` masks tokens of a row.
 
-    Static masks, BERT's as Liu et al. 2019 tell it in section 4.1: each row is there `static_copies` times,
-    and each copy is masked in its own way, a function of its ids. Forty epochs over rows masked in ten ways
-    are four over the copies.
+    Static masks, BERT's as described by Liu et al. 2019, section 4.1: each row occurs `static_copies` times,
+    and each copy has its own mask, a function of its ids. Forty epochs over rows masked in ten ways are four
+    epochs over the copies.
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, mask_id: int):
@@ -49,13 +50,13 @@ class Masking:
         self.starts = word_starts(tokenizer) if config.unit == "word" else None
 
     def copies(self, rows: Sequence[Row]) -> list[Row]:
-        """Every row as often as it has masks."""
+        """Return every row once per static mask."""
         if not self.config.static_copies:
             return list(rows)
         return [{**row, "copy": copy} for copy in range(self.config.static_copies) for row in rows]
 
     def corrupt(self, row: Row, generator: np.random.Generator) -> Row:
-        """`row` with `input_ids` corrupted and with `labels`; of a static copy the generator is its own."""
+        """Return `row` with corrupted `input_ids` and with `labels`; static copies ignore `generator`."""
         rest = dict(row)
         copy, ids = rest.pop("copy", None), np.asarray(row["input_ids"])
         if copy is not None:

@@ -1,7 +1,7 @@
-"""Masked language modelling: which tokens are hidden, and what stands in their place.
+"""Masked language modelling: the choice of masked tokens and their replacement.
 
-What is hidden together is a unit: a token, a whole word, or a run of up to `longest` of these. Pure functions
-of the ids and a generator.
+Tokens are masked in units: a token, a whole word, or a run of up to `longest` of these. All functions are
+pure in the ids and a generator.
 """
 
 import numpy as np
@@ -23,17 +23,18 @@ def mask_tokens(
     starts: np.ndarray | None = None,
     longest: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`(input_ids, labels)`, both shaped as `ids` [T].
+    """Return `(input_ids, labels)`, both with the shape of `ids` [T].
 
-    Chosen are `share` of the tokens among `ordinary_ids` (rounded, at least one if there is any); special
-    tokens, which are not among them, never. Of the chosen, each by itself, `random_share` become a random
-    ordinary token, `kept_share` stay, the others become `mask_id`. `labels` are the original ids where chosen
-    and -100 elsewhere. A generator seeded by the row alone gives static masking, by row and epoch dynamic.
+    `share` of the tokens among `ordinary_ids` are chosen (rounded, at least one if there is any); special
+    tokens, which are not among them, are never chosen. Of the chosen, independently, `random_share` become a
+    random ordinary token, `kept_share` stay, the others become `mask_id`. `labels` are the original ids of
+    chosen tokens and -100 elsewhere. A generator seeded by the row gives static masking, by row and epoch
+    dynamic masking.
 
-    With `starts` [V], which says of every id whether it begins a word, whole words are chosen. With `longest`
-    above 1, runs of n neighbouring words (or tokens, without `starts`), n <= longest with probability
-    (1/n) / (1/1 + ... + 1/longest); a run that would meet another one, or pass the share, is tried shorter.
-    A word longer than what is left of the share stays, so that there may be fewer tokens, or none.
+    With `starts` [V], which marks ids that begin a word, whole words are chosen. With `longest` above 1, runs
+    of n neighbouring words (or tokens, without `starts`) are chosen, n <= longest with probability (1/n) /
+    (1/1 + ... + 1/longest); a run that would overlap another run, or exceed the share, is tried shorter. A
+    word longer than the rest of the share is not chosen, so that there may be fewer tokens, or none.
 
     Source: BERT (Devlin et al. 2019), section 3.1 and appendix A.1, for whole words its repository's notes of
     May 2019; dynamic: RoBERTa (Liu et al. 2019), section 4.1; runs: ALBERT (Lan et al. 2020), section 4.1.
@@ -60,7 +61,7 @@ def mask_tokens(
 
 
 def check_masking(share: float, random_share: float, kept_share: float, longest: int) -> None:
-    """Raises `InputError` for shares that are none, and for runs of no unit."""
+    """Raise `InputError` for invalid shares and for runs without units."""
     if not 0 < share <= 1:
         raise InputError(f"share: expected a share of the tokens in (0, 1], got {share}")
     if random_share < 0 or kept_share < 0 or random_share + kept_share > 1:
@@ -72,9 +73,10 @@ def check_masking(share: float, random_share: float, kept_share: float, longest:
 
 
 def word_edges(ids: np.ndarray, candidates: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
-    """Word i of the text is `candidates[edges[i] : edges[i + 1]]`; without `starts` every token is a word.
+    """Return edges so that word i of the text is `candidates[edges[i] : edges[i + 1]]`.
 
-    A word also begins at the first token and behind what is no candidate.
+    Without `starts` every token is a word. A word also begins at the first token and after tokens that are no
+    candidates.
     """
     begins = np.ones(len(candidates), dtype=bool)
     if starts is not None:
@@ -85,7 +87,7 @@ def word_edges(ids: np.ndarray, candidates: np.ndarray, starts: np.ndarray | Non
 def draw_runs(
     candidates: np.ndarray, edges: np.ndarray, count: int, longest: int, generator: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """Runs `(first word, words)` in the order drawn, of `count` tokens together or fewer."""
+    """Return runs `(first word, words)` in the order drawn, of at most `count` tokens in total."""
     words = len(edges) - 1
     weights = 1 / np.arange(1, longest + 1)
     lengths = generator.choice(np.arange(1, longest + 1), words, p=weights / weights.sum())

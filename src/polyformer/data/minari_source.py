@@ -1,8 +1,7 @@
-"""Episodes as Minari keeps them: `minari:ID` names a local data set, or one of its remote catalogue, which is
-downloaded; the folder of a data set does as well.
+"""Episodes in Minari's format: `minari:ID` names a local data set or a remote data set, which is downloaded.
 
-Observations are vectors (a `Box` of one dimension), actions vectors or choices (`Discrete`). Of the
-observations, of which an episode has one more than actions, the last is left out.
+The folder of a data set is accepted too. Observations are vectors (a `Box` of one dimension), actions vectors
+or choices (`Discrete`). An episode has one more observation than actions; the last observation is left out.
 """
 
 from collections.abc import Iterator
@@ -19,20 +18,20 @@ METADATA = "metadata.json"
 
 
 def is_minari(path: str | None) -> bool:
-    """Whether the source `path` is a data set of Minari's."""
+    """Return whether the source `path` is a Minari data set."""
     return path is not None and (path.startswith(PREFIX) or _data_folder(Path(path)) is not None)
 
 
 def minari_files(path: str) -> list[Path]:
-    """The files of the data set, in order; none where it is not here yet."""
+    """Return the files of the data set, in order; an empty list if it is not downloaded yet."""
     folder = _data_folder(_place(path))
     return [] if folder is None else sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def read_minari(path: str) -> Iterator[dict[str, Any]]:
-    """A row for each episode: lists observations, actions and rewards.
+    """Yield a row for each episode: lists observations, actions and rewards.
 
-    Raises `InputError` for one that cannot be downloaded, is damaged, or has other spaces.
+    Raises `InputError` for a data set that cannot be downloaded, is damaged, or has other spaces.
     """
     try:
         dataset = _opened(path)
@@ -46,7 +45,7 @@ def read_minari(path: str) -> Iterator[dict[str, Any]]:
             yield {name: array.tolist() for name, array in arrays.items()}
     except InputError:
         raise
-    except Exception as error:  # Minari, pyarrow, h5py and json have exceptions of their own
+    except Exception as error:  # Minari, pyarrow, h5py and json raise different exceptions
         raise InputError(
             f"{path}: not a data set of Minari's, or a damaged one ({_reason(error)}); record or download it "
             "again"
@@ -54,36 +53,36 @@ def read_minari(path: str) -> Iterator[dict[str, Any]]:
 
 
 def environment_of(path: str) -> tuple[str, dict[str, Any], tuple[str, ...]] | None:
-    """The id of the environment where the data set was recorded, its options and its wrappers
-    ('module:Class', the innermost first), if known.
+    """Return the id, options and wrappers of the environment in which the data set was recorded, if known.
 
-    An id that names a module to import ("module:ID") is left out: data make nothing be imported.
+    Wrappers are 'module:Class', the innermost first. An id that names a module to import ("module:ID") is
+    ignored, so that data cannot trigger imports.
     """
     spec = _opened(path).env_spec
     if spec is None or ":" in spec.id:
         return None
-    options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}  # a window
+    options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}  # opens a window
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     return spec.id, options, tuple(wrapper.entry_point for wrapper in spec.additional_wrappers)
 
 
 def is_vector(space: Any) -> bool:
-    """Whether a space of gymnasium's is a `Box` of one dimension."""
+    """Return whether a gymnasium space is a `Box` of one dimension."""
     from gymnasium.spaces import Box
 
     return isinstance(space, Box) and len(space.shape) == 1
 
 
 def is_choice(space: Any) -> bool:
-    """Whether it is `Discrete`, from 0 on."""
+    """Return whether a gymnasium space is `Discrete` and starts at 0."""
     from gymnasium.spaces import Discrete
 
     return isinstance(space, Discrete) and space.start == 0
 
 
 def minari_library() -> Any:
-    """The module `minari`; `InputError` where it is not installed."""
+    """Return the module `minari`; raises `InputError` if it is not installed."""
     try:
         import minari
     except ImportError as error:
@@ -94,7 +93,7 @@ def minari_library() -> Any:
 
 
 def _check_spaces(where: str, observations: Any, actions: Any) -> None:
-    """Raises `InputError` unless observations are vectors, and actions vectors or choices."""
+    """Raise `InputError` unless observations are vectors, and actions vectors or choices."""
     if not is_vector(observations):
         raise InputError(
             f"{where}: its observations are {quote(str(observations))}, expected a Box of one dimension; "
@@ -108,7 +107,7 @@ def _check_spaces(where: str, observations: Any, actions: Any) -> None:
 
 
 def _opened(path: str) -> Any:
-    """The `MinariDataset`, downloaded where it is not here; `InputError` where that fails."""
+    """Open the `MinariDataset`, downloaded if necessary; raises `InputError` if that fails."""
     minari = minari_library()
     if path.startswith(PREFIX) and _data_folder(_place(path)) is None:
         _download(path)
@@ -118,7 +117,7 @@ def _opened(path: str) -> Any:
     metadata = read_json(folder / METADATA, dict)
     if (
         not {"observation_space", "action_space"} <= metadata.keys()
-    ):  # it would make the environment, any code
+    ):  # Minari would make the environment and run its code
         raise InputError(
             f"{path}: {folder / METADATA} says nothing of its spaces; record it with Minari 0.4 on"
         )
@@ -134,7 +133,7 @@ def _download(path: str) -> None:
     name = path.removeprefix(PREFIX)
     try:
         minari_library().download_dataset(name)
-    except Exception as error:  # of the network, of its storage, of what it finds there
+    except Exception as error:  # errors of the network, the storage or the content
         raise InputError(
             f"{path}: not among the local data sets ({_place(path)}), and cannot be downloaded "
             f"({_reason(error)}); record one by `polyformer record`, see `minari list remote`, or download "
@@ -155,7 +154,7 @@ def _place(path: str) -> Path:
 
 
 def _data_folder(path: Path) -> Path | None:
-    """Where its metadata lie: in the folder of a data set, or in its part `data`."""
+    """Return the folder of a data set's metadata: the data set's folder or its subfolder `data`."""
     if (path / "data" / METADATA).is_file():
         return path / "data"
     file = path / METADATA

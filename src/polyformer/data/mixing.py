@@ -1,13 +1,13 @@
-"""Several data sets as one: how often examples of each are drawn, and batches of the mixture.
+"""Mixtures of several data sets: sampling rates of their examples, and batches of the mixture.
 
     rate of data set m   proportional to   min(e_m, K)^(1 / T)          of e_m examples
 
-K keeps a large data set from taking all; T > 1 brings the rates nearer to one another, T = 1 is mixing in
-proportion to the numbers of examples. Raffel et al. 2020, section 3.5.2.
+K limits the rate of large data sets. T > 1 makes the rates more equal; T = 1 is mixing in proportion to the
+numbers of examples. Raffel et al. 2020, section 3.5.2.
 
-An epoch has `size` examples, each data set's share of them. Every data set is read in an order of its own,
-drawn anew each time it is used up, and goes on with it from epoch to epoch: what an epoch reads is a function
-of the seed and the epoch alone, so that a run resumes where it stopped.
+An epoch has `size` examples, shared among the data sets. Every data set is read in a separate order, drawn
+anew whenever it is used up and continued from epoch to epoch. The content of an epoch is a function of the
+seed and the epoch only, so that a run resumes exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ import numpy as np
 from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch, Batches, Collate, Corrupt, Plan, Position, Row
 
-_ORDER = 2  # what a random stream is for; see polyformer.data.batching
+_ORDER = 2  # purpose of a random stream; see polyformer.data.batching
 
 
 def mixing_rates(sizes: Sequence[int], limit: int | None = None, temperature: float = 1.0) -> list[float]:
-    """The rates of data sets of so many examples; they add up to 1. `limit` is K, None for none."""
+    """Return the rates of data sets with these sizes; their sum is 1. `limit` is K, None for no limit."""
     if limit is not None and limit < 1:
         raise InputError(f"limit: expected 1 example or more, got {limit}")
     if not 0 < temperature < float("inf"):
@@ -36,13 +36,13 @@ def mixing_rates(sizes: Sequence[int], limit: int | None = None, temperature: fl
 
 
 def share_of_epoch(rate: float, size: int, epoch: int) -> range:
-    """Which examples of an endless sequence an epoch of `size` takes: as many in all epochs but for one."""
+    """Return the range of an endless sequence that an epoch reads: `rate` * `size` examples, rounded."""
     exact = Fraction(rate) * size
     return range(round(exact * epoch), round(exact * (epoch + 1)))
 
 
 def drawn(count: int, places: range, seed: int, number: int) -> list[int]:
-    """The examples at `places` of the endless sequence of data set `number`, which has `count`."""
+    """Return the examples at `places` of the endless sequence of data set `number` with `count` examples."""
     orders: dict[int, np.ndarray] = {}
     examples = []
     for place in places:
@@ -55,7 +55,7 @@ def drawn(count: int, places: range, seed: int, number: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Batches of several data sets, drawn by `rates`, `size` examples an epoch; see `Batches`."""
+    """Batches of several data sets, drawn by `rates`, with `size` examples per epoch; see `Batches`."""
 
     parts: Sequence[Sequence[Row]]
     rates: Sequence[float]
@@ -66,7 +66,7 @@ class Mixture:
     corrupt: Corrupt | None = None
 
     def rows(self, epoch: int) -> list[Row]:
-        """The examples of an epoch, data set after data set."""
+        """Return the examples of an epoch, data set after data set."""
         return [
             part[example]
             for number, (part, rate) in enumerate(zip(self.parts, self.rates, strict=True))
@@ -74,18 +74,18 @@ class Mixture:
         ]
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on."""
+        """Yield `(position after it, batch)` from `position` on."""
         batches = Batches(self.rows(epoch), self.plan, self.collate, self.seed, corrupt=self.corrupt)
         return batches.epoch(epoch, position=position)
 
 
 @dataclass(frozen=True, eq=False)
 class OneAfterAnother:
-    """The batches of several data sets, those of each together: for evaluation."""
+    """Batches of several data sets in sequence, for evaluation."""
 
     parts: Sequence[Batches]
 
     def epoch(self, epoch: int) -> Iterator[tuple[Position, Batch]]:
-        """As `Batches.epoch`."""
+        """Yield like `Batches.epoch`."""
         for part in self.parts:
             yield from part.epoch(epoch)

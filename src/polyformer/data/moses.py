@@ -1,7 +1,7 @@
-"""XLM's words: Moses' normalization and tokenization of English, then small letters without accents.
+"""Words of XLM: Moses' normalization and tokenization for English, lower case and without accents.
 
-Punctuation of other scripts becomes ASCII, as Moses' replace-unicode-punctuation does; characters that do not
-print are dropped. transformers uses English rules for every language unless told otherwise, and so does this.
+Punctuation of other scripts becomes ASCII, as in Moses' replace-unicode-punctuation; non-printing characters
+are removed. English rules apply to every language, which is the default of transformers too.
 """
 
 import re
@@ -23,7 +23,7 @@ _STOPS = re.compile("[\u3002\uff0e]\\s*")
 
 
 def moses_words(text: str, lowered: bool) -> list[str]:
-    """The words of a text, lowered and without accents where `lowered`."""
+    """Return the words of a text; `lowered` means lower case and without accents."""
     normalizer, tokenizer = _moses()
     text = normalizer.normalize(_STOPS.sub(". ", text).translate(_PLAIN))
     text = "".join(character for character in text if not unicodedata.category(character).startswith("C"))

@@ -1,11 +1,12 @@
-"""What followed the contexts nearest to every token of a text, in a folder: made by `polyformer datastore
-neighbours`, read here by who trains on that text.
+"""Tokens that followed the nearest contexts of every token of a text, for training on that text.
 
-    neighbours.json     what they are of (`About`)
-    neighbours.int32    [tokens, k], a row for each token, documents end to end; -1 for none
-    documents.int64     [documents, 2], the digest of each document's tokens and the row of its first
+`polyformer datastore neighbours` writes them to a folder:
 
-A document is found by its tokens, in whatever order or part of the text it is read.
+    neighbours.json     description (`About`)
+    neighbours.int32    [tokens, k], a row for each token, documents end to end; -1 for missing neighbours
+    documents.int64     [documents, 2], the digest of each document's tokens and the row of its first token
+
+A document is found by its tokens, regardless of order and part in which the text is read.
 """
 
 import dataclasses
@@ -28,9 +29,12 @@ MAKE = "make them by polyformer datastore neighbours"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About(Config):
-    """model: the fingerprint of the frozen model. entries: of the store, which has `own` where it is of this
-    text itself: a token's own entry is then not among its neighbours. text: as a store has it. tokens,
-    documents: how many; None until all are there."""
+    """A description of neighbours.
+
+    model: the fingerprint of the frozen model. entries: number of entries in the store. own: whether the
+    store was built from this text, so that the own entry of a token is excluded. text: as in a store's
+    manifest. tokens, documents: their numbers; None until the search is finished.
+    """
 
     version: int = VERSION
     neighbours: int
@@ -44,12 +48,12 @@ class About(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Of a text that is not the store's."""
+        """Return an example with another text than the store's."""
         return (cls(neighbours=4, tokenizer="", model="", entries=1, own=False, text=()),)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of `folder`; `InputError` where there is none, or a damaged one."""
+        """Return the description in `folder`; raises `InputError` if it is missing or damaged."""
         if not (folder / ABOUT).is_file():
             raise InputError(f"{folder}: holds no neighbours (no {ABOUT}); {MAKE}")
         try:
@@ -64,7 +68,7 @@ class About(Config):
 class Neighbours:
     """The neighbours in some folders, for texts of `tokenizer`.
 
-    Raises `InputError` for a folder that is unfinished, damaged, of another tokenizer, or of another number
+    Raises `InputError` for a folder that is unfinished, damaged, of another tokenizer, or with another number
     of neighbours than the first.
     """
 
@@ -93,7 +97,7 @@ class Neighbours:
                 self.places[digest] = number, row
 
     def of(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
-        """The neighbours [tokens, k] of documents, end to end; `InputError` for one that has none."""
+        """Return the neighbours [tokens, k] of documents, end to end; raises `InputError` if any has none."""
         rows = [np.empty((0, self.neighbours), np.int32)]
         for number, document in enumerate(documents):
             place = self.places.get(digest(document))
@@ -108,13 +112,13 @@ class Neighbours:
 
 
 def digest(document: Sequence[int]) -> int:
-    """A number of 64 bits that tells a document's tokens from others."""
+    """Return a 64-bit digest of a document's tokens."""
     content = np.asarray(document, np.int32).tobytes()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
 def mapped(file: Path, dtype: type, shape: tuple[int, int]) -> np.ndarray:
-    """An array in a file, mapped and not read; `InputError` unless the file has its size."""
+    """Return an array in a file, memory-mapped; raises `InputError` if the file has another size."""
     expected = shape[0] * shape[1] * np.dtype(dtype).itemsize
     with reading(file):
         size = file.stat().st_size

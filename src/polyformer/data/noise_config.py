@@ -1,6 +1,6 @@
-"""BART's noises joined: `apply_noises(ids, generator, NoiseConfig(...), ...)`.
+"""The combination of BART's noises: `apply_noises(ids, generator, NoiseConfig(...), ...)`.
 
-Source: Lewis et al. 2020, section 2.2; what is best, infilling of 30 % with permuted sentences, section 5.1.
+Source: Lewis et al. 2020, section 2.2; the best is infilling of 30 % with permuted sentences, section 5.1.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from polyformer.data.noising import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseConfig(Config):
-    """What is done to a text, in this order. By default what BART is trained with."""
+    """Noises of a text, in the order of application. The defaults are BART's."""
 
     permute: bool = True  # put the sentences in random order
-    rotate: bool = False  # let the text begin at a random token
+    rotate: bool = False  # rotate the text to begin at a random token
     delete: float = 0.0  # share of the tokens
-    infill: float = 0.3  # share of the tokens that spans hide, a mask each
-    mean_span: float = 3.0  # of their lengths, by Poisson's law
+    infill: float = 0.3  # share of the tokens in masked spans, one mask per span
+    mean_span: float = 3.0  # mean of the Poisson distribution of span lengths
     mask: float = 0.0  # share of the tokens
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ def apply_noises(
     mask_id: int,
     end_ids: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`ids` [T] with every noise of `config`; `end_ids`, the tokens that end a sentence, for `permute`."""
+    """Return `ids` [T] with every noise of `config`; `permute` requires `end_ids`, which end sentences."""
     if config.permute:
         if end_ids is None:
             raise InputError("end_ids: expected the tokens that end sentences, which permute=True moves")

@@ -1,4 +1,4 @@
-"""Files opened to be read, plain, gzipped or zstd, with one kind of error for whatever is wrong with them."""
+"""Opening of plain, gzipped or zstd-compressed files for reading; all problems raise `InputError`."""
 
 import gzip
 import io
@@ -9,45 +9,40 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from polyformer.core.errors import InputError
+from polyformer.core.files import open_file
+from polyformer.core.limits import EXPANDED, EXPANSION, LINE
 from polyformer.data.remote import Remote
 
-# Text shrinks to a fifth or a tenth; what is 200 times its file, and large, was made to fill a memory.
-EXPANSION, EXPANDED = 200, 2**26
-
-LINE = 2**26
-"""Characters of the longest line that is read."""
-
-
 SUFFIXES = (".gz", ".zst")
-"""What the names of compressed files end with."""
+"""Suffixes of compressed files."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 class _Unzipped(gzip.GzipFile):
-    """A gzip file that stops where far more comes out of it than texts and images have."""
+    """A gzip file that refuses to expand far beyond the ratio of texts and images."""
 
     def __init__(self, raw: BinaryIO, path: Path | Remote):
         super().__init__(fileobj=raw)
         self._limit, self._path = _limit(raw), path
 
     def read(self, size: int | None = -1) -> bytes:
-        """`size` bytes, decompressed."""
+        """Return `size` decompressed bytes."""
         whole = size is None or size < 0
         return self._checked(super().read(self._limit + 1 if whole else size))
 
     def read1(self, size: int = -1) -> bytes:
-        """At most `size` bytes, by one read of the file."""
+        """Return at most `size` bytes, by one read of the file."""
         return self._checked(super().read1(size))
 
     def _checked(self, data: bytes) -> bytes:
         if self.tell() > self._limit:
-            raise _too_large(self._path)
+            raise too_large(self._path)
         return data
 
 
 class _Zstd(io.RawIOBase):
-    """The same of a zstd file, by Arrow, which `datasets` brings: Python before 3.14 has no reader for it."""
+    """The same for a zstd file, by Arrow, a dependency of `datasets`: Python before 3.14 cannot read zstd."""
 
     def __init__(self, raw: BinaryIO, path: Path | Remote):
         import pyarrow
@@ -56,30 +51,31 @@ class _Zstd(io.RawIOBase):
         self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill `buffer` with what is decompressed next; how many bytes there were."""
+        """Fill `buffer` with the next decompressed bytes; return their number."""
         try:
             data = self._stream.read(len(buffer))
         except OSError as error:
             raise InputError(f"{self._path}: a damaged zstd file ({error}); fetch it again") from error
         self._read += len(data)
         if self._read > self._limit:
-            raise _too_large(self._path)
+            raise too_large(self._path)
         buffer[: len(data)] = data
         return len(data)
 
 
 def _limit(raw: BinaryIO) -> int:
-    """How many bytes may come out of the compressed file `raw`, which is left at its beginning."""
+    """Return the limit of decompressed bytes of the file `raw`, and rewind it."""
     size = raw.seek(0, io.SEEK_END)
     raw.seek(0)
     return max(EXPANDED, EXPANSION * size)
 
 
-def _too_large(path: Path | Remote) -> InputError:
+def too_large(path: Path | Remote) -> InputError:
+    """Return the error for a file that expands beyond the limit."""
     return InputError(
         f"{path}: more than {EXPANSION} times as large as its compressed file: refused; "
         "decompress it yourself if you trust it"
@@ -87,16 +83,18 @@ def _too_large(path: Path | Remote) -> InputError:
 
 
 def plain_name(name: str) -> str:
-    """The name of a file without the suffix of its compression."""
+    """Return a file's name without the suffix of its compression."""
     return name.removesuffix(next((suffix for suffix in SUFFIXES if name.endswith(suffix)), ""))
 
 
 @contextmanager
 def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
-    """The bytes of `path`, decompressed if they are gzipped or zstd; an `InputError` for what cannot be read,
-    and for what grows beyond all proportion when it is decompressed."""
+    """Open the bytes of `path`, decompressed if they are gzipped or zstd.
+
+    Raises `InputError` if it cannot be read, or if it expands beyond the limit.
+    """
     try:
-        with path.open("rb") as raw:
+        with path.open("rb") if isinstance(path, Remote) else open_file(path) as raw:
             head = raw.read(4)
             raw.seek(0)
             if head == _ZSTD:
@@ -113,10 +111,9 @@ def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened(path: Path | Remote) -> Iterator[TextIO]:
-    """The text of `path`, likewise."""
+    """Open the text of `path`; see `opened_bytes`."""
     try:
-        # Only \n ends a line: Unicode's other separators stand inside texts, and parallel files must not
-        # drift.
+        # Only \n ends a line: texts contain Unicode's other separators, and parallel files must stay aligned.
         with (
             opened_bytes(path) as binary,
             io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as text,
@@ -129,7 +126,7 @@ def opened(path: Path | Remote) -> Iterator[TextIO]:
 
 
 def lines_of(file: TextIO, path: Path | Remote) -> Iterator[str]:
-    """The lines of an opened file, each with its end; an `InputError` for one that no text has."""
+    """Yield the lines of an opened file, each with its end; raises `InputError` for an overlong line."""
     number = 0
     while line := file.readline(LINE + 1):
         number += 1

@@ -1,17 +1,17 @@
-"""The string that names a source, made into its rows as they stand there.
+"""Source names and the rows that they refer to.
 
     None                     the default text (chapters of Python's language reference)
     "python:library"         the sources of Python's standard library
     "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
-    "train.{en,de}.gz"       two parallel files, a line to a line: the source, then the target
+    "train.{en,de}.gz"       two parallel files with matching lines: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
     "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
-    "minari:cart/mixed-v0"   recorded episodes that Minari keeps, or downloads; the folder of such a data set
-    "s3://bucket/a-*.csv"    such files elsewhere (`polyformer.data.remote`): s3://, hf://, http://, ...
+    "minari:cart/mixed-v0"   recorded episodes, local or downloaded by Minari; or the folder of such episodes
+    "s3://bucket/a-*.csv"    remote files (`polyformer.data.remote`): s3://, hf://, http://, ...
     "prepared/"              a folder of `polyformer data prepare`, or mix.yaml of them (`data.prepared.text`)
-    "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" where it has parts
+    "hub:owner/name"         a data set of the Hugging Face hub; "hub:owner/name:part" if it has parts
 
-Saved data sets, those of the hub and folders may hold several splits, known by their usual names.
+Saved data sets, data sets of the hub and folders may contain several splits, identified by their usual names.
 """
 
 import glob
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError, reason_of
 from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
@@ -32,16 +33,16 @@ from polyformer.data.remote import Remote, is_remote, remote_files
 
 HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
-SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "t10k")}
 
 
 def open_source(
     path: str | None, split: str, format: str | None = None, header: Header = None
 ) -> Iterator[Row]:
-    """The rows of the source `path`, read lazily.
+    """Return the rows of the source `path`, read lazily.
 
-    `format` and `header` are the format and the column names that the user states, if any. `split`
-    ("train", "validation" or "test") is what to take from a data set that has several.
+    `format` and `header` are the user's format and column names, if any. `split` ("train", "validation" or
+    "test") selects a split of a data set that has several.
     """
     if path is None:
         return ({"text": text} for text in default_documents())
@@ -55,22 +56,22 @@ def open_source(
         return _directory_rows(Path(path), split)
     if not is_remote(path) and (pair := _PAIR.fullmatch(path)):
         head, first, second, tail = pair.groups()
-        return read_pairs(_existing(head + first + tail), _existing(head + second + tail))
+        return read_pairs(existing_file(head + first + tail), existing_file(head + second + tail))
     return _file_rows(path, format, header)
 
 
 def source_name(path: str | None) -> str:
-    """How messages call the source."""
+    """Return the name of the source in messages."""
     return "the default text" if path is None else path
 
 
 def is_parallel(path: str) -> bool:
-    """Whether `path` names two parallel files."""
+    """Return whether `path` names two parallel files."""
     return _PAIR.fullmatch(path) is not None
 
 
 def source_files(path: str) -> list[Path]:
-    """The files that the source `path` names, in order; none where there are none, which its reader says."""
+    """Return the files of the source `path`, in order; an empty list for none, which its reader reports."""
     if path.startswith(HUB) or is_remote(path):
         return []
     if is_prepared_source(path):
@@ -89,7 +90,7 @@ def source_files(path: str) -> list[Path]:
 
 
 def has_validation(path: str | None) -> bool:
-    """Whether the source is a data set with a validation split of its own."""
+    """Return whether the source is a data set with a validation split."""
     if path is not None and is_prepared_source(path):
         return open_prepared(path, "validation") is not None
     if path is not None and path.startswith(HUB):
@@ -99,26 +100,26 @@ def has_validation(path: str | None) -> bool:
     return False
 
 
-def _existing(name: str) -> Path:
-    if not Path(name).is_file():
-        hint = (
-            f"; a data set of the hub is written {HUB}{name}"
-            if re.fullmatch(r"[\w.-]+/[\w.-]+", name)
-            else ""
-        )
-        raise InputError(f"{name}: no such file{hint}")
-    return Path(name)
+def existing_file(name: str) -> Path:
+    """Return the path of a file; raises `InputError` if it does not exist or is not a file."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.exists():
+        raise InputError(f"{name}: expected a file, got {kind_of(path.stat())}")
+    hint = f"; a data set of the hub is written {HUB}{name}" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
+    raise InputError(f"{name}: no such file{hint}")
 
 
 def matching(path: str) -> list[Path | Remote]:
-    """The files, here or elsewhere, that a name or a pattern names; `InputError` where there is none."""
+    """Return the local or remote files that match a name or pattern; raises `InputError` for none."""
     if is_remote(path):
         remote = remote_files(path)
         if not remote:
             raise InputError(f"{path}: no such file")
         return [*remote]
     matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    return [Path(match) for match in matches if Path(match).is_file()] or [_existing(path)]
+    return [Path(match) for match in matches if Path(match).is_file()] or [existing_file(path)]
 
 
 def _file_rows(path: str, format: str | None, header: Header) -> Iterator[Row]:
@@ -143,12 +144,21 @@ def _split(path: object, splits: list[str], wanted: str) -> str:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether `path` is a directory that `save_to_disk` wrote."""
+    """Return whether `path` is a directory written by `save_to_disk`."""
     return any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
+def is_source(path: Path) -> bool:
+    """Return whether a directory is a source: a saved data set, or folders of texts or images."""
+    try:
+        _directory_splits(path)
+    except InputError:
+        return False
+    return True
+
+
 def _directory_splits(path: Path) -> list[str]:
-    """The splits of a saved data set or of folders; none where it is a single one."""
+    """Return the splits of a saved data set or of folders; an empty list for a data set without splits."""
     if (path / "state.json").is_file():
         return []
     if is_saved(path):
@@ -209,7 +219,7 @@ def _hub_rows(path: str, split: str) -> Iterator[Row]:
 
 
 def _unreachable(path: str, error: Exception) -> InputError:
-    """Network, hub and data set fail with exceptions of their own; to the user they mean this."""
+    """Return an error for any failure of network, hub or data set, which raise different exceptions."""
     return InputError(
         f"{path}: cannot be read from the hub ({reason_of(error)}); check the name and the network, "
         "or download it elsewhere and give the directory of its save_to_disk"
@@ -217,7 +227,7 @@ def _unreachable(path: str, error: Exception) -> InputError:
 
 
 def _named(rows: Any) -> Iterator[Row]:
-    """Rows with the names of their classes, where the data set knows them, instead of numbers."""
+    """Yield rows with class names instead of numbers if the data set defines them."""
     features = rows.features or {}
     for row in rows:
         yield {name: _class_name(features.get(name), value) for name, value in row.items()}
@@ -227,5 +237,5 @@ def _class_name(feature: Any, value: Any) -> Any:
     if isinstance(value, list):
         return [_class_name(getattr(feature, "feature", None), item) for item in value]
     if isinstance(value, int) and hasattr(feature, "names"):
-        return feature.names[value] if value >= 0 else None  # -1: a label that is kept secret
+        return feature.names[value] if value >= 0 else None  # -1: a hidden label
     return value

@@ -1,7 +1,7 @@
-"""Documents packed into rows of one length: no padding inside, nothing lost, no document seen by another.
+"""Packing of documents into rows of equal length: no padding inside, no loss, no mixing of documents.
 
-Documents are laid end to end and cut every `length` tokens. The part of a document that goes on in the next
-row is a document of its own there, with positions from 0, so a row never needs the one before it.
+Documents are concatenated and cut every `length` tokens. A document's continuation in the next row is a new
+document there, with positions from 0, so that rows are independent.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +22,14 @@ def pack(
     last: Literal["pad", "drop"] = "pad",
     overlap: int = 0,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Rows of `length` tokens from `documents` (token ids each), lazily and in order.
+    """Yield rows of `length` tokens from `documents` (token ids each), lazily and in order.
 
-    Each row holds int32 arrays [length]: `input_ids`; `document_ids`, counted from 0 in each row;
-    `position_ids`, from 0 in each document; `labels`, the input ids, -100 on what is padded or repeated. With
-    `last="pad"` the last, partial row is filled with `pad_id` (a document of its own) and every row has an
-    `attention_mask` (1 = keep); with `last="drop"` a partial row is left out. `overlap` tokens (default 0)
-    are repeated without label at the head of a continued document: with 1, everything but the first token of
-    each document is predicted once.
+    Each row contains int32 arrays [length]: `input_ids`; `document_ids`, from 0 in each row; `position_ids`,
+    from 0 in each document; `labels`, the input ids, -100 on padded or repeated tokens. With `last="pad"` the
+    last, partial row is filled with `pad_id` (as a separate document) and every row has an `attention_mask`
+    (1 = keep); with `last="drop"` a partial row is left out. `overlap` tokens (default 0) are repeated
+    without label at the beginning of a continued document: with 1, every token except the first of each
+    document is predicted once.
     """
     if length < 1:
         raise InputError(f"length: expected at least 1 token per row, got {length}")
@@ -48,7 +48,7 @@ def pack(
             if room == 0:
                 yield packed_row(pieces, length, pad_id, masked=last == "pad")
                 pieces, room = [], length
-                # A document cut here goes on in a fresh row, which has room for what is repeated.
+                # A document that is cut continues in an empty row, which has space for the repeated tokens.
                 repeated = min(overlap, start)
                 start -= repeated
     if pieces and last == "pad":
@@ -58,7 +58,7 @@ def pack(
 def packed_row(
     pieces: list[tuple[np.ndarray, int]], length: int, pad_id: int, masked: bool
 ) -> dict[str, np.ndarray]:
-    """One row of `pack` from `pieces`: (ids, how many of them repeat the row before)."""
+    """Return a row of `pack` from `pieces`: (ids, number of ids that repeat the previous row)."""
     row = {
         "input_ids": np.full(length, pad_id, np.int32),
         "document_ids": np.full(length, len(pieces), np.int32),

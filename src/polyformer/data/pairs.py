@@ -1,4 +1,4 @@
-"""Two texts in one row: how long each may be, and the row of sentence pairs."""
+"""Two texts in one row: truncation of both, and rows of sentence pairs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,10 @@ class Pair(NamedTuple):
 
 
 def shares_of_room(first: int, second: int, length: int) -> tuple[int, int]:
-    """What is left of two lengths when the longer, or the second of equal ones, loses a token at a time."""
+    """Return two lengths reduced to a sum of `length`.
+
+    The longer length, or the second of equal lengths, is reduced by one repeatedly.
+    """
     if first + second <= length:
         return first, second
     kept = min(first, max(length - second, (length + 1) // 2))
@@ -25,7 +28,7 @@ def shares_of_room(first: int, second: int, length: int) -> tuple[int, int]:
 
 
 def cut_pair(first: Ids, second: Ids, length: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Both together at most `length` tokens: the longer loses one at a time, from its front or its back.
+    """Truncate both texts to `length` tokens in total: the longer loses tokens, from its front or its back.
 
     Source: the released create_pretraining_data.py of BERT (Devlin et al. 2019).
     """
@@ -39,9 +42,10 @@ def _cut(ids: Ids, kept: int, generator: np.random.Generator) -> Ids:
 
 
 def pair_row(pair: Pair, *, cls_id: int, sep_id: int) -> dict[str, list[int] | int]:
-    """<cls> first <sep> second <sep>; token types 0 up to the first <sep>, 1 behind it; sentence_labels.
+    """Return the row <cls> first <sep> second <sep>.
 
-    Source: Devlin et al. 2019, section 3.1 and figure 2.
+    Token types are 0 up to the first <sep> and 1 after it. The row has `sentence_labels`. Source: Devlin et
+    al. 2019, section 3.1 and figure 2.
     """
     return {
         "input_ids": [cls_id, *pair.first, sep_id, *pair.second, sep_id],

@@ -1,4 +1,4 @@
-"""Encoded images (PNG, JPEG, ...) to rows of pixels, with Pillow; and images brought to one size and mode."""
+"""Decoding of images (PNG, JPEG, ...) to pixels with Pillow, and conversion to a common size and mode."""
 
 import importlib
 import io
@@ -7,50 +7,55 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.core.errors import InputError
-from polyformer.data.images import IMAGE, MOST_PIXELS
+from polyformer.core.limits import IMAGE_BYTES, PIXELS
+from polyformer.data.images import IMAGE
 from polyformer.data.opening import opened_bytes
 
 Row = dict[str, Any]
 Mode = Literal["grey", "rgb"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-LARGEST = 2**28
-"""Bytes of the largest file of one image that is read."""
 
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no other decoder is handed a stranger's bytes
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # untrusted bytes reach no other decoder
 _MODES = {"grey": "L", "rgb": "RGB"}
 _GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F")
 
 
 def read_image(path: Path, header: object = None) -> Iterator[Row]:
-    """{image}: the bytes of one file, as they are; `decoded_rows` makes pixels of them."""
+    """Yield {image}: the bytes of a file, unchanged; `decoded_rows` decodes them."""
     with opened_bytes(path) as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise InputError(f"{path}: larger than {LARGEST} bytes, which no image is here")
+        data = file.read(IMAGE_BYTES + 1)
+    if len(data) > IMAGE_BYTES:
+        raise InputError(f"{path}: larger than {IMAGE_BYTES} bytes, which no image is here")
     yield {IMAGE: data, "path": str(path)}
 
 
 def decoded_rows(
     rows: Iterable[Row], column: str, source: str, size: tuple[int, int] | None, mode: Mode | None
 ) -> Iterator[Row]:
-    """`rows` with what stands in `column` as pixels beside their height and width.
+    """Yield `rows` with decoded pixels in `column`, and with height and width.
 
-    An image may be the bytes of a file, the {bytes, path} of a parquet file or Pillow's own object (as saved
-    data sets give it); rows that have pixels already stay as they are. With a `size` (height, width) the
-    middle of each image is cut out in that proportion and scaled; `mode` makes all of them grey or coloured.
+    An image may be the bytes of a file, the {bytes, path} of a parquet file or a Pillow object (from saved
+    data sets); rows with pixels are unchanged. With a `size` (height, width), the centre of each image is
+    cropped to its proportions and scaled; `mode` converts all images to grey or colour.
     """
     for number, row in enumerate(rows, 1):
         value: Any = row.get(column)
         if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
             value = value["bytes"]
         raw = isinstance(value, bytes) and {"height", "width"} <= row.keys()
-        if value is None or isinstance(value, str) or (raw and size is None and mode is None):
-            yield row  # what is no image is said where the other columns are checked
+        if value is None or isinstance(value, str) or (raw and _fits(row, value, size, mode)):
+            yield row  # the check of columns reports values that are no images
             continue
         where = row.get("path") or f"{source}, row {number}"
         picture = _of_pixels(row, bytes(value)) if raw else _opened(value, str(where))
         yield {**row, **_pixels(picture, str(where), size, mode, column)}
+
+
+def _fits(row: Row, value: Any, size: tuple[int, int] | None, mode: Mode | None) -> bool:
+    """Return whether pixels already have the size and the mode, so that Pillow is not needed."""
+    own: Mode = "rgb" if len(value) == 3 * row["height"] * row["width"] else "grey"
+    return size in (None, (row["height"], row["width"])) and mode in (None, own)
 
 
 def _pillow(name: str) -> Any:
@@ -69,31 +74,33 @@ def _of_pixels(row: Row, value: bytes) -> Any:
 
 
 def _opened(value: Any, where: str) -> Any:
-    """Pillow's image of the bytes of a file, its size checked before anything is decoded."""
+    """Open an image with Pillow, and check its size before decoding."""
     images = _pillow("Image")
     if isinstance(value, images.Image):
         return value
     if not isinstance(value, bytes):
         raise InputError(f"{where}: expected an image, got a {type(value).__name__}")
-    most, images.MAX_IMAGE_PIXELS = images.MAX_IMAGE_PIXELS, None  # our own bound raises, theirs warns
+    most, images.MAX_IMAGE_PIXELS = images.MAX_IMAGE_PIXELS, None  # our limit raises, Pillow's only warns
     try:
         picture = images.open(io.BytesIO(value), formats=_FORMATS)
     except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{where}: not an image ({', '.join(_FORMATS)}), or a damaged one") from error
+        raise InputError(
+            f"{where}: not an image ({', '.join(_FORMATS)}), or a damaged one; remove it"
+        ) from error
     finally:
         images.MAX_IMAGE_PIXELS = most
-    if picture.width * picture.height > MOST_PIXELS:
+    if picture.width * picture.height > PIXELS:
         raise InputError(
-            f"{where}: {picture.height} x {picture.width} pixels, expected at most {MOST_PIXELS} in all"
+            f"{where}: {picture.height} x {picture.width} pixels, expected at most {PIXELS} in all"
         )
     return picture
 
 
 def _pixels(picture: Any, where: str, size: tuple[int, int] | None, mode: Mode | None, column: str) -> Row:
-    """{image, height, width}: with 16-bit greys as 8-bit ones, and without transparency."""
+    """Return {image, height, width}: 16-bit greys become 8-bit, transparency becomes white."""
     operations = _pillow("ImageOps")
     try:
-        # Cameras write which way is up beside the pixels.
+        # Cameras store the orientation next to the pixels.
         picture = operations.exif_transpose(picture)
         if picture.mode.startswith("I"):
             picture = picture.point(lambda value: value / 256).convert("L")
@@ -104,7 +111,7 @@ def _pixels(picture: Any, where: str, size: tuple[int, int] | None, mode: Mode |
             picture = operations.fit(picture, (size[1], size[0]))
         return {column: picture.tobytes(), "height": picture.height, "width": picture.width}
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise InputError(f"{where}: a damaged image ({error})") from error
+        raise InputError(f"{where}: a damaged image ({error}); remove it") from error
 
 
 def _on_white(picture: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The pipelines of the `tokenizers` library behind `Tokenizer`: their parts, and the files people have."""
+"""Pipelines of the `tokenizers` library for `Tokenizer`: their parts, and loading from common files."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,19 +11,19 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
-from polyformer.core.sizes import SIZE
+from polyformer.core.limits import SIZE
 from polyformer.data.special_tokens import NAMES
 
 
 def with_special(backend: tokenizers.Tokenizer, names: Iterable[str]) -> tokenizers.Tokenizer:
-    """The pipeline with these special tokens added."""
+    """Return the pipeline with these special tokens added."""
     tokens = [tokenizers.AddedToken(name, special=True, normalized=False) for name in names]
     backend.add_special_tokens(tokens)
     return backend
 
 
 def bytelevel(model: Any, split: bool) -> tokenizers.Tokenizer:
-    """The pipeline of byte-level BPE (GPT-2): every byte is a character, so that nothing is unknown."""
+    """Return the pipeline of byte-level BPE (GPT-2): every byte is a character, so nothing is unknown."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
     backend.decoder = decoders.ByteLevel()
@@ -33,7 +33,7 @@ def bytelevel(model: Any, split: bool) -> tokenizers.Tokenizer:
 def wordpiece(
     lowercase: bool, vocab: dict[str, int] | None = None, unknown: str = "[UNK]"
 ) -> tokenizers.Tokenizer:
-    """The pipeline of WordPiece (BERT)."""
+    """Return the pipeline of WordPiece (BERT)."""
     model = models.WordPiece(vocab, unk_token=unknown)
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -48,7 +48,7 @@ def _known_special(vocab: Iterable[str]) -> list[str]:
 
 
 def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
-    """Words to the ids 0, 1, ..., split at white space."""
+    """Return a pipeline that splits at white space and maps words to the ids 0, 1, ..."""
     vocab = {word: number for number, word in enumerate(words)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token=""))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -56,18 +56,18 @@ def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether the library's Rust code gave up: its exception is no `Exception`, and no module exports it."""
+    """Return whether the library's Rust code panicked: its exception is no `Exception` and not exported."""
     return type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns whatever comes of a file that cannot be read into an `InputError` that names it."""
+    """Convert errors of an unreadable file to an `InputError` that names it."""
     try:
         yield
     except InputError:
         raise
-    except BaseException as error:  # the library's own errors are bare
+    except BaseException as error:  # the library raises plain exceptions
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
         what = "not a tokenizer" if path.is_dir() else "not a tokenizer file"
@@ -75,15 +75,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def load_json(path: Path) -> tokenizers.Tokenizer:
-    """The pipeline in a tokenizer.json; `InputError` where it is damaged."""
+    """Load the pipeline in a tokenizer.json; raises `InputError` if it is damaged."""
     with reading(path):
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
 
 
 def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int | None]) -> None:
-    """Let no text have the tokens of `ids`, which Unigram finds as it finds any piece of its vocabulary.
+    """Prevent texts from being encoded to the tokens of `ids`, which Unigram finds like any piece.
 
-    Where one is written in a text, its first character stands apart from the rest.
+    If the name of such a token occurs in a text, its first character is split from the rest.
     """
     if not isinstance(backend.model, models.Unigram):
         return
@@ -100,7 +100,7 @@ def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int | None]) ->
 
 
 def read_wordpiece(path: Path, unknown: str = "[UNK]") -> dict[str, int]:
-    """The ids of a vocab.txt, which has a token on each line."""
+    """Return the ids of a vocab.txt, which has a token on each line."""
     with reading(path):
         tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
@@ -110,19 +110,19 @@ def read_wordpiece(path: Path, unknown: str = "[UNK]") -> dict[str, int]:
 
 
 def without_capitals(vocab: Iterable[str]) -> bool:
-    """Whether no ordinary token has a capital letter: then texts are lowered."""
+    """Return whether no ordinary token has a capital letter, so that texts are converted to lower case."""
     return not any(token != token.lower() for token in vocab if not token.startswith("["))
 
 
 def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    """BERT's pipeline over a vocab.txt."""
+    """Load BERT's pipeline from a vocab.txt."""
     vocab = read_wordpiece(path)
     lowercase = without_capitals(vocab) if lowercase is None else lowercase
     return with_special(wordpiece(lowercase, vocab), _known_special(vocab))
 
 
 def read_vocab(path: Path) -> dict[str, int]:
-    """The tokens of a vocab.json in the order of their ids, which must be 0, 1, ..."""
+    """Return the tokens of a vocab.json in the order of their ids, which must be 0, 1, ..."""
     vocab = read_json(path)
     if not isinstance(vocab, dict) or {*map(repr, vocab.values())} != {*map(repr, range(len(vocab)))}:
         raise InputError(f"{path}: expected tokens with the ids 0, 1, ..., each once")
@@ -130,7 +130,7 @@ def read_vocab(path: Path) -> dict[str, int]:
 
 
 def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
-    """The BPE of a vocab.json and a merges.txt; `options` are the library's."""
+    """Return the BPE of a vocab.json and a merges.txt; `options` are the library's."""
     if not merges.is_file():
         raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
     ids = list(read_json(vocab, dict).values())
@@ -142,7 +142,7 @@ def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
 
 
 def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level pipeline over vocab.json and merges.txt."""
+    """Load GPT-2's byte-level pipeline from vocab.json and merges.txt."""
     backend = bytelevel(read_bpe(vocab, merges), split=True)
     lines = merges.read_text(encoding="utf-8").splitlines()
     if 10 * sum(line.endswith("</w>") for line in lines) > len(lines):

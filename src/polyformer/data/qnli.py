@@ -1,14 +1,14 @@
-"""Question and sentence: does the sentence hold the answer? Pairs made from a file of SQuAD, as QNLI's were.
+"""Pairs of question and sentence from a SQuAD file, as in QNLI: does the sentence contain the answer?
 
-Of every question two pairs, so that both labels are equally frequent:
+Every question makes two pairs, so that both labels are equally frequent:
 
-    entailment       the sentence of the paragraph that the first answer lies in
-    not_entailment   of the others that do not hold it, the one with most of the question's words, so that
-                     sharing words does not tell the label
+    entailment       the sentence of the paragraph that contains the first answer
+    not_entailment   of the sentences without the answer, the sentence that shares most words with the
+                     question, so that shared words do not reveal the label
 
-Questions without an answer, with an answer over several sentences, or of a paragraph without another
-sentence make no pair. A sentence ends behind . ! or ? before white space. Source: Wang et al. 2019 (GLUE),
-section 3.3, where all sentences are taken and those with few of the question's words left out again.
+Questions without an answer, with an answer across several sentences, or of a paragraph without another
+sentence make no pair. A sentence ends after . ! or ? before white space. Source: Wang et al. 2019 (GLUE),
+section 3.3, which uses all sentences and then removes those that share few words with the question.
 """
 
 import re
@@ -26,7 +26,7 @@ _WORD = re.compile(r"\w+")
 
 
 def read_qnli(path: Path, header: object = None) -> Iterator[Row]:
-    """{article, question, sentence, label}: two pairs of each question that makes some."""
+    """Yield {article, question, sentence, label}: two pairs per question, if it makes pairs."""
     for row in read_squad(path):
         for label, sentence in question_sentences(row["question"], row["context"], row["answers"]).items():
             yield {
@@ -38,7 +38,7 @@ def read_qnli(path: Path, header: object = None) -> Iterator[Row]:
 
 
 def question_sentences(question: str, context: str, answers: dict[str, list[Any]]) -> dict[str, str]:
-    """A sentence for each label; none where there are not both."""
+    """Return a sentence for each label; {} unless there are both."""
     spans = list(sentence_spans(context))
     if not answers["text"]:
         return {}
@@ -53,7 +53,7 @@ def question_sentences(question: str, context: str, answers: dict[str, list[Any]
 
 
 def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """The first character of each sentence, and the one behind its last."""
+    """Yield the start of each sentence, and the character after its end."""
     start = 0
     for gap in [*END.finditer(text), None]:
         stop = len(text) if gap is None else gap.start()

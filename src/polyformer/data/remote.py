@@ -1,7 +1,7 @@
-"""Files that lie elsewhere, by their addresses: s3://bucket/part-*.jsonl.zst, hf://datasets/owner/name/*.parquet.
+"""Remote files by their addresses: s3://bucket/part-*.jsonl.zst, hf://datasets/owner/name/*.parquet.
 
-fsspec opens them, as it does for `datasets`: it reads pieces of a file as they are asked for, and knows some
-thirty protocols (s3 by the extra `remote`; hf by huggingface_hub; http, memory and file by itself).
+fsspec opens them, as in `datasets`: it reads parts of a file on demand, and supports some thirty protocols
+(s3 by the extra `remote`; hf by huggingface_hub; http, memory and file without extras).
 """
 
 import re
@@ -13,12 +13,12 @@ from polyformer.core.errors import InputError
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://.")
 
 EXTRAS = {"s3": "remote", "s3a": "remote"}
-"""By protocol: the extra of this package that installs what reads it."""
+"""By protocol: the extra of this package that installs its reader."""
 
 
 @dataclass(frozen=True, eq=False)
 class Remote:
-    """A file on the file system `system` (fsspec's); it is opened as a `Path` is."""
+    """A file on fsspec's file system `system`; it is opened like a `Path`."""
 
     system: Any
     path: str
@@ -29,38 +29,38 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """The last part of the address."""
+        """Return the last part of the address."""
         return self.path.rstrip("/").rpartition("/")[2]
 
     def open(self, mode: str) -> BinaryIO:
-        """The file, to be read from any place; only "rb". Whatever goes wrong is an `OSError`."""
+        """Open the file with random access; only "rb". All errors are `OSError`."""
         try:
             return cast(BinaryIO, self.system.open(self.path, mode))
         except OSError:
             raise
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # every file system raises different exceptions
             raise OSError(_reason(error)) from error
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return its size."""
         return int(self.system.size(self.path) or 0)
 
     @property
     def version(self) -> str:
-        """What its file system says of the content: another one where that has changed."""
+        """Return the file system's identifier of the content, which changes with the content."""
         return str(self.system.checksum(self.path))
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is an address."""
+    """Return whether `path` is an address."""
     return _ADDRESS.match(path) is not None
 
 
 def remote_files(address: str) -> list[Remote]:
-    """The files that an address or a pattern of addresses names, in the order of their names; maybe none.
+    """Return the files that match an address or pattern, in the order of their names; maybe none.
 
-    Raises `InputError` for an unknown protocol, one whose package is missing, and an unreachable system.
+    Raises `InputError` for an unknown protocol, a missing package, or an unreachable system.
     """
     import fsspec
 

@@ -1,4 +1,4 @@
-"""ROUGE: how many words, pairs of words and words in order two texts share (Lin 2004), by rouge-score."""
+"""ROUGE: the words, pairs of words and subsequences that two texts share (Lin 2004), by rouge-score."""
 
 import re
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from polyformer.core.errors import InputError
 
 KINDS = "rouge1", "rouge2", "rougeL"
 UNKNOWN = "<unk>"
-"""What stands in WikiText for its rare words: sharing it is sharing no word."""
+"""The token of rare words in WikiText, which does not count as a shared word."""
 
 
 class Words:
-    """Words of any language, in lower case: the package's own tokenizer keeps a to z and digits alone."""
+    """Words of any language, in lower case: the package's tokenizer keeps only a to z and digits."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Runs of letters and digits, and every other character that is no space."""
+        """Return runs of letters and digits, and every other character that is no space."""
         return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def scorer(*kinds: str) -> Any:
-    """The package's scorer of these kinds; `InputError` where it is not installed."""
+    """Return the package's scorer of these kinds; raises `InputError` if it is not installed."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
@@ -29,8 +29,10 @@ def scorer(*kinds: str) -> Any:
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """F1 of each of `KINDS`, the mean over the texts, 0 to 100. Words are not reduced to their stems, and
-    `UNKNOWN` is none."""
+    """Return the F1 of each of `KINDS`, the mean over the texts, from 0 to 100.
+
+    Words are not stemmed, and `UNKNOWN` is ignored.
+    """
     scoring = scorer(*KINDS)
     pairs = zip(references, texts, strict=True)
     scores = [scoring.score(*(text.replace(UNKNOWN, " ") for text in pair)) for pair in pairs]

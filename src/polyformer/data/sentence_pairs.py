@@ -1,14 +1,14 @@
-"""Pairs of text segments from documents: does the second follow the first, do the two stand in their order.
+"""Pairs of text segments from documents, to predict whether the second follows the first, or their order.
 
-A document is a list of sentences, a sentence a list of token ids. Sentences are gathered until they have
-`length` tokens, cut in two behind one of them, and are a pair:
+A document is a list of sentences, a sentence a list of token ids. Sentences are collected up to `length`
+tokens and split in two after one of them, which gives a pair:
 
     label  next_sentence_pairs              sentence_order_pairs
     0      A, and B that follows it         A, and B that follows it
     1      A, and a piece of another text   B, and A that precedes it
 
-In `short_share` of the documents fewer tokens are gathered, 2 to `length` with equal chance. Pure functions
-of the documents and the generator.
+For `short_share` of the documents fewer tokens are collected, 2 to `length` with equal probability. All
+functions are pure in the documents and the generator.
 
 Source: Devlin et al. 2019 (BERT), section 3.1, task 2, and appendix A.2, with the choices of the released
 create_pretraining_data.py; Lan et al. 2020 (ALBERT), section 3.1, and section 4.1 for the share of 10 %.
@@ -27,10 +27,11 @@ Document = Sequence[Ids]
 def next_sentence_pairs(
     documents: Sequence[Document], generator: np.random.Generator, *, length: int, short_share: float = 0.1
 ) -> Iterator[Pair]:
-    """Half of the second segments are what follows; the others start at any sentence of another document.
+    """Yield pairs: half of the second segments follow the first, the others are from another document.
 
-    What would have followed is put back and begins the next pair. Where only one sentence is left, its second
-    segment is always of another document. Pairs longer than `length` tokens are cut: see `cut_pair`.
+    The text that would have followed is returned and begins the next pair. If only one sentence is left, its
+    second segment always comes from another document, where it starts at a random sentence. Pairs longer than
+    `length` tokens are cut: see `cut_pair`.
     """
     documents = _filled(documents, length, short_share)
     if len(documents) < 2:
@@ -58,7 +59,7 @@ def next_sentence_pairs(
 def sentence_order_pairs(
     documents: Sequence[Document], generator: np.random.Generator, *, length: int, short_share: float = 0.1
 ) -> Iterator[Pair]:
-    """Half of the pairs are swapped. A sentence that is gathered alone makes no pair."""
+    """Yield pairs, half of them swapped. A single collected sentence makes no pair."""
     for document in _filled(documents, length, short_share):
         target = _target(length, short_share, generator)
         start = 0
@@ -74,7 +75,7 @@ def sentence_order_pairs(
 
 
 def _filled(documents: Sequence[Document], length: int, short_share: float) -> list[list[Ids]]:
-    """The documents without what is empty."""
+    """Return the documents without empty sentences and documents."""
     if length < 2:
         raise InputError(f"length: expected 2 tokens or more for a pair, got {length}")
     if not 0 <= short_share <= 1:
@@ -88,7 +89,7 @@ def _target(length: int, short_share: float, generator: np.random.Generator) -> 
 
 
 def _gather(document: Document, start: int, target: int) -> int:
-    """The sentence behind those from `start` on that have `target` tokens or end the document."""
+    """Return the end of the sentences from `start` on that have `target` tokens or end the document."""
     tokens, stop = 0, start
     while stop < len(document) and tokens < target:
         tokens += len(document[stop])
@@ -97,7 +98,7 @@ def _gather(document: Document, start: int, target: int) -> int:
 
 
 def _elsewhere(documents: list[list[Ids]], number: int, target: int, generator: np.random.Generator) -> Ids:
-    """At least one sentence, from any one on, of a document other than `number`."""
+    """Return at least one sentence, from a random start, of a document other than `number`."""
     other = int(generator.integers(len(documents) - 1))
     document = documents[other + (other >= number)]
     start = int(generator.integers(len(document)))

@@ -1,9 +1,9 @@
 """SentencePiece models (Unigram, BPE, characters) as pipelines of the `tokenizers` library.
 
-A .model file is a protocol buffer: the pieces with their scores and kinds, what learnt them, and the table by
-which characters are normalized. Its schema comes with the `sentencepiece` package; the ids are computed by
-`tokenizers`, in parallel, and saved as tokenizer.json, without that package. What SentencePiece calls the
-removal of extra spaces and the dummy prefix is here a normalizer and `Metaspace`.
+A .model file is a protocol buffer: the pieces with their scores and types, the trainer's settings, and the
+table for the normalization of characters. Its schema is part of the `sentencepiece` package. The ids are
+computed by `tokenizers`, in parallel, and saved as tokenizer.json, without that package. SentencePiece's
+removal of extra spaces and its dummy prefix become a normalizer and `Metaspace`.
 
 Kudo, Richardson: SentencePiece, a simple and language independent subword tokenizer, EMNLP 2018.
 """
@@ -24,20 +24,20 @@ _UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model file's content, or that in the order of a checkpoint's ids."""
+    """The content of a model file, possibly in the order of a checkpoint's ids."""
 
     names: tuple[str, ...]
     scores: tuple[float, ...]
     kinds: tuple[int, ...]
     unknown: str
-    merges: tuple[tuple[str, str], ...] | None  # of BPE alone
-    characters: bytes  # the table of the normalizer; empty: none
+    merges: tuple[tuple[str, str], ...] | None  # only for BPE
+    characters: bytes  # the normalizer's table; may be empty
     bytes_for_unknown: bool
-    tidy_spaces: bool  # spaces at the ends and double ones are dropped
-    prefix: bool  # a space is put before the text
+    tidy_spaces: bool  # remove spaces at the ends and double spaces
+    prefix: bool  # add a space before the text
 
     def reordered(self, names: Sequence[str]) -> "Pieces":
-        """The same under the ids of `names`; those that the model lacks are control pieces."""
+        """Return the same pieces with the ids of `names`; names that the model lacks are control pieces."""
         known = {name: i for i, name in enumerate(self.names)}
         places = [known.get(name) for name in names]
         scores = tuple(0.0 if i is None else self.scores[i] for i in places)
@@ -46,7 +46,7 @@ class Pieces:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """The model in `path`; raises `InputError` where it is none, or where the package is missing."""
+    """Read the model in `path`; raises `InputError` if it is no model, or if the package is missing."""
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2 as schema
@@ -86,7 +86,7 @@ def read_pieces(path: Path) -> Pieces:
 def merges_of(
     names: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
 ) -> tuple[tuple[str, str], ...]:
-    """The pairs that make each piece, best piece first: SentencePiece joins any two that make one."""
+    """Return the pairs that form each piece, best piece first: SentencePiece merges any such pair."""
     rank = {name: (-score, i) for i, (name, score) in enumerate(zip(names, scores)) if kinds[i] == NORMAL}
     merges = []
     for name in sorted(rank, key=rank.__getitem__):
@@ -99,15 +99,15 @@ def merges_of(
 def pipeline(
     pieces: Pieces, *, before: Sequence[Any] = (), by_words: bool = False, table: Mapping[str, float] = {}
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of `pieces`; `before` are normalizers that come first, `table` scores that differ.
+    """Return the tokenizer of `pieces`; `before` are preceding normalizers, `table` contains changed scores.
 
-    `by_words` splits at any white space, as transformers does for some families, not at spaces alone.
+    `by_words` splits at any white space, as transformers does for some families, instead of only at spaces.
     Without it the ids are SentencePiece's own.
     """
     backend = tokenizers.Tokenizer(_model(pieces, table))
     steps = list(before)
     if pieces.characters and not by_words:
-        steps.append(normalizers.NFC())  # the library's table knows a letter, not its accents one by one
+        steps.append(normalizers.NFC())  # the library's table has no separate accents
     if pieces.characters:
         steps.append(normalizers.Precompiled(pieces.characters))
     if pieces.tidy_spaces and not by_words:
@@ -131,7 +131,7 @@ def pipeline(
 
 
 def _split_words(backend: tokenizers.Tokenizer, pieces: Pieces, by_words: bool) -> None:
-    """Each word with the one space before it apart: no piece goes beyond it."""
+    """Split words, each with the space before it: no piece crosses a word boundary."""
     scheme = "always" if pieces.prefix else "never"
     space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
@@ -142,9 +142,9 @@ def _split_words(backend: tokenizers.Tokenizer, pieces: Pieces, by_words: bool) 
 
 
 def _keep_spaces(backend: tokenizers.Tokenizer, pieces: Pieces, steps: list[Any]) -> None:
-    """Every space counts, the first one too, and a piece may be several of them, as in Llama's vocabulary.
+    """Keep every space, including the first; a piece may be several spaces, as in Llama's vocabulary.
 
-    Adds to the normalizers in `steps`.
+    Appends to the normalizers in `steps`.
     """
     steps += [normalizers.Prepend("▁")] if pieces.prefix else []
     steps.append(normalizers.Replace(" ", "▁"))

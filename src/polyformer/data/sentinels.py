@@ -1,6 +1,6 @@
-"""The tokens that stand for spans taken out of a text: <extra_id_0>, <extra_id_1>, ... (Raffel et al. 2020).
+"""Sentinel tokens that replace spans of a text: <extra_id_0>, <extra_id_1>, ... (Raffel et al. 2020).
 
-As in T5's vocabulary they stand behind all others, the first with the highest id.
+As in T5's vocabulary they follow all other tokens, the first with the highest id.
 """
 
 from polyformer.core.errors import InputError
@@ -10,7 +10,7 @@ NAME = "<extra_id_{}>"
 
 
 def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
-    """A tokenizer with at least `count` sentinels: `tokenizer` itself where it has them."""
+    """Return a tokenizer with at least `count` sentinels: `tokenizer` itself if it has them."""
     backend = tokenizer.backend
     missing = [name for name in map(NAME.format, range(count)) if backend.token_to_id(name) is None]
     if not missing:
@@ -25,7 +25,7 @@ def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
 
 
 def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
-    """The ids of the first `count` sentinels, in order; `InputError` where there are fewer."""
+    """Return the ids of the first `count` sentinels, in order; raises `InputError` if there are fewer."""
     numbers = [tokenizer.backend.token_to_id(NAME.format(number)) for number in range(count)]
     ids = [number for number in numbers if number is not None]
     if len(ids) < count:

@@ -1,6 +1,6 @@
-"""Data by one configuration: splits of checked rows as `datasets` objects, in memory or as a stream.
+"""Data from a single configuration: splits of checked rows as `datasets` objects, in memory or as a stream.
 
-How a source is named stands in `polyformer.data.origins`; the formats of files in `polyformer.data.formats`.
+`polyformer.data.origins` describes the names of sources, `polyformer.data.formats` the formats of files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import IMAGE_SIDE
 from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     Rows = datasets.Dataset | datasets.IterableDataset | PreparedText
 
-# What a role of a row must hold, as said in messages. A label is any single value.
+# Expected values by role, for messages. A label is any single value.
 _TEXT, _LIST = "text", "a list of texts"
 _IMAGE = "an image (bytes)"
 _NUMBERS = "a list of numbers, or of lists of numbers"
@@ -70,23 +71,23 @@ Format = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
-    """What to read and how; how a source is written stands at the head of `polyformer.data.origins`."""
+    """Options of the data; `polyformer.data.origins` describes the names of sources."""
 
-    path: str | None = None  # a source to train on; None: the default text, or the default images
-    validation: str | None = None  # another source; None: the source's own validation split, or rows held out
+    path: str | None = None  # training source; None: the default text, or the default images
+    validation: str | None = None  # another source; None: the source's validation split, or held-out rows
     test: str | None = None
-    # None: by the file's name, .txt being "text". The first four say what a document of a plain text is:
-    # the file, a line, what stands between blank lines, an article of WikiText.
+    # None: by the file's name, with "text" for .txt. The first four define the documents of a plain text: the
+    # file, a line, a paragraph between blank lines, an article of WikiText.
     format: Format | None = None
-    # The columns of a csv, tsv or conll file whose first line is a row already.
+    # Column names of a csv, tsv or conll file without a header.
     header: tuple[str, ...] | None = None
-    columns: dict[str, str] = field(default_factory=dict)  # what tasks call it -> what the data call it
-    image_size: tuple[int, int] | None = None  # (height, width) that the middle of each image is scaled to
-    image_mode: Mode | None = None  # all images grey, or all in colours; None: each as it is
-    streaming: bool = False  # read as training goes, for data larger than memory
-    validation_fraction: float = 0.05  # held out, evenly spread; 0: none
-    test_fraction: float = 0.0  # the same, held out before; not while streaming, nor with a test source
-    together: str | None = None  # a column whose equal values are not parted: of SQuAD's files "article"
+    columns: dict[str, str] = field(default_factory=dict)  # role in tasks -> column in the data
+    image_size: tuple[int, int] | None = None  # (height, width) to which the centre of each image is scaled
+    image_mode: Mode | None = None  # grey or colour for all images; None: unchanged
+    streaming: bool = False  # read during training, for data larger than memory
+    validation_fraction: float = 0.05  # share held out, evenly spaced; 0: none
+    test_fraction: float = 0.0  # held out first; not with streaming or a test source
+    together: str | None = None  # column of groups that stay together, for example "article" in SQuAD
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction <= 0.5:
@@ -95,9 +96,12 @@ class DataConfig(Config):
             )
         if not 0 <= self.test_fraction <= 0.5:
             raise InputError(f"test_fraction: expected a share from 0 to 0.5, got {self.test_fraction}")
-        if self.image_size is not None and not 1 <= min(self.image_size) <= max(self.image_size) <= 4096:
+        if (
+            self.image_size is not None
+            and not 1 <= min(self.image_size) <= max(self.image_size) <= IMAGE_SIDE
+        ):
             raise InputError(
-                f"image_size: expected a height and a width of 1 to 4096, got {list(self.image_size)}"
+                f"image_size: expected a height and a width of 1 to {IMAGE_SIDE}, got {list(self.image_size)}"
             )
         if self.test_fraction and (self.test or self.streaming):
             raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
@@ -108,7 +112,7 @@ class DataConfig(Config):
 
 
 class Splits(NamedTuple):
-    """Rows to train on, to validate with and to test on; None where there are none."""
+    """Rows for training, validation and test; None if there are none."""
 
     train: "Rows"
     validation: "Rows | None"
@@ -116,15 +120,16 @@ class Splits(NamedTuple):
 
 
 def load(config: DataConfig, needs: Sequence[str]) -> Splits:
-    """The splits that `config` names. Every row is a dict of exactly the columns in `needs`.
+    """Load the splits of `config`. Every row is a dict of exactly the columns in `needs`.
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists); "question", "context" and "answers"; "text", "choices" (a list) and "label"; "image" (bytes),
-    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`).
-    Prepared text is a `PreparedText`, whose rows have their tokens besides.
-    In memory they are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`; both give the same
-    rows, but for what is held out of fewer texts than make two for validation. Labels come as the file has
-    them: texts from CSV and TSV, names where a saved data set has names.
+    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`). Prepared
+    text is a `PreparedText`, with rows that also contain their tokens.
+
+    In memory, splits are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`. Both have the same
+    rows, except for the held-out part of a few texts that would give fewer than two for validation. Labels
+    are as in the file: texts from CSV and TSV, names if a saved data set has names.
     """
     if is_prepared_source(config.path):
         return _prepared_splits(config, needs)
@@ -139,7 +144,7 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 
 def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
-    """All rows of one source as `load` gives them; `split` is what to take where there are several."""
+    """Read all rows of a source, see `load`; `split` selects a split if there are several."""
     if path is not None and is_prepared_source(path):
         return _prepared(path, needs, split)
     if config.streaming:
@@ -148,7 +153,7 @@ def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str 
 
 
 def _prepared_splits(config: DataConfig, needs: Sequence[str]) -> Splits:
-    """What was held out when the text was prepared, or the source that is named in its place."""
+    """Return the held-out part of prepared text, or the validation source that replaces it."""
     if config.test_fraction:
         raise InputError(f"test_fraction: {config.path} is prepared text, of which no more is held out")
     assert config.path is not None
@@ -161,7 +166,7 @@ def _prepared_splits(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 
 def _prepared(path: str, needs: Sequence[str], split: str) -> PreparedText:
-    """A split of prepared text, in place of one that it has not what it trains on."""
+    """Return a split of prepared text, or the training split if it does not exist."""
     if tuple(needs) != ("text",):
         raise InputError(f"{path}: prepared text, and this task needs {', '.join(needs)}; name its rows")
     text = open_prepared(path, "validation" if split != "train" else split) or open_prepared(path, "train")
@@ -171,7 +176,7 @@ def _prepared(path: str, needs: Sequence[str], split: str) -> PreparedText:
 
 
 def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
-    """Rows held out evenly spread, which needs neither chance nor memory; of a few texts, their ends."""
+    """Hold out evenly spaced rows, without randomness or memory; of a few texts, hold out their ends."""
     fraction = config.validation_fraction
     if config.streaming:
         kept = _streamed(config, needs, config.path, "train", fraction, held=False)
@@ -186,7 +191,7 @@ def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
 
 
 def _hold_out_twice(config: DataConfig, needs: Sequence[str]) -> Splits:
-    """Rows for a test held out first, and from the rest those to validate with, where no source is named."""
+    """Hold out rows for the test first, then rows for validation unless a source is named."""
     name = config.validation or (config.path if has_validation(config.path) else None)
     kept, test = _parted(config, needs, _grouped(config, needs), config.test_fraction)
     held: list[Row] = []
@@ -205,7 +210,7 @@ def _hold_out_twice(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 
 def _grouped(config: DataConfig, needs: Sequence[str]) -> list[Row]:
-    """The training rows, with the column that says which of them belong together."""
+    """Return the training rows, with the column of groups that stay together."""
     together = (config.together,) if config.together is not None else ()
     return list(_rows(config, tuple(dict.fromkeys((*needs, *together))), config.path, "train"))
 
@@ -213,12 +218,12 @@ def _grouped(config: DataConfig, needs: Sequence[str]) -> list[Row]:
 def _parted(
     config: DataConfig, needs: Sequence[str], rows: list[Row], fraction: float
 ) -> tuple[list[Row], list[Row]]:
-    """The rows to keep and those held out."""
+    """Return the rows to keep and the held-out rows."""
     return parted(rows, needs, fraction, config.together)
 
 
 def _needed(rows: list[Row], needs: Sequence[str]) -> list[Row]:
-    """The rows with no other columns than are needed."""
+    """Return the rows with only the required columns."""
     return [{name: row[name] for name in needs} for row in rows]
 
 
@@ -250,7 +255,7 @@ def _streamed(
         "fraction": fraction,
         "held": held,
     }
-    if next(_stream(**options), None) is None:  # so that what is wrong with a source is said before training
+    if next(_stream(**options), None) is None:  # to report problems of a source before training
         raise InputError(f"{source_name(path)}: no row to hold out for validation; name a validation source")
     return datasets.IterableDataset.from_generator(_stream, gen_kwargs=options)
 
@@ -263,7 +268,7 @@ def _stream(
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
-    """The rows of a source, of which there must be some."""
+    """Yield the rows of a source; raises `InputError` if it is empty."""
     rows = checked_rows(config, needs, path, split)
     first = next(rows, None)
     if first is None:
@@ -273,7 +278,7 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
 
 
 def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
-    """The rows of a source, maybe none, each checked and cut down to what is needed."""
+    """Yield the rows of a source, maybe none, each checked and reduced to the required columns."""
     for number, row in enumerate(_source(config, needs, path, split), 1):
         chosen = {}
         for role in needs:
@@ -289,7 +294,7 @@ def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, spl
 
 
 def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
-    """The rows of a source as they stand there."""
+    """Return the rows of a source before the check of columns."""
     images = IMAGE in needs
     rows = (
         default_images()
@@ -314,7 +319,7 @@ def _fits(value: object, expected: str | None) -> bool:
     if expected == _ANSWERS:
         return are_answers(value)
     if expected == _NUMBERS:
-        return isinstance(value, list)  # the rest is checked where the columns are seen together
+        return isinstance(value, list)  # the rest is checked with all columns
     if expected == _LIST:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return isinstance(value, str | int | float)

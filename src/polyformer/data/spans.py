@@ -1,12 +1,12 @@
-"""T5's span corruption: spans are taken out of a text, and are what is to be written.
+"""T5's span corruption: spans are removed from a text and become the target.
 
     text     a b c d e f g h i j            spans  c d, h, j
     input    a b <0> e f g <1> i <2> <eos>
     target   <0> c d <1> h <2> j <eos>      a sentinel each, in the order of the text
 
-Pure functions of the ids and the generator. Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4, and how
-the released code draws spans: text and spans alternate, from text to a span. (The paper's figure 2 has text
-behind the last span, and then one more sentinel ends the target.)
+All functions are pure in the ids and the generator. Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4,
+with the span sampling of the released code: text and spans alternate, beginning with text and ending with a
+span. (In the paper's figure 2, text follows the last span, and then an additional sentinel ends the target.)
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError
 
 
 def span_counts(length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
-    """How many of `length` tokens are taken out, and in how many spans: the same for every text."""
+    """Return the number of tokens to remove from `length` tokens and the number of spans, for every text."""
     if not 0 < density < 1:
         raise InputError(f"density: expected a share of the tokens in (0, 1), got {density}")
     if mean_span < 1:
@@ -31,7 +31,7 @@ def span_counts(length: int, density: float = 0.15, mean_span: float = 3.0) -> t
 def draw_spans(
     length: int, generator: np.random.Generator, *, density: float = 0.15, mean_span: float = 3.0
 ) -> np.ndarray:
-    """[length] bool, True where a token is taken; every arrangement of these spans is as likely."""
+    """Return [length] bool, True for removed tokens; every arrangement of the spans is equally likely."""
     taken, spans = span_counts(length, density, mean_span)
     kept = random_segments(length - taken, spans, generator)
     gone = random_segments(taken, spans, generator)
@@ -40,7 +40,7 @@ def draw_spans(
 
 
 def random_segments(items: int, segments: int, generator: np.random.Generator) -> np.ndarray:
-    """[segments] lengths of 1 or more that add up to `items`; every way is as likely."""
+    """Return [segments] lengths of 1 or more with the sum `items`; every split is equally likely."""
     cuts = np.sort(generator.choice(items - 1, segments - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [items]]))
 
@@ -54,7 +54,7 @@ def corrupt_spans(
     density: float = 0.15,
     mean_span: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`(input_ids, labels)` of the text `ids` [T]. `sentinel_ids`: <0>, <1>, ..., one for each span."""
+    """Return `(input_ids, labels)` of the text `ids` [T]. `sentinel_ids`: <0>, <1>, ..., one per span."""
     ids = np.asarray(ids)
     taken = draw_spans(len(ids), generator, density=density, mean_span=mean_span)
     _, spans = span_counts(len(ids), density, mean_span)
@@ -63,23 +63,23 @@ def corrupt_spans(
             f"sentinel_ids: expected {spans} or more for a text of {len(ids)} tokens, got {len(sentinel_ids)}"
         )
     sentinels = np.asarray(sentinel_ids[:spans], ids.dtype)
-    first = np.flatnonzero(taken & ~np.append(False, taken[:-1]))  # of every span
-    # A sentinel takes the place of its span in the input, and stands before the span in the target.
+    first = np.flatnonzero(taken & ~np.append(False, taken[:-1]))  # for every span
+    # A sentinel replaces its span in the input, and precedes the span in the target.
     marked = np.insert(ids, first, sentinels)
     stays, goes = np.insert(~taken, first, True), np.insert(taken, first, True)
     return np.append(marked[stays], eos_id), np.append(marked[goes], eos_id)
 
 
 def corrupted_lengths(length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
-    """The lengths of input and target, <eos> included, of a text of `length` tokens."""
+    """Return the lengths of input and target, including <eos>, for a text of `length` tokens."""
     taken, spans = span_counts(length, density, mean_span)
     return length - taken + spans + 1, taken + spans + 1
 
 
 def text_length(input_length: int, density: float = 0.15, mean_span: float = 3.0) -> int:
-    """The longest text whose input has at most `input_length` tokens: cut so, rows need no padding.
+    """Return the longest text length with at most `input_length` input tokens, so that rows need no padding.
 
-    Raffel et al. 2020, section 3.3.4: for 512 tokens 568, whose targets have 114.
+    Raffel et al. 2020, section 3.3.4: for 512 tokens 568, with targets of 114.
     """
     if input_length < 3:
         raise InputError(f"input_length: expected 3 tokens or more, got {input_length}")

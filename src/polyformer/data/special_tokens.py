@@ -1,6 +1,6 @@
-"""The names of special tokens, here and in the tokenizers that people have."""
+"""Names of special tokens, in this library and in common tokenizers."""
 
-# By role, ours first; <s>, </s>, [CLS] and [SEP] serve two roles where need be.
+# By role, our name first; <s>, </s>, [CLS] and [SEP] serve two roles if necessary.
 NAMES = {
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
@@ -10,10 +10,10 @@ NAMES = {
     "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("<mask>", "[MASK]"),
 }
-# The order in which transformers gives ids to those that a vocabulary lacks.
+# The order in which transformers gives ids to tokens that a vocabulary lacks.
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
-# What tokenizers trained here get, with the ids 0, 1, ... (bytes: 256, 257, ...).
+# Special tokens of tokenizers trained here, with the ids 0, 1, ... (bytes: 256, 257, ...).
 SPECIAL_OF = {
     "bytes": _SPECIAL,
     "characters": (*_SPECIAL, "<unk>"),

@@ -1,8 +1,8 @@
-"""Questions on texts, as SQuAD has them: its file, and how its answers are scored.
+"""Questions about texts in SQuAD's format, and SQuAD's metrics.
 
-A row is {question, context, answers}, answers being {text: [...], answer_start: [...]}: what people answered,
-and the character of the context where each begins; both lists are empty where there is no answer. Data sets
-of the hub have the same columns.
+A row is {question, context, answers} with answers {text: [...], answer_start: [...]}: human answers, and the
+position in the context where each begins; both lists are empty for questions without an answer. Data sets of
+the hub have the same columns.
 
 Source: Rajpurkar et al. 2016 (SQuAD 1.1), section 6.1; Rajpurkar et al. 2018 (SQuAD 2.0), for no answer.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.core.parsing import JSON_BYTES, parse_json
+from polyformer.core.limits import JSON_BYTES
+from polyformer.core.parsing import parse_json
 from polyformer.data.opening import opened
 
 Row = dict[str, Any]
@@ -25,9 +26,9 @@ _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 
 def read_squad(path: Path, header: object = None) -> Iterator[Row]:
-    """{id, article, question, context, answers}: the questions of a JSON file of SQuAD 1.1 or 2.0, in order.
+    """Yield {id, article, question, context, answers} for the questions of a SQuAD JSON file, in order.
 
-    article: its title, or its number where it has none.
+    The version may be 1.1 or 2.0. article: its title, or its number if it has no title.
     """
     with opened(path) as file:
         try:
@@ -58,7 +59,7 @@ def read_squad(path: Path, header: object = None) -> Iterator[Row]:
 
 
 def are_answers(value: object) -> bool:
-    """Whether `value` is {text: [...], answer_start: [...]} with as many of both."""
+    """Return whether `value` is {text: [...], answer_start: [...]} with lists of equal length."""
     if not isinstance(value, dict) or not {"text", "answer_start"} <= value.keys():
         return False
     texts, starts = value["text"], value["answer_start"]
@@ -72,22 +73,22 @@ def are_answers(value: object) -> bool:
 
 
 def normal_form(text: str) -> str:
-    """What counts of an answer: small letters, no punctuation, no English article, single spaces."""
+    """Return the normal form of an answer: lower case, no punctuation, no English article, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_MARKS)).split())
 
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
-    """1 where the answer is one of the `truths` in normal form; without any, where it is empty."""
+    """Return 1 if the answer is in `truths` in normal form, or if both are empty; otherwise 0."""
     return float(any(normal_form(answer) == normal_form(truth) for truth in _accepted(truths)))
 
 
 def f1(answer: str, truths: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of the answer's words, for the truth where it is best."""
+    """Return the F1 of the answer's words (precision and recall), for the truth with the largest F1."""
     return max(_f1(normal_form(answer).split(), normal_form(truth).split()) for truth in _accepted(truths))
 
 
 def _accepted(truths: Sequence[str]) -> list[str]:
-    """The truths that are anything in normal form; the empty one where none is."""
+    """Return the truths that are not empty in normal form, or an empty truth if there are none."""
     return [truth for truth in truths if normal_form(truth)] or [""]
 
 

@@ -1,11 +1,11 @@
-"""Strings of digits to learn an algorithm from, made from a seed: copying, reversing, adding.
+"""Strings of digits for learning an algorithm, generated from a seed: copying, reversing, adding.
 
     copy      3 1 4        ->  3 1 4
     reverse   3 1 4        ->  4 1 3
     add       3 1 + 4 2    ->  7 3 0        digits from the last to the first: 13 + 24 = 37
 
 Both end with `END`. Source lengths count digits, of both numbers in a sum. Kaiser and Sutskever 2016 (Neural
-GPU), section 3; Dehghani et al. 2019, section 3.3, whose digits go the other way where they do not say.
+GPU), section 3; Dehghani et al. 2019, section 3.3, with the opposite order of digits where they specify none.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,19 +20,19 @@ VOCABULARY = DIGIT + 10
 
 
 def copies(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Source and target [rows, length + 1]."""
+    """Return source and target [rows, length + 1]."""
     source = _ended(_digits(rows, length, generator))
     return source, source
 
 
 def reversals(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Source and target [rows, length + 1]."""
+    """Return source and target [rows, length + 1]."""
     digits = _digits(rows, length, generator)
     return _ended(digits), _ended(digits.flip(1))
 
 
 def sums(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two numbers of `length` // 2 digits: source [rows, 2 n + 2], target [rows, n + 2]."""
+    """Return sums of numbers of n = `length` // 2 digits: source [rows, 2 n + 2], target [rows, n + 2]."""
     a, b = (_digits(rows, max(1, length // 2), generator) for _ in range(2))
     carry, digits = a.new_zeros(rows), []
     for column in (a + b - 2 * DIGIT).unbind(1):
@@ -46,7 +46,7 @@ def sums(rows: int, length: int, generator: torch.Generator) -> tuple[Tensor, Te
 Strings = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 
 STRINGS: Mapping[str, Strings] = {"copy": copies, "reverse": reversals, "add": sums}
-"""By task: rows, length of the source and random numbers to ids of sources and targets."""
+"""By task: a function from rows, length of the source and generator to ids of sources and targets."""
 
 
 def _digits(rows: int, length: int, generator: torch.Generator) -> Tensor:

@@ -1,17 +1,17 @@
-"""Text with its structure: a global token for each sentence in front of the tokens of all of them.
+"""Text with its structure: global tokens, one per sentence, before the tokens of all sentences.
 
     row = structured([[11, 12], [13]], global_id=1, global_tokens=4)
 
     input_ids       1  1 11 12 13      the global tokens, then the text
-    segment_ids     0  1  0  0  1      the sentence that each token stands for or lies in
-    position_ids    0  1  4  5  6      the text starts at `global_tokens`, however many sentences there are
+    segment_ids     0  1  0  0  1      the sentence of each token
+    position_ids    0  1  4  5  6      the text starts at `global_tokens`, for any number of sentences
     token_type_ids  0  0  1  1  1      global, long
     attention_mask  1  1  1  1  1
 
-Such rows are what the pattern `ETC(global_tokens, radius)` and the positions `etc_labels` read; `Collate`
-makes a batch of them, which a model takes as it is: `model(**Collate(pad_id)([row, ...]))`. Global slots that
-a document does not need are left out, not padded: distances count between tokens of one part only.
-Ainslie et al. 2020, section 3; as in their released models all global tokens have one id.
+The pattern `ETC(global_tokens, radius)` and the positions `etc_labels` require such rows. `Collate` makes a
+batch of them for `model(**Collate(pad_id)([row, ...]))`. Global slots that a document does not need are left
+out instead of padded: distances count only between tokens of the same part. Ainslie et al. 2020, section 3;
+as in their released models all global tokens have the same id.
 """
 
 import re
@@ -27,14 +27,14 @@ END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text: it is cut behind . ! and ? before white space, and at empty lines."""
+    """Return the sentences of a text, split after . ! and ? before white space, and at empty lines."""
     return [part.strip() for part in END.split(text) if part.strip()]
 
 
 def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tokens: int) -> Row:
-    """One row of a document: int64 arrays [sentences + tokens] as above.
+    """Return a row of a document: int64 arrays [sentences + tokens] as above.
 
-    Raises `InputError` for more sentences than `global_tokens`, for none at all and for an empty one.
+    Raises `InputError` for more sentences than `global_tokens`, for no sentences and for an empty sentence.
     """
     check_sentences(sentences, global_tokens)
     numbers = np.arange(len(sentences))
@@ -51,7 +51,7 @@ def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tok
 
 
 def check_sentences(sentences: Sequence[Sequence[int]], global_tokens: int) -> None:
-    """Raises `InputError` unless there are sentences, none empty, and a global token for each."""
+    """Raise `InputError` unless there are sentences, none empty, and a global token for each."""
     if not 1 <= len(sentences) <= global_tokens:
         raise InputError(
             f"sentences: expected 1 to {global_tokens} (global_tokens), got {len(sentences)}; "
@@ -65,9 +65,9 @@ def check_sentences(sentences: Sequence[Sequence[int]], global_tokens: int) -> N
 def documents_of(
     sentences: Sequence[Sequence[int]], *, global_tokens: int, long_tokens: int
 ) -> list[list[Sequence[int]]]:
-    """Sentences in order as documents of at most `global_tokens` sentences and `long_tokens` tokens.
+    """Split sentences into documents of at most `global_tokens` sentences and `long_tokens` tokens, in order.
 
-    Empty sentences are left out; one longer than `long_tokens` is cut into several.
+    Empty sentences are left out; a sentence longer than `long_tokens` is split into several.
     """
     if min(global_tokens, long_tokens) < 1:
         raise InputError(

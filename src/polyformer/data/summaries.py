@@ -1,10 +1,10 @@
-"""An article and its summary: WikiText's articles, the first paragraph being what the rest is to be told in.
+"""Articles and summaries: WikiText's articles, with the first paragraph as the summary of the rest.
 
-    source   the paragraphs behind the first, a line each; headings are left out
+    source   the paragraphs after the first, a line each, without headings
     target   the first paragraph
 
-Articles without a second paragraph make no row. After Liu et al. 2018, section 2.1, where the lead of an
-article is written from its sources.
+Articles without a second paragraph make no row. Similar to Liu et al. 2018, section 2.1, where the lead of an
+article is generated from its sources.
 """
 
 import re
@@ -17,7 +17,7 @@ HEADING = re.compile(r"=( =)* [^=\s].* =( =)*")
 
 
 def summary_row(article: str) -> Row | None:
-    """{source, target} of an article; None where it has fewer than two paragraphs."""
+    """Return {source, target} of an article, or None if it has fewer than two paragraphs."""
     lines = (line.strip() for line in article.splitlines())
     paragraphs = [line for line in lines if line and not HEADING.fullmatch(line)]
     if len(paragraphs) < 2:
@@ -26,5 +26,5 @@ def summary_row(article: str) -> Row | None:
 
 
 def lead(text: str, sentences: int = 3) -> str:
-    """The first sentences of a text: what summaries are set beside (See et al. 2017, section 6)."""
+    """Return the first sentences of a text, the usual baseline for summaries (See et al. 2017, section 6)."""
     return " ".join(split_sentences(text)[:sentences])

@@ -1,4 +1,4 @@
-"""Tables to rows: comma-, semicolon- and tab-separated values, and JSON as lines or as one list."""
+"""Readers of tables: comma-, semicolon- and tab-separated values, and JSON as lines or as one list."""
 
 import csv
 import itertools
@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.parsing import JSON_BYTES, parse_json
+from polyformer.core.limits import JSON_BYTES
+from polyformer.core.parsing import parse_json
 from polyformer.data.opening import lines_of, opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None
 
 DELIMITERS = (",", ";", "\t")
-"""What may separate the fields of a CSV file; spreadsheets write `;` where a comma is the decimal mark."""
+"""Possible field separators of a CSV file; spreadsheets write `;` where a comma is the decimal separator."""
 
 SAMPLE = 100
-"""The delimiter is detected from so many lines."""
+"""Lines from which the delimiter is detected."""
 
 _EXPECTED = "; expected an object on each line, or one list of objects"
 
 
 def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
-    """One JSON object per line, its keys the columns; or one list of such objects, over any lines."""
+    """Yield a row per JSON object: one per line, or one list of objects; its keys are the columns."""
     with opened(path) as file:
         lines = lines_of(file, path)
         filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
@@ -43,9 +44,9 @@ def _objects(path: Path, text: str) -> Iterator[Row]:
 
 
 def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Delimited values, quoted as spreadsheets do; the first line is the header unless given.
+    """Yield the rows of delimited values with quoting; the first line is the header unless given.
 
-    The delimiter is detected (see `delimiter_of`). Quoted fields may hold line breaks.
+    The delimiter is detected (see `delimiter_of`). Quoted fields may contain line breaks.
     """
     with opened(path) as file:
         delimiter, lines = _detected(lines_of(file, path))
@@ -57,16 +58,16 @@ def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
 
 
 def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Tab-separated values, nothing quoted; the first line is the header unless given."""
+    """Yield the rows of tab-separated values without quoting; the first line is the header unless given."""
     with opened(path) as file:
         lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(lines_of(file, path), 1))
         yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
 
 
 def first_records(path: Path, format: str, most: int) -> tuple[list[list[str]], str]:
-    """The first `most` records of a csv or tsv file, a heading among them, and its delimiter.
+    """Return the first `most` records of a csv or tsv file, including a header, and its delimiter.
 
-    Of a file that is no CSV those before the damage: its reader says what is wrong.
+    Of a damaged CSV file it returns the records before the damage, which the reader reports.
     """
     records: list[list[str]] = []
     with opened(path) as file:
@@ -84,9 +85,9 @@ def first_records(path: Path, format: str, most: int) -> tuple[list[list[str]], 
 
 
 def delimiter_of(lines: Sequence[str]) -> str:
-    """The first of `DELIMITERS` that cuts every record into equally many fields, more than one.
+    """Return the first of `DELIMITERS` that splits every record into the same number of fields, above one.
 
-    Where there is none, the one that cuts the first record, the heading, into most fields.
+    If there is none, return the delimiter that splits the first record, the header, into most fields.
     """
     counts = {delimiter: _field_counts(lines, delimiter) for delimiter in DELIMITERS}
     regular = [sign for sign in DELIMITERS if len({*counts[sign]}) == 1 and counts[sign][0] > 1]
@@ -106,7 +107,7 @@ def _field_counts(lines: Sequence[str], delimiter: str) -> list[int]:
 
 
 def _detected(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
-    """The delimiter of a CSV file, and its lines, those already read among them."""
+    """Return the delimiter of a CSV file, and its lines, including the sampled lines."""
     sample = list(itertools.islice(lines, SAMPLE))
     return delimiter_of(sample), itertools.chain(sample, lines)
 

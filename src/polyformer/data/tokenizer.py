@@ -1,8 +1,8 @@
-"""Text to token ids and back: bytes, characters, BPE, WordPiece or Unigram, trained here or loaded.
+"""Conversion between text and token ids: bytes, characters, BPE, WordPiece or Unigram, trained or loaded.
 
-A thin layer over the `tokenizers` library: one place for the special tokens' names, for the pipelines of each
-algorithm, and for errors. Text is text: what looks like a special token in it is encoded as plain characters.
-Only `encode_for_model` adds special tokens, and finds them in the text, as transformers' tokenizers do.
+A thin layer over the `tokenizers` library, which collects the special tokens' names, the pipelines of each
+algorithm, and the errors. Text that looks like a special token is encoded as plain characters. Only
+`encode_for_model` adds special tokens, and recognizes them in the text, as transformers' tokenizers do.
 """
 
 import hashlib
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(Config):
-    """How to make a tokenizer: train one, or load the one at `path`.
+    """Options of a tokenizer: train it, or load it from `path`.
 
-    `normalization` is the Unicode form that texts are brought to before anything else (Unicode Standard Annex
-    15). Without one, a text whose accents are characters of their own (NFD, as macOS writes file names) has
-    other tokens than the same text in the usual form (NFC), several times as many in Vietnamese. It is kept
-    in the tokenizer's file; one that is loaded normalises as it always did.
+    `normalization` is the Unicode form to which texts are converted first (Unicode Standard Annex 15).
+    Without it, a text with separate accent characters (NFD, as macOS writes file names) has other tokens than
+    the same text in the usual form (NFC), several times more in Vietnamese. The form is saved in the
+    tokenizer's file; a loaded tokenizer keeps its normalization.
     """
 
     algorithm: Literal["bytes", "characters", "bpe", "wordpiece", "unigram"] = "bpe"
-    # bytes and bpe know every character; bytes always have 260 tokens, characters as many as occur or fewer
-    vocab_size: int = 8192  # special tokens included
+    # bytes and bpe encode every character; bytes always have 260 tokens, characters at most the number that
+    # occurs
+    vocab_size: int = 8192  # including special tokens
     normalization: Normalization | None = None  # None: nfkc for unigram, as in SentencePiece; else nfc
     lowercase: bool = False
-    path: str | None = None  # a tokenizer's file, or a directory with one; then nothing is trained
+    path: str | None = None  # file or directory of a tokenizer, to load instead of training
 
     def __post_init__(self) -> None:
         if self.algorithm not in SPECIAL_OF:
@@ -55,12 +56,12 @@ class TokenizerConfig(Config):
 
 
 class Tokenizer:
-    """Text <-> token ids.
+    """A tokenizer: conversion between text and token ids.
 
-    `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent; `special_ids`
-    are all of those that exist and any other special token; `ordinary_ids` [V'] the rest. Encoding adds
-    no special token, but for `encode_for_model`: who wants `bos` or `eos` puts it there.
-    `roles` names the tokens of roles, or None where there is none; other roles go by the usual names.
+    `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent. `special_ids`
+    are all that exist and any other special token; `ordinary_ids` [V'] the rest. Encoding adds no special
+    tokens, except `encode_for_model`; callers add `bos` or `eos`. `roles` names the tokens of roles, or None
+    for no token; other roles use the usual names.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Tokenizer:
     ) -> None:
         from polyformer.data.pipelines import without_special
 
-        backend.encode_special_tokens = True  # "</s>" in a text is four characters, not the end of it
+        backend.encode_special_tokens = True  # "</s>" in a text is four characters, not a special token
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -83,10 +84,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: Iterable[str]) -> Self:
-        """A tokenizer learnt from `texts`: always the same from the same texts, but for Unigram.
+        """Train a tokenizer on `texts`, deterministically except for Unigram.
 
         `texts` are read once, by WordPiece twice (an iterator is then held in memory). Unigram's scores are
-        summed in the order of a hash table, so that their last digits, and with them ids, differ each time.
+        summed in the order of a hash table, so that their last digits, and thereby ids, vary between runs.
         """
         from polyformer.data.tokenizer_training import train_tokenizer
 
@@ -95,7 +96,7 @@ class Tokenizer:
         try:
             return cls(train_tokenizer(*options, texts))
         except Exception as error:
-            if type(error) is not Exception:  # the library's own errors are bare; others come from the texts
+            if type(error) is not Exception:  # the library raises plain ones; others come from the texts
                 raise
             raise InputError(
                 f"vocab_size: {config.vocab_size} is too small for these texts ({error})"
@@ -103,15 +104,15 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, words: Sequence[str]) -> Self:
-        """Words to the ids 0, 1, ..., nothing learnt; those that are names of special tokens are special."""
+        """Map words to the ids 0, 1, ..., without training; names of special tokens become special."""
         from polyformer.data import pipelines
 
         return cls(pipelines.of_words(words))
 
     def save(self, directory: str | Path) -> Path:
-        """Write `tokenizer.json` into `directory` (made if absent), and say where.
+        """Write `tokenizer.json` into `directory` (created if absent), and return its path.
 
-        Beside it goes a tokenizer_config.json with the special tokens' roles, by which transformers'
+        A tokenizer_config.json with the roles of special tokens is written too, so that transformers'
         `AutoTokenizer` loads the same tokenizer.
         """
         target = Path(directory) / "tokenizer.json"
@@ -120,7 +121,7 @@ class Tokenizer:
         return target
 
     def _write_config(self, directory: Path, **settings: object) -> None:
-        _, types = self.encode_for_model("", "")  # the separators alone: some vocabularies lack every letter
+        _, types = self.encode_for_model("", "")  # only the separators: some vocabularies lack every letter
         typed = 1 in types
         names = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
         roles = {f"{role}_token": name for role, name in self.roles.items()}
@@ -145,19 +146,19 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of its file's content."""
+        """Return the SHA-256 of its file's content."""
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     def __len__(self) -> int:
-        """The size of the vocabulary, special tokens included."""
+        """Return the size of the vocabulary, including special tokens."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """Return the ids of a text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; several texts are encoded in parallel."""
+        """Return the ids of each text; several texts are encoded in parallel."""
         try:
             encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:
@@ -168,18 +169,18 @@ class Tokenizer:
     def encode_for_model(
         self, text: str, pair: str | None = None, *, language: str | None = None
     ) -> tuple[list[int], list[int]]:
-        """The ids and token types that the checkpoint's models read: as transformers' tokenizer gives them.
+        """Return the ids and token types that the checkpoint's models require, as in transformers' tokenizer.
 
-        Special tokens stand where the family has them ([CLS] text [SEP] pair [SEP]), and their names in the
-        text, as "[MASK]" or "<extra_id_0>", stand for them. `language` ("en") is that of the text, for
-        models of many languages; by default the one that the files say, or English.
+        The family's special tokens are added ([CLS] text [SEP] pair [SEP]), and their names in the text, such
+        as "[MASK]" or "<extra_id_0>", are recognized. `language` ("en") is the language of the text, for
+        multilingual models; the default is the language in the files, or English.
         """
         return self.encode_batch_for_model([text], None if pair is None else [pair], language=language)[0]
 
     def encode_batch_for_model(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """`encode_for_model` of each text; several texts are encoded in parallel."""
+        """Return `encode_for_model` of each text; several texts are encoded in parallel."""
         if pairs is not None and len(pairs) != len(texts):
             raise InputError(f"pairs: expected one for each of {len(texts)} texts, got {len(pairs)}")
         rows = list(texts) if pairs is None else list(zip(texts, pairs))
@@ -195,14 +196,14 @@ class Tokenizer:
 
     @cached_property
     def marking(self) -> "tokenizers.Tokenizer":
-        """The same tokenizer, which finds special tokens in texts."""
+        """Return the same tokenizer with recognition of special tokens in texts."""
         marking = type(self.backend).from_str(self.backend.to_str())
         marking.encode_special_tokens = False
         return marking
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """The ids of the tokens of languages, `__en__` and so on; empty for most tokenizers."""
+        """Return the ids of language tokens, `__en__` and so on; empty for most tokenizers."""
         names = {number: self.token(number) for number in sorted(self.special_ids)}
         return {
             name[2:-2]: number
@@ -221,27 +222,28 @@ class Tokenizer:
         return InputError(f"language: this tokenizer has no tokens of languages, got {quote(language)}")
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """The text of `ids`, special tokens left out unless kept.
+        """Return the text of `ids`, without special tokens unless kept.
 
-        Of bytes and byte-level BPE it is the text that was encoded, in its normal form."""
+        For bytes and byte-level BPE it is the text that was encoded, in its normal form.
+        """
         self._check_ids(ids)
         return self.backend.decode([int(number) for number in ids], skip_special_tokens=not keep_special)
 
     def token(self, number: int) -> str:
-        """The name of one id, as it stands in the vocabulary."""
+        """Return the name of an id in the vocabulary."""
         self._check_ids([number])
         return self.backend.id_to_token(int(number)) or ""
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         size = len(self)
         for number in ids:
-            beyond = size <= number < 2**32  # where a vocabulary with gaps may go on
+            beyond = size <= number < 2**32  # possible in a vocabulary with gaps
             if not (0 <= number < size or (beyond and self.backend.id_to_token(int(number)))):
                 raise InputError(f"id: expected 0 to {size - 1}, got {number}")
 
 
 def check_texts(texts: Sequence[object]) -> None:
-    """Raises `InputError` where one of them is no text."""
+    """Raise `InputError` if any of them is no text."""
     for text in texts:
         if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"text: expected a string of whole Unicode characters, got {quote(text)}")

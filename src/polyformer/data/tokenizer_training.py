@@ -1,7 +1,7 @@
-"""Tokenizers learnt from texts: bytes, characters, BPE, WordPiece and Unigram, with the `tokenizers` library.
+"""Training of tokenizers with the `tokenizers` library: bytes, characters, BPE, WordPiece and Unigram.
 
-Texts are normalised first, and the tokenizer normalises what it reads alike: two spellings of one text in
-Unicode (a letter and its accents as one character, or as several) then have the same tokens.
+Texts are normalized first, and the tokenizer normalizes its input in the same way: two Unicode spellings of a
+text (a letter and its accents as one character, or as several) then have the same tokens.
 """
 
 import itertools
@@ -30,10 +30,10 @@ _FORMS: dict[str, Any] = {
 def train_tokenizer(
     algorithm: str, normalization: str, lowercase: bool, vocab_size: int, texts: Iterable[str]
 ) -> Backend:
-    """A tokenizer whose vocabulary is learnt from `texts`; bytes have nothing to learn."""
+    """Return a tokenizer with a vocabulary trained on `texts`; bytes require no training."""
     if algorithm == "wordpiece":
         backend = wordpiece(lowercase)
-        steps = [*_form(normalization), backend.normalizer]  # lowers by itself, and strips accents as BERT's
+        steps = [*_form(normalization), backend.normalizer]  # does lower case, and strips accents like BERT
     else:
         backend = _PIPELINES[algorithm]()
         steps = [*_form(normalization), *([normalizers.Lowercase()] if lowercase else [])]
@@ -47,8 +47,8 @@ def _form(normalization: str) -> list[Any]:
 
 
 def _bytes() -> Backend:
-    """BPE without merges, whose ids are the bytes themselves."""
-    # GPT-2's table: bytes that print stand for themselves, the others for the characters from U+0100 on.
+    """Return a BPE without merges, with the bytes as ids."""
+    # GPT-2's table: printable bytes map to themselves, the others to the characters from U+0100 on.
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(BYTES)) - set(visible))
     vocab = {chr(byte): byte for byte in visible} | {chr(BYTES + i): byte for i, byte in enumerate(hidden)}
@@ -58,7 +58,7 @@ def _bytes() -> Backend:
 
 
 def _characters() -> Backend:
-    """Every character, line ends and spaces included, is a word of its own."""
+    """Return a tokenizer in which every character, including line ends and spaces, is a word."""
     backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
@@ -77,7 +77,7 @@ def _unigram() -> Backend:
 
 
 def _train_characters(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterable[str]) -> Backend:
-    """The most frequent characters; of equally frequent ones, those that come first in Unicode."""
+    """Train on the most frequent characters; ties are resolved by Unicode order."""
     normalize = (lambda text: text) if backend.normalizer is None else backend.normalizer.normalize_str
     counts: Counter[str] = Counter()
     for text in _not_empty(texts):
@@ -101,7 +101,7 @@ def _train_bpe(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterable[s
 
 
 def _train_unigram(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterable[str]) -> Backend:
-    # Pieces that the trainer knows are found in texts, so all but the unknown one join afterwards.
+    # The trainer's pieces are found in texts, so all except the unknown token are added afterwards.
     later = [name for name in SPECIAL_OF["unigram"] if name != "<unk>"]
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - len(later), special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
@@ -111,11 +111,11 @@ def _train_unigram(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterab
 
 
 def _train_wordpiece(backend: tokenizers.Tokenizer, vocab_size: int, texts: Iterable[str]) -> Backend:
-    """WordPiece as the library trains it, but the same every time.
+    """Train WordPiece with the library, but deterministically.
 
-    The trainer numbers the single characters inside words (##e) in the order of a hash table, another each
-    time, and breaks ties by these numbers (tokenizers issue 1794). Here they are numbered beforehand, which
-    takes a pass over the texts and declares them special while training lasts.
+    The trainer numbers the single characters inside words (##e) in the order of a hash table, which varies,
+    and breaks ties by these numbers (tokenizers issue 1794). Here they are numbered beforehand, which
+    requires a pass over the texts and declares them special during training.
     """
     texts = list(texts) if isinstance(texts, Iterator) else texts
     normalize, split = backend.normalizer.normalize_str, backend.pre_tokenizer.pre_tokenize_str

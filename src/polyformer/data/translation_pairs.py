@@ -1,7 +1,7 @@
-"""Translation pairs as one text, for masked modelling that may look into the other language.
+"""Translation pairs as one text, for masked modelling with access to the other language.
 
     input_ids     <b> x x x <e> <b> y y <e>
-    position_ids   0  1 2 3  4   0  1 2  3      counted anew in the second language
+    position_ids   0  1 2 3  4   0  1 2  3      restarted in the second language
     langs          0  0 0 0  0   1  1 1  1      a language for every token
 
 Source: Lample and Conneau 2019 (XLM), section 3.4 and figure 1.
@@ -24,10 +24,10 @@ def translation_row(
     languages: tuple[int, int] = (0, 1),
     length: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """One row as above, int32 arrays of at most `length` tokens: the longer text loses its end.
+    """Return a row as above, int32 arrays of at most `length` tokens.
 
-    `begin_id` and `end_id` stand around each of the two, in XLM both </s>. `languages` are the numbers of the
-    two languages in the model's table.
+    The longer text is truncated at its end. `begin_id` and `end_id` enclose each of the two, in XLM both
+    </s>. `languages` are the numbers of the two languages in the model's table.
     """
     if length is not None:
         if length < 6:

@@ -1,4 +1,4 @@
-"""Batches of windows of episodes, in an order that is a function of (seed, epoch) alone."""
+"""Batches of windows of episodes, in an order that is a function of (seed, epoch) only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from polyformer.data.episodes import Episodes
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of at most `context` steps, padded on the left, `batch_size` to a batch.
+    """Windows of at most `context` steps, left-padded, in batches of `batch_size`.
 
-    Shuffled, an epoch has a window from every step on, so that long episodes are drawn as much more often as
-    they are longer (Chen et al. 2021, their code); otherwise windows follow one another, each step in one.
-    Choices among `choices` actions become vectors with a single 1.
+    With shuffling, an epoch has a window from every step on, so that episodes are drawn in proportion to
+    their lengths (Chen et al. 2021, their code); otherwise windows are consecutive, with each step in a
+    single window. Choices among `choices` actions become one-hot vectors.
     """
 
     episodes: Episodes
@@ -28,7 +28,7 @@ class Windows:
     choices: int = 0
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on, as `Batches.epoch`."""
+        """Yield `(position after it, batch)` from `position` on, see `Batches.epoch`."""
         firsts = self._firsts(epoch)
         number = Position(*position).batch
         for start in range(number * self.batch_size, len(firsts), self.batch_size):
@@ -36,14 +36,14 @@ class Windows:
             yield Position(0, number), self._batch(firsts[start : start + self.batch_size])
 
     def _firsts(self, epoch: int) -> np.ndarray:
-        """The first step of every window."""
+        """Return the first step of every window."""
         starts = self.episodes.starts
         if self.shuffle:
             return np.random.default_rng([self.seed, epoch]).permutation(starts[-1])
         return np.concatenate([np.arange(start, end, self.context) for start, end in pairwise(starts)])
 
     def _batch(self, firsts: np.ndarray) -> Batch:
-        """What a `TrajectoryTransformer` reads [B, context, ...], and the actions as labels."""
+        """Return the input of a `TrajectoryTransformer` [B, context, ...], and the actions as labels."""
         own, starts = self.episodes, self.episodes.starts
         episode = np.searchsorted(starts, firsts, "right") - 1
         ends = np.minimum(firsts + self.context, starts[episode + 1])

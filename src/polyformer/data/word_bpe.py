@@ -1,10 +1,10 @@
-"""The BPE of CTRL and of XLM: words first, then pieces of each, whose last one is marked.
+"""The BPE of CTRL and of XLM: a text is split into words, and each word into marked pieces.
 
-The `tokenizers` library cannot express either: XLM's words are Moses', lowered and without accents, and both
-vocabularies lack pieces that merges pass through. So words are merged here, each once, and remembered.
+The `tokenizers` library cannot express them: XLM's words are Moses' words in lower case without accents, and
+both vocabularies lack intermediate pieces of merges. So words are merged here, and their results are cached.
 
-CTRL   words end at white space and keep a line break; "foo@@ bar": @@ where a word goes on
-XLM    words of the package `sacremoses`, English rules; "foo bar</w>": </w> where a word ends
+    CTRL   words end at white space and keep a line break; "foo@@ bar": @@ if the word continues
+    XLM    words of the package `sacremoses`, English rules; "foo bar</w>": </w> at the end of a word
 """
 
 import re
@@ -24,12 +24,12 @@ from polyformer.data.pipelines import read_vocab
 from polyformer.data.special_tokens import ROLES
 from polyformer.data.tokenizer import Tokenizer, check_texts
 
-_REMEMBERED = 100_000  # words; then all are forgotten
+_REMEMBERED = 100_000  # words; then the cache is cleared
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordFamily:
-    """`words` splits a text; `write` names the pieces of a word as the vocabulary does."""
+    """A family: `words` splits a text; `write` converts the pieces of a word to names in the vocabulary."""
 
     tokenizer_class: str
     words: Callable[[str, bool], list[str]]
@@ -75,7 +75,7 @@ WORD_FAMILIES = {
 
 
 def load_words(files: HubFiles, name: str) -> "WordBPE":
-    """The tokenizer of vocab.json and merges.txt in the folder of a checkpoint."""
+    """Load the tokenizer of vocab.json and merges.txt in the folder of a checkpoint."""
     vocab = read_vocab(files.file("vocab.json", needed_by=f"a tokenizer of {name}"))
     merges_file = files.folder / "merges.txt"
     if not merges_file.is_file():
@@ -98,7 +98,7 @@ def load_words(files: HubFiles, name: str) -> "WordBPE":
 
 
 class WordBPE(Tokenizer):
-    """A tokenizer of one `WordFamily`; its files are those of transformers' class of that name."""
+    """A tokenizer of a `WordFamily`; its files are compatible with transformers' class of that name."""
 
     def __init__(
         self,
@@ -117,27 +117,27 @@ class WordBPE(Tokenizer):
         self._known: dict[str, list[int]] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, word by word."""
+        """Return the ids of each text, word by word."""
         check_texts(texts)
         return [self._plain(text) for text in texts]
 
     def encode_batch_for_model(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """Ids and token types with the family's special tokens around each text or pair."""
+        """Return ids and token types with the family's special tokens around each text or pair."""
         if language is not None:
             raise self._no_languages(language)
         seconds = pairs if pairs is not None else [None] * len(texts)
         return [self._marked(text, second) for text, second in zip(texts, seconds, strict=True)]
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """The text of the ids: pieces joined where the vocabulary marks that a word goes on."""
+        """Return the text of the ids; pieces are joined where the vocabulary marks a continuation."""
         kept = [int(number) for number in ids if keep_special or int(number) not in self.special_ids]
         self._check_ids(ids)
         return self.family.read([self.token(number) for number in kept])
 
     def save(self, directory: str | Path) -> Path:
-        """Write vocab.json, merges.txt and the files that name the special tokens; say where the first is."""
+        """Write vocab.json, merges.txt and the files of special tokens; return the path of the first."""
         directory = Path(directory)
         vocab = self.backend.get_vocab(with_added_tokens=False)
         write_json(directory / "vocab.json", dict(sorted(vocab.items(), key=lambda item: item[1])))
@@ -166,7 +166,7 @@ class WordBPE(Tokenizer):
         return ids
 
     def _merge(self, symbols: tuple[str, ...]) -> tuple[str, ...]:
-        """Join, again and again, all pairs of the best rank, from left to right."""
+        """Merge all pairs of the best rank, from left to right, repeatedly."""
         while len(symbols) > 1:
             best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if best not in self._ranks:
@@ -189,7 +189,7 @@ class WordBPE(Tokenizer):
         return first + second, [0] * len(first) + [int(self.family.marked)] * len(second)
 
     def _with_special(self, text: str) -> list[int]:
-        """The ids of a text in which the names of special tokens stand for them."""
+        """Return the ids of a text, with names of special tokens recognized."""
         names = sorted((self.token(number) for number in self.special_ids), key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
         special = set(names)

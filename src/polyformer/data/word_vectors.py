@@ -1,11 +1,11 @@
-"""Word vectors from files, for the tokens that are words: word2vec's text and binary formats, and GloVe's.
+"""Word vectors from files, for tokens that are words: word2vec's text and binary formats, and GloVe's.
 
     word2vec, text      "COUNT WIDTH", then a line "word x_1 .. x_WIDTH" for each word
     word2vec, binary    "COUNT WIDTH", then "word " and WIDTH float32 numbers, little-endian, for each
     GloVe               such lines without a header
 
-A file, gzipped or not, is read once, row by row; only rows of words that are asked for are kept, and only
-those are looked at in full. Mikolov et al. 2013 (skip-gram, CBOW); Pennington et al. 2014 (GloVe).
+A file, gzipped or not, is read once, row by row; only the rows of requested words are parsed and kept.
+Mikolov et al. 2013 (skip-gram, CBOW); Pennington et al. 2014 (GloVe).
 """
 
 import dataclasses
@@ -17,20 +17,18 @@ from typing import BinaryIO
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import VECTOR_WIDTH, VECTOR_WORD
 from polyformer.data.opening import opened_bytes
 from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.words import word_starts
 
-WIDEST, LONGEST_WORD = 2**16, 2**12
-"""Numbers of a vector and bytes of a word: more of them are no file of word vectors."""
-
 Row = tuple[bytes, bytes]
-"""A word, and its numbers as the file has them."""
+"""A word, and its numbers in the file's encoding."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordVectors:
-    """What a file says of some words: `ids` [N] and their vectors [N, width]; `words` in the whole file."""
+    """Vectors of some words in a file: `ids` [N], vectors [N, width]; `words` is the file's word count."""
 
     ids: np.ndarray
     vectors: np.ndarray
@@ -38,14 +36,15 @@ class WordVectors:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Return the numbers per vector."""
         return self.vectors.shape[1]
 
 
 def word_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The tokens that are whole words, or begin some, as text without the mark of a beginning.
+    """Return the tokens that are whole words, or begin words, as text without the mark of a beginning.
 
-    Special tokens are none. Raises `InputError` where pieces show where words end and not where they begin.
+    Special tokens are excluded. Raises `InputError` if pieces mark the ends of words instead of the
+    beginnings.
     """
     starts, ids = word_starts(tokenizer), dict[str, int]()
     for number in tokenizer.ordinary_ids[starts[tokenizer.ordinary_ids]].tolist():
@@ -56,11 +55,11 @@ def word_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def read_word_vectors(path: str | Path, ids: Mapping[str, int]) -> WordVectors:
-    """The vectors of the words in `ids`.
+    """Read the vectors of the words in `ids`.
 
-    Raises `InputError` for a file that is none of the three formats or is cut short, for a word that is no
-    UTF-8, of the words asked for also for one that stands there twice or has a number that is not finite, and
-    where there are none of them.
+    Raises `InputError` for a file that has none of the three formats or is truncated, for a word that is not
+    UTF-8, for a requested word that occurs twice or has a number that is not finite, and if no requested word
+    occurs.
     """
     path = Path(path)
     rows: dict[int, np.ndarray] = {}
@@ -89,17 +88,17 @@ def read_word_vectors(path: str | Path, ids: Mapping[str, int]) -> WordVectors:
 
 
 def _entries(file: BinaryIO, path: Path) -> tuple[Iterator[Row], bool]:
-    """The rows of the file, and whether their numbers are binary."""
-    line = file.readline(WIDEST * 32)
+    """Return the rows of the file, and whether their numbers are binary."""
+    line = file.readline(VECTOR_WIDTH * 32)
     if not line.strip():
         raise InputError(f"{path}: empty; expected word vectors")
     header = line.split()
     if len(header) == 2 and all(field.isdigit() for field in header):
         count, width = (int(field[:20]) for field in header)
-        if not (count and 1 <= width <= WIDEST):
+        if not (count and 1 <= width <= VECTOR_WIDTH):
             raise InputError(
                 f"{path}: a header of {count} words and {width} numbers each; expected 1 or more words and "
-                f"1 to {WIDEST} numbers"
+                f"1 to {VECTOR_WIDTH} numbers"
             )
         start = file.read(1024)
         if any(byte < 32 and byte not in b"\t\n\r" for byte in start):
@@ -115,17 +114,17 @@ def _entries(file: BinaryIO, path: Path) -> tuple[Iterator[Row], bool]:
 
 
 def _lines(file: BinaryIO, start: bytes) -> Iterator[bytes]:
-    """The lines of `start` and of what follows it."""
+    """Yield the lines of `start` and of the rest of the file."""
     *whole, last = start.split(b"\n")
     yield from whole
     if last or start:
-        yield last + file.readline(WIDEST * 32)
-    while line := file.readline(WIDEST * 32):
+        yield last + file.readline(VECTOR_WIDTH * 32)
+    while line := file.readline(VECTOR_WIDTH * 32):
         yield line
 
 
 def _text_rows(lines: Iterable[bytes], count: int | None, width: int, path: Path) -> Iterator[Row]:
-    """A word may have spaces, its numbers are the last `width` fields."""
+    """Yield rows; a word may contain spaces, its numbers are the last `width` fields."""
     number = 0
     for line in lines:
         line = line.strip(b" \r\n\t")
@@ -146,13 +145,13 @@ def _text_rows(lines: Iterable[bytes], count: int | None, width: int, path: Path
 
 
 class _Buffered:
-    """Bytes of a file, some of them read already."""
+    """A buffered reader of a file with some bytes read already."""
 
     def __init__(self, file: BinaryIO, start: bytes):
         self.file, self.data, self.at = file, start, 0
 
     def until(self, mark: bytes, most: int) -> bytes | None:
-        """The bytes before `mark`, which is passed; None where it does not come within `most` bytes."""
+        """Return the bytes before `mark` and skip it; None if it does not occur within `most` bytes."""
         self._fill(most)
         end = self.data.find(mark, self.at, self.at + most)
         if end < 0:
@@ -161,7 +160,7 @@ class _Buffered:
         return self.data[start:end]
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, or as many as there are."""
+        """Return the next `size` bytes, or fewer at the end."""
         self._fill(size)
         start, self.at = self.at, self.at + size
         return self.data[start : self.at]
@@ -175,9 +174,9 @@ class _Buffered:
 
 
 def _binary_rows(data: _Buffered, count: int, width: int, path: Path) -> Iterator[Row]:
-    """Rows end with a newline or with nothing, as the program that wrote them likes."""
+    """Yield rows; they end with a newline or without, depending on the program that wrote them."""
     for number in range(1, count + 1):
-        word = data.until(b" ", LONGEST_WORD)
+        word = data.until(b" ", VECTOR_WORD)
         numbers = b"" if word is None else data.take(4 * width)
         if word is None or len(numbers) < 4 * width:
             raise InputError(

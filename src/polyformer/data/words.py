@@ -1,7 +1,7 @@
-"""What the pieces of a tokenizer say about the text: where words begin, and where sentences end.
+"""Beginnings of words and ends of sentences, derived from the pieces of a tokenizer.
 
-Three marks are in use: WordPiece writes ## before what goes on inside a word, Unigram a lower block before
-what begins one, byte-level BPE its own sign for the space that comes before a word.
+Three marks are in use: WordPiece writes ## before the continuation of a word, Unigram a lower block before
+its beginning, byte-level BPE a sign for the space before a word.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ _ENDS = (".", "!", "?")
 
 
 def word_starts(tokenizer: Tokenizer) -> np.ndarray:
-    """[V] bool: whether a token of this id begins a word, as far as the token shows it.
+    """Return [V] bool: whether a token with this id begins a word, as far as the token shows.
 
-    In byte-level BPE and Unigram a mark such as a comma belongs to the word before it, as in fairseq; in
-    WordPiece it is a word. A special token is always one. Where no piece has any mark every token is a word.
+    In byte-level BPE and Unigram a punctuation mark belongs to the word before it, as in fairseq; in
+    WordPiece it is a word. A special token is always a word. If no piece has a mark, every token is a word.
     """
     pieces, model = _pieces(tokenizer), tokenizer.backend.model
     special = np.zeros(len(pieces), dtype=bool)
@@ -26,7 +26,7 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     if type(model).__name__ == "WordPiece":
         prefix = model.continuing_subword_prefix
         return special | np.array([not piece.startswith(prefix) for piece in pieces])
-    # A letter of some language, or a piece of its own, may look like a mark: the most frequent one is it.
+    # A letter of some language, or a piece, may look like a mark: the most frequent is the mark.
     begins = {marks: [piece.startswith(tuple(marks)) for piece in pieces] for marks in (_BLOCK, _SPACES)}
     mark = max(begins, key=lambda marks: sum(begins[marks]))
     if sum(piece.endswith((_WORD_END, _GOES_ON)) for piece in pieces) > sum(begins[mark]):
@@ -38,7 +38,7 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of the tokens that end a sentence: their last character is . ! or ?"""
+    """Return the ids of the tokens that end a sentence: their last character is . ! or ?"""
     pieces = [piece.removesuffix(_WORD_END) for piece in _pieces(tokenizer)]
     ends = [number for number, piece in enumerate(pieces) if piece.endswith(_ENDS)]
     ends_of_words = np.setdiff1d(np.array(ends, dtype=np.int64), list(tokenizer.special_ids))
@@ -48,7 +48,7 @@ def sentence_ends(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:
-    """The written form of every id."""
+    """Return the vocabulary entry of every id."""
     pieces = [""] * len(tokenizer)
     for piece, number in tokenizer.backend.get_vocab(with_added_tokens=True).items():
         pieces[number] = piece

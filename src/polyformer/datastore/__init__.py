@@ -1,13 +1,13 @@
 """Nearest neighbours among all contexts of a text: kNN-LM (Khandelwal et al. 2020), for any causal model.
 
-    build     a text, read by the model: for each token (what the last feed-forward reads, next token)
-    merge     parts that several processes have built
-    index     for searches that look at a part of the keys
-    search    the nearest keys of a query; `Mixture` mixes their next tokens into the model's distribution,
-              and `Retrieval` gives them to a head that reads them
+    build     reads a text with the model; the entry of a token is (last feed-forward input, next token)
+    merge     joins parts that several processes have built
+    index     speeds up searches, which then compare only some of the keys
+    search    finds the nearest keys of a query; `Mixture` mixes their next tokens into the model's
+              distribution, and `Retrieval` passes them to a head that reads them
 
-`definition` has the equations; everything else is about stores that do not fit into memory, and processes
-that die.
+`definition` contains the equations. The other modules handle stores larger than memory and interrupted
+processes.
 """
 
 from polyformer.datastore.mixture import Mixture

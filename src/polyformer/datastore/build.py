@@ -1,7 +1,7 @@
-"""Read a text with a model and keep an entry for each token: stopped at any moment, it goes on where it was.
+"""A build reads a text with a model and saves one entry per token; it resumes after any interruption.
 
-Windows are read in batches that are the same every time, so that a build that was interrupted has the keys of
-one that was not. Of several parts each reads the windows whose number is its own modulo `parts`.
+Windows are batched identically in every run, so that an interrupted build produces the same keys as an
+uninterrupted build. Each of several parts reads the windows with `number % parts == part - 1`.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from polyformer.datastore.checksums import block_entries
 from polyformer.datastore.entries import PROGRESS, EntryWriter
 from polyformer.datastore.manifest import MANIFEST, Manifest
 from polyformer.datastore.readers import ContextReader
-from polyformer.datastore.windows import Window, windows
+from polyformer.datastore.windows import Reading, Window, windows
 from polyformer.training.lock import LOCK, MARKER, sole_writer
 
 BATCH_TOKENS = 4096
-"""Tokens that the model reads at once."""
+"""Tokens per batch of the model."""
 
 COMMIT_SECONDS = 5.0
-"""So much time may be lost."""
+"""Seconds between two commits: the most work that an interruption can lose."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """What a build has done: entries in all, and of this process entries, seconds, and those in the model."""
+    """Progress of a build: entries in total, then entries, seconds and model seconds of this process."""
 
     total: int = 0
     entries: int = 0
@@ -44,18 +44,38 @@ Report = Callable[[Progress], None]
 
 
 class Writer(Protocol):
-    """Where entries go. windows: those that count already."""
+    """A destination of entries. windows: the number of committed windows."""
 
     windows: int
     entries: int
 
     def add(self, keys: np.ndarray, values: np.ndarray, windows: int) -> None:
-        """As `EntryWriter.add`."""
+        """Add entries, see `EntryWriter.add`."""
         ...
 
     def commit(self) -> None:
-        """As `EntryWriter.commit`."""
+        """Commit the entries, see `EntryWriter.commit`."""
         ...
+
+
+def manifest_of(
+    reader: ContextReader,
+    reading: Reading,
+    text: tuple[dict[str, object], ...],
+    part: int = 1,
+    parts: int = 1,
+) -> Manifest:
+    """Return the manifest of the store of a text, or of one of its parts, that `reader` reads."""
+    return Manifest(
+        dimension=reader.dimension,
+        model=reader.fingerprints["model"],
+        tokenizer=reader.fingerprints["tokenizer"],
+        key=reader.key,
+        reading=reading,
+        text=text,
+        part=part,
+        parts=parts,
+    )
 
 
 def build(
@@ -65,10 +85,10 @@ def build(
     folder: Path,
     report: Report = lambda progress: None,
 ) -> Manifest:
-    """Build the store, or part, that `manifest` describes, or go on with it; a finished one stays as it is.
+    """Build or resume the store, or part, that `manifest` describes; a finished store is not changed.
 
-    Raises `InputError` where the folder holds another store, another process builds there, or the disk is
-    full; what was saved before stays.
+    Raises `InputError` if the folder contains another store, another process builds there, or the disk is
+    full; entries that were saved before are kept.
     """
     with sole_writer(folder, "it goes on later by the same command"):
         begun = begin(folder, manifest)
@@ -82,9 +102,9 @@ def build(
 
 
 def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Manifest:
-    """The manifest in `folder`, where `manifest` is written first unless there is one already.
+    """Return the manifest in `folder`; if there is none, write `manifest` first.
 
-    `known`: what may lie there beside the store's own files.
+    known: other names that the folder may contain.
     """
     remove_partials(folder)
     if not (folder / MANIFEST).exists():
@@ -97,7 +117,7 @@ def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Mani
     begun = Manifest.read(folder)
     begun.check_same(manifest, folder)
     if begun.count is not None:
-        (folder / PROGRESS).unlink(missing_ok=True)  # of a build that died with its last breath
+        (folder / PROGRESS).unlink(missing_ok=True)  # left by a build that was killed after its last step
     return begun
 
 
@@ -108,7 +128,7 @@ def write(
     writer: Writer,
     report: Report,
 ) -> None:
-    """Read what is still to be read, and add its entries."""
+    """Read the remaining windows and add their entries."""
     own = (
         window
         for window in windows(reader.documents(texts), manifest.reading)
@@ -134,7 +154,7 @@ def write(
 
 
 def batches(own: Iterator[Window], size: int, done: int) -> Iterator[list[Window]]:
-    """The windows behind the first `done`, in the same batches of `size` however many are done."""
+    """Yield the windows after the first `done`, in batches of `size` that do not depend on `done`."""
     while batch := list(itertools.islice(own, size)):
         if done:
             assert done >= len(batch), "whole batches count"
@@ -144,7 +164,7 @@ def batches(own: Iterator[Window], size: int, done: int) -> Iterator[list[Window
 
 
 def keys_of(reader: ContextReader, batch: list[Window]) -> np.ndarray:
-    """The keys [n, D] of all entries of a batch, in float16."""
+    """Return the keys [n, D] of all entries of a batch, in float16."""
     keys = []
     for group in equally_long(batch):
         read, _ = reader.read(*tensors(reader, group))
@@ -156,13 +176,13 @@ def keys_of(reader: ContextReader, batch: list[Window]) -> np.ndarray:
 
 
 def equally_long(batch: list[Window]) -> Iterator[list[Window]]:
-    """Runs of windows that are read with as many tokens: the first and the last may be shorter."""
+    """Yield groups of consecutive windows of equal length: the first and the last window may be shorter."""
     for _, group in itertools.groupby(batch, key=lambda window: len(window.ids)):
         yield list(group)
 
 
 def tensors(reader: ContextReader, group: list[Window]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ids [B, T] and documents [B, T] that `ContextReader.read` takes, on the model's device."""
+    """Return the ids [B, T] and documents [B, T] for `ContextReader.read`, on the model's device."""
     device = next(reader.model.parameters()).device
     ids = torch.from_numpy(np.stack([window.ids[:-1] for window in group])).long().to(device)
     if not reader.isolated:

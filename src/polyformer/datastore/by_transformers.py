@@ -1,7 +1,7 @@
-"""Texts that models write which transformers alone loads, with their nearest neighbours mixed in.
+"""Generation by models that only transformers can load, with their nearest neighbours mixed in.
 
-The mixture takes the place of the logits in the output of the model's own forward pass. So transformers'
-`generate` reads it in every search, and before everything else that changes scores, as ours does.
+The mixture replaces the logits in the output of the model's own forward pass. Therefore all search strategies
+of transformers' `generate` use it, before any logits processor, as in our own `generate`.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from polyformer.datastore.mixture import Mixture
 from polyformer.datastore.readers import TransformersReader
 
 NEW_TOKENS = 64
-"""Tokens that are written where neither the user nor the checkpoint says how many."""
+"""New tokens if neither the user nor the checkpoint sets their number."""
 
 
 @contextlib.contextmanager
 def mixed_in(model: Any, mixture: Mixture) -> Iterator[None]:
-    """Inside, a model of transformers gives log p of the mixture as the logits of what follows its input."""
+    """Replace the logits of a transformers model by log p of the next token, within the context."""
 
     def ask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {**named, "output_hidden_states": True}
@@ -40,19 +40,19 @@ def mixed_in(model: Any, mixture: Mixture) -> Iterator[None]:
 
 
 class Streamer:
-    """What transformers calls a streamer: passes on new tokens [1], not the prompt that comes first."""
+    """A streamer of transformers that passes on the new tokens [1] without the prompt that precedes them."""
 
     def __init__(self, show: Callable[[Tensor], None]):
         self.show, self.begun = show, False
 
     def put(self, tokens: Tensor) -> None:
-        """The prompt [1, T], then each token [1]."""
+        """Receive the prompt [1, T], then each new token [1]."""
         if self.begun:
             self.show(tokens)
         self.begun = True
 
     def end(self) -> None:
-        """No more will come."""
+        """Mark the end of the tokens."""
 
 
 def generate(
@@ -63,10 +63,11 @@ def generate(
     stop: Sequence[str] = (),
     show: Callable[[Tensor], None] | None = None,
 ) -> list[int]:
-    """The tokens that follow `prompt`, by transformers' `generate` with its `settings` and a `seed`.
+    """Return the tokens that follow `prompt`, by transformers' `generate` with its `settings` and a `seed`.
 
-    What is not set is as the checkpoint has it. The text ends behind any of `stop`. `show` gets each token
-    [1] as it is chosen, except of beams. Raises `InputError` for more tokens than the model takes.
+    Settings that are absent come from the checkpoint. The text ends after any of `stop`. `show` receives each
+    token [1] when it is chosen, except in beam search. Raises `InputError` if there are more tokens than the
+    model supports.
     """
     options = dict(settings)
     if options.get("do_sample"):
@@ -100,7 +101,10 @@ def generate(
 
 
 def prompt_ids(reader: TransformersReader, prompt: str, room: int) -> Tensor:
-    """ids [1, T] of `prompt`, of an empty one the token that begins texts; there must be `room` for more."""
+    """Return the ids [1, T] of `prompt`, or the token that begins texts if it is empty.
+
+    Raises `InputError` if `room` new tokens do not fit after it.
+    """
     (ids,) = reader.encode([prompt])
     begin = reader.model.generation_config.bos_token_id
     if not ids and begin is None:

@@ -1,11 +1,11 @@
-"""CRC-32 of a store's entries, a pair for each block of about a MiB: of its keys, and of its values.
+"""CRC-32 checksums of a store's entries: for each block of about 1 MiB a pair, of its keys and its values.
 
-    checksums.uint32     [blocks, 2]; `Manifest.block` entries make a block, the last may have fewer
+    checksums.uint32     [blocks, 2]; a block has `Manifest.block` entries, the last block may have fewer
 
-They are made of what is written, not of what is read back. `polyformer datastore verify` reads a whole
-store. Who opens one looks at `SAMPLE` blocks: a search touches keys everywhere, so to check what it reads
-would be to read all, and the sample finds what is damaged at large (pages lost, another file's content) in
-some hundredths of a second.
+They are computed from the entries as they are written, not from the file. `polyformer datastore verify`
+checks a whole store. Opening a store checks only `SAMPLE` blocks: a search touches keys everywhere, so
+checking the keys that it reads would mean reading all of them. The sample detects large damage (lost pages,
+the content of another file) in some hundredths of a second.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import reading
+from polyformer.core.files import open_file, reading
 from polyformer.datastore.manifest import Manifest
 
 CHECKSUMS = "checksums.uint32"
@@ -28,30 +28,31 @@ SAMPLE = 32
 
 
 def block_entries(dimension: int) -> int:
-    """How many entries of a new store make a block."""
+    """Return the number of entries per block of a new store."""
     return max(1, BLOCK_BYTES // (2 * dimension))
 
 
 def file_checksum(path: Path) -> int:
-    """CRC-32 of a whole file."""
+    """Return the CRC-32 of a whole file."""
     total = 0
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_file(path) as file:
         while content := file.read(BLOCK_BYTES):
             total = zlib.crc32(content, total)
     return total
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write all of `content`, of which the system may take a part at a time."""
+    """Write all of `content`; a single call of the system may write only a part."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 class ChecksumWriter:
-    """Adds checksums to a file; `there` are the entries that there are already.
+    """A writer of checksums to a file; `there` are the existing entries.
 
-    The checksums of a block that was begun, and of a store that was begun without any, are made of these.
+    Checksums that the file does not contain yet (of an incomplete block, or of a store that was begun without
+    checksums) are computed from the existing entries.
     """
 
     def __init__(self, file: BinaryIO, block: int, there: tuple[np.ndarray, np.ndarray]):
@@ -63,7 +64,7 @@ class ChecksumWriter:
             self.add(*(array[start : start + block] for array in there))
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """The next entries."""
+        """Add the next entries."""
         start = 0
         while start < len(values):
             some = slice(start, start + self.block - self.filled)
@@ -74,14 +75,14 @@ class ChecksumWriter:
                 self.end_block()
 
     def end_block(self) -> None:
-        """The block is whole, or no entry follows."""
+        """Write the checksums of the current block, because it is full or no entry follows."""
         if self.filled:
             write_all(self.file, np.array(self.sums, "<u4").tobytes())
             self.filled, self.sums = 0, [0, 0]
 
 
 class Checks:
-    """Compares entries with the checksums in `folder`; nothing where the store is of a time without.
+    """A comparison of entries with the checksums in `folder`; older stores without checksums always pass.
 
     files: keys [M, D] and values [M] by the names of their files.
     """
@@ -91,8 +92,8 @@ class Checks:
         self.sums, self.passed = np.empty((0, 2), "<u4"), 0
         if self.block is not None:
             file, blocks = folder / CHECKSUMS, math.ceil((manifest.count or 0) / self.block)
-            with reading(file):
-                content = file.read_bytes()
+            with reading(file), open_file(file) as binary:
+                content = binary.read()
             if len(content) != 8 * blocks:
                 raise InputError(
                     f"{file}: expected {8 * blocks:,} bytes, got {len(content):,}; it is damaged: restore it "
@@ -101,7 +102,7 @@ class Checks:
             self.sums = np.frombuffer(content, "<u4").reshape(blocks, 2)
 
     def check(self, blocks: Iterable[int]) -> None:
-        """Raises `InputError` unless these blocks are as they were written."""
+        """Raise `InputError` if one of these blocks differs from what was written."""
         for number in blocks:
             assert self.block is not None
             rows = slice(number * self.block, (number + 1) * self.block)
@@ -114,17 +115,17 @@ class Checks:
                     )
 
     def check_sample(self) -> None:
-        """Raises `InputError` unless some blocks are as they were written, other ones each time."""
+        """Raise `InputError` if one of some randomly chosen blocks differs from what was written."""
         count = len(self.sums)
         self.check(random.SystemRandom().sample(range(count), min(SAMPLE, count)))
 
     def check_until(self, stop: int) -> None:
-        """The same for entries up to `stop`, where calls come with rising ones."""
+        """Check the entries up to `stop`, without the blocks that earlier calls have checked."""
         if self.block is not None:
             blocks = min(math.ceil(stop / self.block), len(self.sums))
             self.check(range(self.passed, blocks))
             self.passed = max(self.passed, blocks)
 
     def check_all(self) -> None:
-        """The same for all."""
+        """Check all blocks."""
         self.check(range(len(self.sums)))

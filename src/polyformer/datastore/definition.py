@@ -1,10 +1,10 @@
-"""kNN-LM as the paper writes it, over keys that fit into memory. Khandelwal et al. 2020, equations 2 and 3.
+"""kNN-LM as defined in the paper, over keys that fit into memory. Khandelwal et al. 2020, equations 2 and 3.
 
     p_kNN(y | x) ~ the sum of exp(-d(k_i, f(x)) / T) over the neighbours (k_i, v_i) with v_i = y
     p(y | x) = lambda p_kNN(y | x) + (1 - lambda) p_LM(y | x)
 
-d is the squared Euclidean distance, as in the paper's code; f(x) the input of the last feed-forward, after
-its norm; the neighbours are the k nearest entries.
+d is the squared Euclidean distance, as in the paper's code. f(x) is the input of the last feed-forward, after
+its norm. The neighbours are the k nearest entries.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 def neighbour_probabilities(
     queries: Tensor, keys: Tensor, values: Tensor, neighbours: int, temperature: float, vocabulary: int
 ) -> Tensor:
-    """p_kNN [N, V] of queries [N, D] among the keys [M, D] with their next tokens, values [M]."""
+    """Return p_kNN [N, V] of queries [N, D] among the keys [M, D] with their next tokens, values [M]."""
     distances = (queries.unsqueeze(1) - keys.unsqueeze(0)).square().sum(-1)
     nearest = distances.topk(min(neighbours, len(keys)), largest=False)
     weights = (-nearest.values / temperature).softmax(-1)
@@ -23,5 +23,5 @@ def neighbour_probabilities(
 
 
 def mixed(model: Tensor, neighbours: Tensor, weight: float) -> Tensor:
-    """p [N, V] of the model's p_LM and p_kNN, both [N, V]; `weight` is the paper's lambda."""
+    """Return p [N, V], mixed from the model's p_LM and p_kNN, both [N, V]; `weight` is the paper's lambda."""
     return weight * neighbours + (1 - weight) * model

@@ -1,12 +1,12 @@
-"""The entries of a store in its folder: keys and next tokens, in two files that only grow.
+"""The entries of a store in its folder: keys and next tokens, in two append-only files.
 
     keys.float16     [count, dimension], row after row
     values.int32     [count]
     checksums.uint32 of both (`polyformer.datastore.checksums`)
-    progress.json    while it is built: how many of these count, and how many windows they are of
+    progress.json    during a build: the number of committed entries and of their windows
 
-What a process that died has written behind them is cut off when the next one goes on: entries count from the
-moment that all files are on the disk and progress.json, replaced as a whole, says so.
+Entries are committed when all files are synced to the disk and progress.json, which is replaced atomically,
+counts them. A resumed build truncates the files to the committed entries.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ KEYS, VALUES, PROGRESS = "keys.float16", "values.int32", "progress.json"
 
 
 def check_sizes(folder: Path, manifest: Manifest, count: int, exactly: bool) -> None:
-    """Raises `InputError` where a file has fewer bytes than `count` entries, or with `exactly` more."""
+    """Raise `InputError` if a file has fewer bytes than `count` entries, or more if `exactly` is set."""
     for name, bytes_each in ((KEYS, 2 * manifest.dimension), (VALUES, 4)):
         file = folder / name
         with reading(file):
@@ -38,15 +38,17 @@ def check_sizes(folder: Path, manifest: Manifest, count: int, exactly: bool) -> 
 
 
 def mapped_entries(folder: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
-    """Keys float16 [M, D] and values int32 [M] of a finished store, mapped and not read: any number of
-    processes share the memory."""
+    """Return the keys float16 [M, D] and values int32 [M] of a finished store, memory-mapped.
+
+    Any number of processes share the memory.
+    """
     count = manifest.count or 0
     check_sizes(folder, manifest, count, exactly=True)
     return first_entries(folder, manifest, count)
 
 
 def first_entries(folder: Path, manifest: Manifest, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `count` keys and values, mapped."""
+    """Return the first `count` keys and values, memory-mapped."""
     if not count:
         return np.empty((0, manifest.dimension), np.float16), np.empty(0, np.int32)
     with reading(folder):
@@ -56,12 +58,12 @@ def first_entries(folder: Path, manifest: Manifest, count: int) -> tuple[np.ndar
 
 
 def checks(folder: Path, manifest: Manifest, entries: tuple[np.ndarray, np.ndarray]) -> Checks:
-    """What compares the entries of a finished store with their checksums."""
+    """Return the comparison of a finished store's entries with their checksums."""
     return Checks(folder, manifest, dict(zip((KEYS, VALUES), entries)))
 
 
 class EntryWriter:
-    """Adds entries to the store in `folder`, whose lock the caller holds. Used as a context."""
+    """A context manager that adds entries to the store in `folder`; the caller must hold its lock."""
 
     def __init__(self, folder: Path, manifest: Manifest):
         self.folder, self.manifest = folder, manifest
@@ -93,7 +95,7 @@ class EntryWriter:
             file.close()
 
     def add(self, keys: np.ndarray, values: np.ndarray, windows: int) -> None:
-        """The entries of the next windows: float16 [n, D] and int32 [n]. They count after `commit`."""
+        """Add the entries of the next windows: float16 [n, D] and int32 [n]; `commit` saves them."""
         with writing(self.folder):
             for file, array in zip(self.files, (keys, values)):
                 write_all(file, array.tobytes())
@@ -102,14 +104,14 @@ class EntryWriter:
         self.windows += windows
 
     def commit(self) -> None:
-        """From now on they count."""
+        """Commit all entries that were added."""
         with writing(self.folder):
             for file in self.files:
                 os.fsync(file.fileno())
         write_json(self.folder / PROGRESS, {"windows": self.windows, "entries": self.entries})
 
     def finish(self) -> Manifest:
-        """The store is whole, and says so in its manifest."""
+        """Commit the last entries, record their count in the manifest and return it."""
         with writing(self.folder):
             self.sums.end_block()
         self.commit()

@@ -1,4 +1,4 @@
-"""What tells one model from another: a digest of what it computes with, not of files."""
+"""Fingerprints of models: digests of their configuration and weights, independent of the files."""
 
 import dataclasses
 import hashlib
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 WHOLE = 1 << 30
-"""Bytes of weights up to which all are read; of larger models, runs spread evenly over each tensor."""
+"""Models up to this many bytes are read completely, of larger models only evenly spaced runs of each tensor.
+"""
 
 RUNS, RUN = 64, 1 << 14
 
 
 def model_fingerprint(model: nn.Module, config: object) -> str:
-    """SHA-256 of the configuration and of every tensor by its name.
+    """Return the SHA-256 of the configuration and of every tensor with its name.
 
-    The same model has the same one in whatever files it lies. Of a model larger than `WHOLE` bytes samples of
-    its tensors are read: another training changes all of them.
+    It does not depend on the files that store the model. Of a model larger than `WHOLE` bytes only samples of
+    its tensors are read: any training changes all of them.
     """
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     tensors = dict(sorted(model.state_dict().items()))
@@ -31,9 +32,9 @@ def model_fingerprint(model: nn.Module, config: object) -> str:
 
 
 def changed_settings(config: Any) -> Any:
-    """A configuration as plain data, without what has its default value.
+    """Return a configuration as plain data, without the fields that have their default value.
 
-    An option that a later version adds, and that nobody has set, leaves the fingerprint as it was.
+    So an option that a later version adds does not change the fingerprint unless it is set.
     """
     if not dataclasses.is_dataclass(config):
         return config
@@ -45,12 +46,12 @@ def changed_settings(config: Any) -> Any:
 
 
 def default(field: "dataclasses.Field[Any]") -> Any:
-    """The value that a field has where none is said; `MISSING` for one that must be."""
+    """Return the default value of a field; `MISSING` if it is required."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def update(digest: "hashlib._Hash", tensor: Tensor, whole: bool) -> None:
-    """Take a tensor's bytes into `digest`: all of them, or `RUNS` runs of `RUN` bytes."""
+    """Update `digest` with a tensor's bytes: all of them, or `RUNS` runs of `RUN` bytes."""
     flat = tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor
     if whole or flat.numel() <= RUNS * RUN:
         digest.update(flat.cpu().numpy().tobytes() if tensor.numel() else b"")

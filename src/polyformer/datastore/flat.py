@@ -1,7 +1,7 @@
-"""The exact nearest keys, looked for among all of them, in tiles of the mapped file that stay in the cache.
+"""Exact search for the nearest keys among all keys, in tiles of the mapped file that stay in the cache.
 
-d = |q|^2 - 2 q.k + |k|^2, in single precision. Of a tile little is looked at: the least distance of each run
-of keys says whether one of them can be among the nearest, and soon few can.
+d = |q|^2 - 2 q.k + |k|^2, in single precision. Most of a tile is skipped: the least distance within each run
+of keys shows whether any of them can be among the nearest, which soon becomes rare.
 """
 
 import warnings
@@ -14,15 +14,15 @@ from polyformer.ops.linear import linear
 from polyformer.ops.tuning.machine import core_cache
 
 TILE = 1 << 24
-"""Numbers of a tile of keys, where it is not a cache that says how many."""
+"""Numbers per tile of keys on devices other than a CPU, where the cache size determines it."""
 
 RUN = 32
-"""Keys of which the least distance is looked at first."""
+"""Keys per run, of which the least distance is compared first."""
 
 
 @torch.no_grad()
 def nearest(queries: Tensor, keys: np.ndarray, neighbours: int) -> tuple[Tensor, Tensor]:
-    """Squared distances [N, k] and rows [N, k] of the keys [M, D] nearest to queries [N, D], in order."""
+    """Return squared distances and rows, [N, k] each, of the keys [M, D] nearest to queries [N, D]."""
     count, width = keys.shape
     queries, halves = queries.float(), as_tensor(keys)
     nearest_yet = Nearest(len(queries), min(neighbours, count), queries.device)
@@ -40,7 +40,7 @@ def nearest(queries: Tensor, keys: np.ndarray, neighbours: int) -> tuple[Tensor,
 
 @torch.no_grad()
 def squared_distances(queries: Tensor, keys: np.ndarray, rows: Tensor) -> Tensor:
-    """[N, K] of queries [N, D] from the keys of `rows` [N, K]; infinite where a row is -1."""
+    """Return the squared distances [N, K] of queries [N, D] to keys of `rows` [N, K]; infinite for row -1."""
     distances, halves = queries.new_empty(rows.shape, dtype=torch.float32), as_tensor(keys)
     for query, some, result in zip(queries.float(), rows.clamp_min(0).cpu(), distances):
         near = halves.index_select(0, some).to(queries.device).float()
@@ -49,14 +49,14 @@ def squared_distances(queries: Tensor, keys: np.ndarray, rows: Tensor) -> Tensor
 
 
 def as_tensor(keys: np.ndarray) -> Tensor:
-    """The same memory; nothing is written to it, though torch warns that it could be."""
+    """Return a tensor that shares the memory of `keys`; without torch's warning, as nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(keys)
 
 
 def tile_rows(width: int, queries: int, device: torch.device) -> int:
-    """How many keys a tile has: they and their distances fill the threads' caches twice."""
+    """Return the number of keys per tile: keys and distances have twice the size of the threads' caches."""
     numbers = TILE
     if device.type == "cpu":
         numbers = torch.get_num_threads() * core_cache() // 2
@@ -64,7 +64,7 @@ def tile_rows(width: int, queries: int, device: torch.device) -> int:
 
 
 class Nearest:
-    """The least `count` of the distances that each of some queries is shown, and their rows."""
+    """The `count` smallest distances of each query so far, and their rows."""
 
     def __init__(self, queries: int, count: int, device: torch.device):
         self.distances = torch.full((queries, count), torch.inf, device=device)
@@ -73,7 +73,7 @@ class Nearest:
         self.size = 0
 
     def look(self, distances: Tensor, first: int) -> None:
-        """Distances [n, N] of the keys from row `first` on."""
+        """Add the distances [n, N] of the keys from row `first` on."""
         whole = len(distances) // RUN * RUN
         for part, run in ((distances[:whole], RUN), (distances[whole:], 1)):
             if len(part):
@@ -81,9 +81,11 @@ class Nearest:
             first += whole
 
     def _look(self, runs: Tensor, first: int) -> None:
-        """Keep what is nearer than the worst so far; runs: [n, run, N]."""
+        """Keep the distances below the largest kept distance; runs: [n, run, N]."""
         limit = self.distances[:, -1]
-        number, query = (~(runs.amin(1) >= limit)).nonzero(as_tuple=True)  # a NaN hides nobody
+        number, query = (~(runs.amin(1) >= limit)).nonzero(
+            as_tuple=True
+        )  # negated, so that a NaN does not hide its run
         some = runs[number, :, query]
         hit, place = (some < limit[query].unsqueeze(1)).nonzero(as_tuple=True)
         rows = number[hit] * runs.shape[1] + place + first
@@ -93,7 +95,7 @@ class Nearest:
             self._merge()
 
     def _merge(self) -> None:
-        """Put those that wait in their places."""
+        """Merge the candidates that wait into the kept distances."""
         query, distances, rows = (torch.cat(parts) for parts in zip(*self.waiting))
         self.waiting, self.size = [], 0
         query, order = query.sort(stable=True)
@@ -107,7 +109,7 @@ class Nearest:
         self.rows = torch.cat([self.rows, places], 1).gather(1, order)
 
     def best(self) -> tuple[Tensor, Tensor]:
-        """Distances and rows [N, count], nearest first; infinite where there is none."""
+        """Return distances and rows [N, count], nearest first; infinite for missing neighbours."""
         if self.waiting:
             self._merge()
         return self.distances, self.rows

@@ -1,9 +1,10 @@
-"""An IVF-PQ index of a store's keys, by faiss: a search looks at some lists, and at a code of each key there.
+"""An IVF-PQ index of a store's keys, by faiss: a search scans some lists and the compressed keys in them.
 
-Keys are parted into lists by k-means (IVF); what is left of them beside their list's centre is coded in a
-byte for each of some runs of coordinates (PQ). Jegou et al. 2011. The nearest by these codes, some more than
-are wanted, are ordered by their exact distances (`polyformer.datastore.store`). How many lists are looked at
-is measured when the index is made: the fewest that find nearly what all of them find.
+k-means assigns each key to a list (IVF). The difference between the key and its list's centre is coded by
+product quantization, in a byte for each run of coordinates (PQ). Jegou et al. 2011. A search takes some more
+candidates by these codes than needed and orders them by exact distance (`polyformer.datastore.store`). The
+number of lists to scan is measured when the index is built: the fewest that find nearly all neighbours that a
+scan of all lists finds.
 """
 
 import dataclasses
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
+from polyformer.core.limits import SIZE
+from polyformer.core.sizes import check_most
 from polyformer.datastore.checksums import file_checksum
 from polyformer.datastore.flat import nearest, squared_distances
 from polyformer.datastore.manifest import Manifest
@@ -25,27 +28,27 @@ from polyformer.training.lock import sole_writer
 
 INDEX, ABOUT = "index.faiss", "index.json"
 FEWEST = 256 * 39
-"""Keys below which an index cannot be trained well, and is no faster."""
+"""Least number of keys: with fewer keys, an index cannot be trained well and is no faster."""
 
 CHUNK = 1 << 16
 SAMPLE = 1 << 18
-"""Keys that are added at once, and that the index is trained on at most."""
+"""Keys that are added per call, and the most keys that the index is trained on."""
 
 ROUNDS, POINTS = 10, 64
-"""Of k-means, and keys for each centre that it is trained on: more are slow, and find little more."""
+"""Iterations of k-means, and training keys per centre: more are slow and hardly improve the recall."""
 
 QUERIES = 256
-"""Keys by which the number of lists to look at is chosen."""
+"""Keys that are used as queries to choose the number of lists to scan."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexConfig(Config):
-    """`recall`: of what all lists would find, the least that is to be found."""
+    """Options of an index. recall: the least recall, relative to a scan of all lists."""
 
     lists: int | None = None  # by default 4 sqrt(keys)
     bytes: int = 64  # of a key's code, at most
     oversample: float = 2.0  # candidates for each neighbour
-    neighbours: int = 1024  # for which the number of lists to look at is chosen
+    neighbours: int = 1024  # per query when the number of lists to scan is chosen
     recall: float = 0.95
     seed: int = 0
 
@@ -58,9 +61,12 @@ class IndexConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About(Config):
-    """What is known of an index. count, dimension, model: of the store whose keys it has. recall: of the
-    nearest neighbours, the share that it finds with `probes` lists. checksum: CRC-32 of the file; None of one
-    that was made without."""
+    """The content of index.json.
+
+    count, dimension, model: of the store with its keys. probes: lists that a search scans. oversample:
+    candidates per neighbour. recall: the share of the nearest neighbours that a search finds with these
+    settings. checksum: CRC-32 of the file; None in older stores.
+    """
 
     count: int
     dimension: int
@@ -72,29 +78,43 @@ class About(Config):
     recall: float
     checksum: int | None = None
 
+    def __post_init__(self) -> None:
+        sizes = "count", "dimension", "lists", "bytes", "probes"
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {quote(getattr(self, name))}")
+        check_most("probes", self.probes, self.lists)
+        if not 1 <= self.oversample <= SIZE:
+            raise InputError(f"oversample: expected a number from 1 to {SIZE}, got {quote(self.oversample)}")
+
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """A small one."""
+        """Return a small example."""
         return (cls(count=1, dimension=1, model="", lists=1, bytes=1, probes=1, oversample=1.0, recall=1.0),)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """faiss's index, and what is known of it."""
+    """A faiss index and its description."""
 
     faiss: Any
     about: About
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self | None:
-        """The index in `folder`, mapped and not read; None where there is none.
+        """Return the index in `folder`, memory-mapped; None if there is none.
 
-        Raises `InputError` for a damaged one, and for that of other keys.
+        The file is read once, about a second per gigabyte, to compare its checksum: faiss does not detect
+        most damage and would silently return wrong neighbours. Raises `InputError` for a damaged index, an
+        index of another kind or an index of other keys.
         """
         if not (folder / ABOUT).exists():
             return None
-        about = About.from_dict(read_json(folder / ABOUT, dict))
         way = f"make it again by polyformer datastore index {folder}"
+        try:
+            about = About.from_dict(read_json(folder / ABOUT, dict))
+        except InputError as error:
+            raise InputError(f"{folder / ABOUT}: damaged ({error}); {way}") from error
         if (about.count, about.dimension, about.model) != (
             manifest.count,
             manifest.dimension,
@@ -102,17 +122,23 @@ class Index:
         ):
             raise InputError(f"{folder / INDEX}: of another store's keys; {way}")
         faiss = imported_faiss()
+        if not (folder / INDEX).is_file():
+            raise InputError(f"{folder / INDEX}: missing; {way}")
+        if about.checksum is not None and file_checksum(folder / INDEX) != about.checksum:
+            raise InputError(f"{folder / INDEX}: damaged: not what was written; {way}")
         try:
             index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            raise InputError(f"{folder / INDEX}: missing or damaged; {way}") from error
-        if (index.d, index.ntotal) != (about.dimension, about.count):
+        except (RuntimeError, MemoryError) as error:
+            raise InputError(f"{folder / INDEX}: damaged; {way}") from error
+        if not isinstance(index, faiss.IndexIVFPQ):
+            raise InputError(f"{folder / INDEX}: expected an IVF-PQ index, got {type(index).__name__}; {way}")
+        if (index.d, index.ntotal, index.nlist) != (about.dimension, about.count, about.lists):
             raise InputError(f"{folder / INDEX}: damaged; {way}")
         index.nprobe = about.probes
         return cls(index, about)
 
     def candidates(self, queries: Tensor, neighbours: int) -> Tensor:
-        """Rows [N, K] of keys that may be the nearest, K >= neighbours; -1 where the lists have no more."""
+        """Return rows [N, K] of candidate keys, K >= neighbours; -1 if the scanned lists have no more."""
         faiss = imported_faiss()
         faiss.omp_set_num_threads(torch.get_num_threads())
         count = min(math.ceil(neighbours * self.about.oversample), self.about.count)
@@ -120,18 +146,8 @@ class Index:
         return torch.from_numpy(rows).to(queries.device)
 
 
-def verify_index(folder: Path, manifest: Manifest) -> None:
-    """Raises `InputError` where there is an index, and it is damaged."""
-    if (index := Index.read(folder, manifest)) is None or index.about.checksum is None:
-        return
-    if file_checksum(folder / INDEX) != index.about.checksum:
-        raise InputError(
-            f"{folder / INDEX}: not what was written; make it again by polyformer datastore index {folder}"
-        )
-
-
 def imported_faiss() -> Any:
-    """The module; `InputError` says how it is installed."""
+    """Return the module faiss; the `InputError` for a missing installation explains how to install it."""
     try:
         import faiss
     except ImportError as error:
@@ -140,9 +156,9 @@ def imported_faiss() -> Any:
 
 
 def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: IndexConfig) -> About:
-    """Train an index on a sample of the keys [M, D], add all of them, choose how many lists to look at.
+    """Train an index on a sample of the keys [M, D], add all keys and choose the number of lists to scan.
 
-    The new index takes the place of an older one. Raises `InputError` for too few keys and a full disk.
+    The new index replaces an older index. Raises `InputError` for too few keys and for a full disk.
     """
     faiss, count = imported_faiss(), len(keys)
     if count < FEWEST:
@@ -154,7 +170,7 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
     generator = np.random.default_rng(config.seed)
     lists = min(config.lists or round(4 * math.sqrt(count)), count // 39)
     code = max(size for size in range(1, config.bytes + 1) if manifest.dimension % size == 0)
-    # "np": no polysemous training, which takes minutes and orders codes for a search that is not made here
+    # "np": no polysemous training, which takes minutes and orders codes for a kind of search that is not used
     index = faiss.index_factory(manifest.dimension, f"IVF{lists},PQ{code}np")
     for training in (index.cp, index.pq.cp):
         training.seed, training.niter, training.max_points_per_centroid = config.seed, ROUNDS, POINTS
@@ -175,7 +191,7 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
     chosen = generator.choice(count, min(QUERIES, count), replace=False)
     about = tuned(Index(index, about), keys, np.sort(chosen), config)
     with sole_writer(folder, "the index is then made from the beginning"):
-        (folder / ABOUT).unlink(missing_ok=True)  # without it there is no index
+        (folder / ABOUT).unlink(missing_ok=True)  # an index without this file is ignored
         atomic_write(folder / INDEX, lambda partial: _write(index, partial))
         about = dataclasses.replace(about, checksum=file_checksum(folder / INDEX))
         write_json(folder / ABOUT, about.to_dict())
@@ -183,7 +199,7 @@ def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: Index
 
 
 def tuned(index: Index, keys: np.ndarray, chosen: np.ndarray, config: IndexConfig) -> About:
-    """`index.about` with the fewest lists, a power of 2, that find enough for the keys `chosen`."""
+    """Return `index.about` with the fewest lists, a power of 2, with enough recall on the keys `chosen`."""
     queries = torch.from_numpy(keys[chosen].astype(np.float32))
     neighbours = min(config.neighbours, len(keys))
     _, truth = nearest(queries, keys, neighbours)
@@ -203,5 +219,5 @@ def tuned(index: Index, keys: np.ndarray, chosen: np.ndarray, config: IndexConfi
 def _write(index: Any, path: Path) -> None:
     try:
         imported_faiss().write_index(index, str(path))
-    except RuntimeError as error:  # it has only text
+    except RuntimeError as error:  # faiss raises only this type, with a text
         raise OSError(min(NO_SPACE), "faiss could not write", str(path)) from error

@@ -1,4 +1,4 @@
-"""What a store says of itself, in STORE/store.json: all of it is checked before the store is used."""
+"""The description of a store, in STORE/store.json; it is checked before the store is used."""
 
 import dataclasses
 from pathlib import Path
@@ -16,16 +16,19 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
-    """`text`: the files by size and digest, as `polyformer.data.fingerprint` has them. count: entries; None
-    until the last one is there. part: which of `parts` this is, from 1. block: entries of a checksum
-    (`polyformer.datastore.checksums`); None in stores of a time without."""
+    """The description of a store.
+
+    text: the files by size and digest, as in `polyformer.data.fingerprint`. count: entries; None until the
+    build is finished. part: the number of this part, from 1 to `parts`. block: entries per checksum
+    (`polyformer.datastore.checksums`); None in older stores without checksums.
+    """
 
     version: int = VERSION
     dimension: int
     dtype: str = "float16"
     model: str  # fingerprint of its weights and configuration
     tokenizer: str  # fingerprint
-    key: str  # what the keys are: "feedforward", or "hidden" of a model of transformers
+    key: str  # kind of the keys: "feedforward", or "hidden" of a model of transformers
     reading: Reading
     text: tuple[dict[str, Any], ...]
     part: int = 1
@@ -35,12 +38,12 @@ class Manifest(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """One of a whole store."""
+        """Return an example of a whole store."""
         return (cls(dimension=2, model="", tokenizer="", key="hidden", reading=Reading(), text=()),)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of the store in `folder`; `InputError` where there is none, or one that cannot be read."""
+        """Return the manifest of the store in `folder`; raises `InputError` if it is missing or damaged."""
         if not (folder / MANIFEST).is_file():
             raise InputError(
                 f"{folder}: not a datastore (it has no {MANIFEST}); make one by polyformer datastore build"
@@ -49,7 +52,7 @@ class Manifest(Config):
 
     @classmethod
     def parsed(cls, tree: dict[str, Any], place: object) -> Self:
-        """From plain data that was read at `place`."""
+        """Return the manifest from plain data that was read at `place`."""
         version = tree.get("version")
         if version != VERSION:
             raise InputError(f"{place}: expected a store of version {VERSION}, got {version}; build it again")
@@ -67,11 +70,11 @@ class Manifest(Config):
         return manifest
 
     def write(self, folder: Path) -> None:
-        """Into STORE/store.json."""
+        """Write the manifest to STORE/store.json."""
         write_json(folder / MANIFEST, self.to_dict())
 
     def check_same(self, other: Self, place: object) -> None:
-        """Raises `InputError` where the build at `place`, which is this, would go on as `other`."""
+        """Raise `InputError` if the build at `place`, with this manifest, cannot be resumed with `other`."""
         changes = data_changes({"text": list(self.text)}, {"text": list(other.text)})
         names = "model", "tokenizer", "key", "dimension", "reading", "part", "parts"
         differ = [name for name in names if getattr(self, name) != getattr(other, name)]
@@ -82,7 +85,7 @@ class Manifest(Config):
             )
 
     def check_reader(self, model: str, tokenizer: str, place: object) -> None:
-        """Raises `InputError` unless the store was built by the model and tokenizer of these fingerprints."""
+        """Raise `InputError` unless the store was built with this model and tokenizer (fingerprints)."""
         for name, own, other in (("model", self.model, model), ("tokenizer", self.tokenizer, tokenizer)):
             if own != other:
                 raise InputError(

@@ -1,6 +1,7 @@
-"""Parts that several processes have built, as one store: the same entries in the same order as of one build.
+"""Merging of parts that several processes have built: the result is identical to a single build.
 
-The parts of STORE lie in it as folders, STORE/part-1-of-4 and so on, wherever they were built.
+The parts of STORE must be its subfolders STORE/part-1-of-4 and so on, regardless of the machine that built
+them.
 """
 
 import dataclasses
@@ -21,14 +22,15 @@ NAME = re.compile(r"part-(\d+)-of-(\d+)")
 
 
 def part_folder(folder: Path, part: int, parts: int) -> Path:
-    """Where a part of the store in `folder` is built."""
+    """Return the folder in which a part of the store in `folder` is built."""
     return folder / f"part-{part}-of-{parts}" if parts > 1 else folder
 
 
 def merge(folder: Path, report: Report = lambda progress: None) -> Manifest:
-    """Make one store of the parts in `folder`; stopped at any moment, it goes on where it was.
+    """Merge the parts in `folder` into one store; it resumes after any interruption.
 
-    Raises `InputError` for parts that are missing, unfinished, damaged or of other input than the rest.
+    Raises `InputError` for parts that are missing, unfinished, damaged or built from other input than the
+    rest.
     """
     manifests = parts_of(folder)
     mapped = [mapped_entries(folder / name, manifest) for name, manifest in manifests.items()]
@@ -48,7 +50,7 @@ def merge(folder: Path, report: Report = lambda progress: None) -> Manifest:
 
 
 def parts_of(folder: Path) -> dict[str, Manifest]:
-    """The manifests of all parts in `folder`, in their order, by the names of their folders."""
+    """Return the manifests of all parts in `folder`, in order, by the names of their folders."""
     names = [path.name for path in folder.glob("part-*") if NAME.fullmatch(path.name)]
     if not names:
         raise InputError(
@@ -68,7 +70,7 @@ def parts_of(folder: Path) -> dict[str, Manifest]:
 
 
 def number(name: str) -> int:
-    """I of part-I-of-N."""
+    """Return I of part-I-of-N."""
     return int(name.split("-")[1])
 
 
@@ -79,7 +81,7 @@ def write(
     writer: EntryWriter,
     report: Report,
 ) -> None:
-    """Copy window after window, each from the part that has read it, compared with its checksums."""
+    """Copy the windows in order, each from the part that has read it, and compare them with its checksums."""
     total = sum(len(values) for _, values in mapped)
     committed = start = time.monotonic()
     before = writer.entries

@@ -1,10 +1,11 @@
-"""One builder at a time of a part of a store on a server, which has no locks.
+"""A lease that allows only a single builder per part of a store, on a server without locks.
 
-Who builds keeps a row among the plain data of the collection and changes it every `BEAT` seconds. Who wants
-to build adds a row of its own, and only then looks for others: of two that come at once one sees the other,
-or both do; then they take their rows back and try again a little later. A row that changes while it is looked
-at is of a living process: an error. One that does not change for `LEASE` seconds is of a dead one, and is
-removed. No clocks are compared. Who wakes up after so long finds its row gone before anything of its counts.
+A builder keeps a row among the plain data of the collection and changes it every `BEAT` seconds. A new
+builder first adds its own row and only then looks for others: if two start at once, at least one of them sees
+the other; builders that see another remove their rows and try again a little later. A row that changes while
+it is watched belongs to a living process, which is an error. A row that does not change for `LEASE` seconds
+belongs to a dead process and is removed. No clocks are compared. A builder that was suspended for that long
+finds its row removed before it can commit anything.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ from polyformer.datastore.manifest import Manifest
 from polyformer.datastore.milvus_server import LAST_ROW, Server
 
 BEAT, LEASE = 5.0, 30.0
-"""Seconds between two signs of life, and without one until a builder counts as dead."""
+"""Seconds between two heartbeats, and seconds without a heartbeat until a builder counts as dead."""
 
 PAUSE = 1.0
-"""About so many seconds between two looks at others."""
+"""Mean seconds between two looks at other builders."""
 
 
 class Lease:
@@ -36,7 +37,7 @@ class Lease:
 
     def __init__(self, server: Server, manifest: Manifest):
         self.server, self.row = server, 0
-        # Parts of one build are built at once; what else goes into the collection excludes them all.
+        # Parts of the same build may run at once; any other build of the collection excludes them.
         described = {**manifest.to_dict(), "part": 0, "count": None}
         self.about: dict[str, Any] = {
             "build": hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest(),
@@ -49,7 +50,7 @@ class Lease:
         self.ended, self.lost = threading.Event(), False
 
     def acquire(self) -> None:
-        """Wait until dead builders' rows are gone; `InputError` where one lives."""
+        """Wait until rows of dead builders are removed; raises `InputError` if another builder is alive."""
         seen: dict[int, tuple[dict[str, Any], float]] = {}
         while True:
             self.row = LAST_ROW - 1 - secrets.randbits(48)
@@ -68,15 +69,17 @@ class Lease:
                     )
                 if time.monotonic() - since > LEASE:
                     self.server.remove(row)
-            time.sleep(PAUSE * random.uniform(0.5, 1.5))  # two that met part
+            time.sleep(
+                PAUSE * random.uniform(0.5, 1.5)
+            )  # random, so that two builders that started at once separate
 
     def release(self) -> None:
-        """Take the row back, unless the server is away: then it counts as dead by and by."""
+        """Remove the row; if the server is unreachable, the lease expires instead."""
         with contextlib.suppress(InputError):
             self.server.remove(self.row)
 
     def check(self) -> None:
-        """Raises `InputError` where another process has taken over: nothing more of this one may count."""
+        """Raise `InputError` if another process has taken over, so that this process commits nothing more."""
         if self.lost or self.row not in self.server.leases():
             raise InputError(
                 f"{self.server.address}: another process builds it, for this one gave no sign of life in "
@@ -84,10 +87,10 @@ class Lease:
             )
 
     def beat(self) -> None:
-        """Show life until `ended`; of a thread of its own, for the model may read for long."""
+        """Send heartbeats until `ended`, in a separate thread, because the model may compute for long."""
         last = time.monotonic()
         while not self.ended.wait(BEAT):
-            with contextlib.suppress(InputError):  # the builder's own calls say what is wrong
+            with contextlib.suppress(InputError):  # the builder's own calls report the error
                 if time.monotonic() - last > LEASE or self.row not in self.server.leases():
                     self.lost = True
                     return
@@ -96,7 +99,7 @@ class Lease:
                 last = time.monotonic()
 
     def _others(self) -> dict[int, dict[str, Any]]:
-        """The rows of builders that exclude this one."""
+        """Return the rows of builders that exclude this builder."""
         return {
             row: about
             for row, about in self.server.leases().items()
@@ -107,7 +110,7 @@ class Lease:
 
 @contextlib.contextmanager
 def held(server: Server, manifest: Manifest) -> Iterator[Lease]:
-    """The lease of the part that `manifest` describes; `InputError` where a living process has it."""
+    """Hold the lease of the part of `manifest`; raises `InputError` if a living process holds it."""
     lease = Lease(server, manifest)
     lease.acquire()
     thread = threading.Thread(target=lease.beat, daemon=True)

@@ -1,9 +1,9 @@
-"""A Milvus server as a place for stores: calls with a time limit, and its errors in the words of ours.
+"""A connection to a Milvus server that stores entries: calls have a time limit, and errors are `InputError`.
 
-Every call ends within some `TIMEOUT` seconds, the first within `CONNECT`. While a server is away or says that
-it is asked too much, it is asked again, by pymilvus after a longer wait each time (that is the back-pressure:
-one batch is under way at a time); what it has not answered then is an `InputError`. Calls may so be made
-twice; all that write do so by primary key.
+Every call ends within about `TIMEOUT` seconds, the first within `CONNECT`. While the server is unreachable or
+overloaded, pymilvus retries the call with increasing delays. This provides back-pressure, because only one
+batch is sent at once. A call that still fails then raises `InputError`. A call may thus be executed twice;
+all writes are idempotent, because they use the primary key.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ NO_CONNECTION = 2  # pymilvus's Status.CONNECT_FAILED
 
 ROW, CONTENT, UNUSED = "row", "content", "unused"
 LAST_ROW = -9
-"""Rows of plain data are from here on; those below are leases (`milvus_lease`)."""
+"""Rows from this number on contain plain data; rows below are leases (`milvus_lease`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a store lies: a server's URI, or the file of an embedded one, and the name of its collection."""
+    """The address of a store: the URI of a server or the file of an embedded server, and a collection."""
 
     uri: str
     collection: str
 
     @classmethod
     def of(cls, name: str) -> "Address | None":
-        """`http://HOST:19530/COLLECTION` or `FILE.db/COLLECTION`; None for the name of a folder."""
+        """Parse `http://HOST:19530/COLLECTION` or `FILE.db/COLLECTION`; None for the name of a folder."""
         match = SERVER.fullmatch(name)
         if match is None and not (Path(name) / MANIFEST).exists():
             match = FILE.fullmatch(name)
@@ -52,7 +52,10 @@ class Address:
 
 
 class Server:
-    """A connection. `call` makes any call of pymilvus's client; rows of plain data lie beside entries."""
+    """A connection to a server.
+
+    `call` runs any method of pymilvus's client. Plain data has a separate collection.
+    """
 
     def __init__(self, address: Address):
         self.address, self.about = address, f"{address.collection}_about"
@@ -60,8 +63,14 @@ class Server:
             import pymilvus
         except ImportError as error:
             raise InputError(f"{address}: needs pymilvus: pip install polyformer[datastore]") from error
-        for name in ("pymilvus", "grpc._server", "milvus_lite"):  # the latter two the embedded server's
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are ours to say, in one line
+        for name in (
+            "pymilvus",
+            "grpc._server",
+            "milvus_lite",
+        ):  # the latter two belong to the embedded server
+            logging.getLogger(name).setLevel(
+                logging.CRITICAL
+            )  # errors are reported by this library, in one line
         self.pymilvus = pymilvus
         options = {"token": token} if (token := os.environ.get(TOKEN)) else {}
         connect = functools.partial(pymilvus.MilvusClient, uri=address.uri, timeout=CONNECT, **options)
@@ -69,7 +78,7 @@ class Server:
             self.client: Any = self._patiently(connect, CONNECT)
 
     def _patiently(self, call: Callable[[], Any], seconds: float) -> Any:
-        """What `call` gives, which is made again where there is no connection: a server may be starting."""
+        """Return the result of `call`, repeated while there is no connection: the server may be starting."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -81,7 +90,7 @@ class Server:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """What goes wrong inside becomes an `InputError`."""
+        """Convert errors within the context to `InputError`."""
         import grpc
 
         try:
@@ -99,48 +108,48 @@ class Server:
             ) from error
 
     def call(self, name: str, seconds: float | None = None, **arguments: Any) -> Any:
-        """One call, made for so many `seconds`, by default `TIMEOUT`; see the module."""
+        """Run one call with a limit of `seconds`, by default `TIMEOUT`; see the module."""
         seconds = TIMEOUT if seconds is None else seconds
         with self.errors():
             call = functools.partial(getattr(self.client, name), timeout=seconds, **arguments)
             return self._patiently(call, seconds)
 
     def has(self, collection: str) -> bool:
-        """Whether there is such a collection."""
+        """Return whether the collection exists."""
         return bool(self.call("has_collection", collection_name=collection))
 
     def create_about(self) -> None:
-        """The collection with rows of plain data, unless it is there."""
+        """Create the collection of plain data unless it exists."""
         if self.has(self.about):
             return
         types = self.pymilvus.DataType
         schema = self.client.create_schema(auto_id=False)
         schema.add_field(ROW, types.INT64, is_primary=True)
         schema.add_field(CONTENT, types.VARCHAR, max_length=60_000)
-        schema.add_field(UNUSED, types.FLOAT_VECTOR, dim=2)  # no collection is without vectors
+        schema.add_field(UNUSED, types.FLOAT_VECTOR, dim=2)  # Milvus requires a vector field
         index = self.client.prepare_index_params()
         index.add_index(UNUSED, index_type="FLAT", metric_type="L2")
         try:
             self.call("create_collection", collection_name=self.about, schema=schema, index_params=index)
         except InputError:
-            if not self.has(self.about):  # another process has made it meanwhile
+            if not self.has(self.about):  # another process may have created it meanwhile
                 raise
 
     def write(self, row: int, content: dict[str, Any]) -> None:
-        """Keep plain data as a row; an older one is replaced."""
+        """Save plain data as a row; replaces an older row."""
         rows = [{ROW: row, CONTENT: json.dumps(content), UNUSED: [0.0, 0.0]}]
         self.call("upsert", collection_name=self.about, data=rows)
 
     def remove(self, row: int) -> None:
-        """No longer keep a row, if it is there."""
+        """Delete a row if it exists."""
         self.call("delete", seconds=CONNECT, collection_name=self.about, ids=[row])
 
     def rows(self) -> dict[int, dict[str, Any]]:
-        """All rows of plain data; `InputError` where they cannot be read."""
+        """Return all rows of plain data; raises `InputError` if they cannot be read."""
         return self._rows(f"{ROW} >= {LAST_ROW}")
 
     def leases(self) -> dict[int, dict[str, Any]]:
-        """The rows of processes that build."""
+        """Return the rows of processes that build."""
         return self._rows(f"{ROW} < {LAST_ROW}")
 
     def _rows(self, which: str) -> dict[int, dict[str, Any]]:

@@ -1,13 +1,13 @@
-"""A store in a Milvus collection: for what does not fit on one machine, by the same commands.
+"""A store in a Milvus collection, for data that does not fit on one machine, with the same commands.
 
-COLLECTION         entry (primary key), value, key: what is sent twice is there once, because an entry's
-                   number is its primary key, and all parts of a build go into one collection
-COLLECTION_about   plain data by row: 0 the manifest, 1 to N how far each part is, -1 mixture, -2 index,
-                   below -9 who builds (`milvus_lease`)
+    COLLECTION         entry (primary key), value, key. The number of an entry is its primary key, so that an
+                       entry that is sent twice is stored once, and all parts of a build share a collection.
+    COLLECTION_about   plain data by row: 0 manifest, 1 to N progress of each part, -1 mixture, -2 index,
+                       below -9 leases of builders (`milvus_lease`)
 
-Keys are half-precision vectors; the embedded server (milvus-lite) and servers before 2.4, which cannot index
-them, keep the same numbers in single precision. Indexes compare whole keys (FLAT, IVF_FLAT), so that
-distances are exact as they come.
+Keys are half-precision vectors. The embedded server (milvus-lite) and servers before 2.4, which cannot index
+them, store the same numbers in single precision. The indexes compare complete keys (FLAT, IVF_FLAT), so that
+the returned distances are exact.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ from polyformer.datastore.store import MixtureConfig, Neighbours, Search
 ENTRY, VALUE, KEY = "entry", "value", "key"
 MANIFEST_ROW, MIXTURE_ROW, INDEX_ROW = 0, -1, -2
 SENT_BYTES = 1 << 22
-"""Of keys in one call; the server takes 64 MiB."""
+"""Bytes of keys per call; the server accepts 64 MiB."""
 
 ANSWERED = 1 << 16
-"""Neighbours in one answer."""
+"""Neighbours per response."""
 
 QUERIES = 64
-"""Keys by which the number of lists to look at is chosen."""
+"""Keys that are used as queries to choose the number of lists to scan."""
 
 
 class MilvusWriter:
-    """Adds the entries of a part; see `polyformer.datastore.build.Writer`."""
+    """A writer of the entries of a part; see `polyformer.datastore.build.Writer`."""
 
     def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any], lease: Lease):
         self.server, self.manifest, self.lease = server, manifest, lease
@@ -49,7 +49,7 @@ class MilvusWriter:
         self.half = key_type(server) == server.pymilvus.DataType.FLOAT16_VECTOR
 
     def add(self, keys: np.ndarray, values: np.ndarray, windows: int) -> None:
-        """Send the entries of the next windows; they count after `commit`."""
+        """Send the entries of the next windows; `commit` makes them permanent."""
         numbers = entry_numbers(self.manifest, self.entries, len(values))
         sent = keys if self.half else keys.astype(np.float32)
         step = max(1, SENT_BYTES // keys[0].nbytes)
@@ -64,11 +64,11 @@ class MilvusWriter:
         self.windows += windows
 
     def commit(self) -> None:
-        """From now on they count."""
+        """Commit all entries that were sent."""
         self._write(finished=False)
 
     def finish(self) -> None:
-        """The part is whole."""
+        """Mark the part as finished."""
         self.server.call("flush", collection_name=self.server.address.collection)
         self._write(finished=True)
 
@@ -79,19 +79,19 @@ class MilvusWriter:
 
 
 def entry_numbers(manifest: Manifest, first: int, count: int) -> np.ndarray:
-    """The numbers in the whole text of `count` entries of a part, from its own number `first` on."""
+    """Return the positions in the whole text of `count` entries of a part, from its own number `first` on."""
     own, fresh = np.arange(first, first + count), manifest.reading.fresh
     return (own // fresh * manifest.parts + manifest.part - 1) * fresh + own % fresh
 
 
 def key_type(server: Server) -> Any:
-    """Which kind of vectors the keys of a collection are."""
+    """Return the vector type of the keys of a collection."""
     described = server.call("describe_collection", collection_name=server.address.collection)
     return next(field["type"] for field in described["fields"] if field["name"] == KEY)
 
 
 def create_entries(server: Server, dimension: int) -> None:
-    """The collection of entries, unless it is there."""
+    """Create the collection of entries unless it exists."""
     name, types = server.address.collection, server.pymilvus.DataType
     if server.has(name):
         return
@@ -112,7 +112,10 @@ def create_entries(server: Server, dimension: int) -> None:
 
 
 def indexes_half(server: Server) -> bool:
-    """Whether it may index half-precision keys: servers before 2.4 take them, and then fail to for ever."""
+    """Return whether the server can index half-precision keys.
+
+    Servers before 2.4 accept them, then always fail.
+    """
     version = re.search(r"(\d+)\.(\d+)", str(server.call("get_server_version")))
     return version is None or (int(version[1]), int(version[2])) >= (2, 4)
 
@@ -120,10 +123,10 @@ def indexes_half(server: Server) -> bool:
 def build_in_milvus(
     reader: ContextReader, texts: Iterable[str], manifest: Manifest, address: Address, report: Report
 ) -> int:
-    """Build the store, or part, that `manifest` describes, or go on with it: the part's entries.
+    """Build or resume the store, or part, that `manifest` describes; return the number of the part's entries.
 
-    Raises `InputError` where the collection holds another store, where another process builds this part, and
-    where the server is away.
+    Raises `InputError` if the collection contains another store, if another process builds this part, or if
+    the server is unreachable.
     """
     server = Server(address)
     if server.has(address.collection) and MANIFEST_ROW not in server.rows():
@@ -146,7 +149,7 @@ def build_in_milvus(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MilvusStore:
-    """A finished store on a server. probes: lists that a search looks at; None where it compares all keys."""
+    """A finished store on a server. probes: lists that a search scans; None if it compares all keys."""
 
     manifest: Manifest
     server: Server
@@ -155,7 +158,7 @@ class MilvusStore:
     remembered: MixtureConfig | None = None
 
     def search(self, queries: Tensor, neighbours: int) -> Neighbours:
-        """As for every store."""
+        """Return the nearest entries, see `Store.search`."""
         neighbours = min(neighbours, self.manifest.count or 0)
         distances = torch.full((len(queries), neighbours), torch.inf)
         values = torch.zeros(len(queries), neighbours, dtype=torch.long)
@@ -181,16 +184,16 @@ class MilvusStore:
         )
 
     def mixture(self) -> MixtureConfig | None:
-        """As for every store."""
+        """Return the saved mixture, see `Store.mixture`."""
         return self.remembered
 
     def keep_mixture(self, config: MixtureConfig) -> None:
-        """As for every store."""
+        """Save the mixture, see `Store.keep_mixture`."""
         self.server.write(MIXTURE_ROW, config.to_dict())
 
 
 def open_in_milvus(address: Address, search: Search = "auto") -> MilvusStore:
-    """The store at `address`; `InputError` where it cannot be used."""
+    """Open the store at `address`; raises `InputError` if it cannot be used."""
     server = Server(address)
     rows = server.rows()
     if MANIFEST_ROW not in rows:
@@ -223,14 +226,15 @@ def open_in_milvus(address: Address, search: Search = "auto") -> MilvusStore:
 
 
 def index_in_milvus(store: MilvusStore, lists: int | None, recall: float, neighbours: int) -> tuple[int, int]:
-    """Make an index of `lists` lists, by default 4 sqrt(entries): how many there are, and are looked at.
+    """Build an index of `lists` lists, by default 4 sqrt(entries); return the numbers of lists and of probes.
 
-    These are the fewest, a power of 2, that find the share `recall` of the neighbours of some of its keys.
+    Probes are the scanned lists: the fewest, a power of 2, that find the share `recall` of the neighbours of
+    a sample of the keys.
     """
     server, count = store.server, store.manifest.count or 1
     name, lists = server.address.collection, lists or max(1, round(4 * math.sqrt(count)))
     lists = max(1, min(lists, count // 39))
-    server.write(INDEX_ROW, {})  # until the new one is there
+    server.write(INDEX_ROW, {})  # invalid until the new index exists
     server.call("release_collection", collection_name=name)
     server.call("drop_index", collection_name=name, index_name=KEY)
     index = server.client.prepare_index_params()
@@ -252,7 +256,7 @@ def index_in_milvus(store: MilvusStore, lists: int | None, recall: float, neighb
 
 
 def vector(value: Any) -> np.ndarray:
-    """A key as the client gives it: numbers, or the bytes of half-precision ones."""
+    """Convert a key from the client's format: numbers, or the bytes of half-precision numbers."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
         value = value[0]
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""The model's distribution mixed with that of its nearest neighbours: `definition`, fast."""
+"""The mixture of the model's distribution and the neighbours' distribution: `definition`, optimized."""
 
 import dataclasses
 import math
@@ -12,21 +12,24 @@ from polyformer.datastore.store import MixtureConfig, Neighbours, Store
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
-    """log p = log(lambda p_kNN + (1 - lambda) p_LM), as `generate(mixture=)` takes it."""
+    """log p = log(lambda p_kNN + (1 - lambda) p_LM), for `generate(mixture=)`."""
 
     store: Store
     config: MixtureConfig = MixtureConfig()
 
     def __call__(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """log p [N, K, V] from the model's logits [N, K, V] and the keys [N, K, D]."""
+        """Return log p [N, K, V] from the model's logits [N, K, V] and the keys [N, K, D]."""
         near = self.store.search(keys.flatten(0, -2), self.config.neighbours)
         log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         mixed = self.mixed(log_p.flatten(0, -2), near)
         return mixed.view_as(log_p)
 
     def mixed(self, log_p: Tensor, near: Neighbours) -> Tensor:
-        """log p [N, V] from the model's log p [N, V] and the neighbours of each row; where there is none the
-        model's own. Raises `InputError` for a neighbour whose token the model has not."""
+        """Return log p [N, V] from the model's log p [N, V] and the neighbours of each row.
+
+        Rows without neighbours keep the model's log p. Raises `InputError` for a neighbour with a token
+        outside the model's vocabulary.
+        """
         least, most = near.values.aminmax()
         if least < 0 or most >= log_p.shape[-1]:
             raise InputError(
@@ -41,11 +44,11 @@ class Mixture:
 
 
 def neighbour_weights(distances: Tensor, temperature: float) -> Tensor:
-    """softmax(-d / T) [N, k] of distances [N, k], nearest first; zeros where there is no neighbour at all."""
-    apart = distances - distances[:, :1]  # where the nearest is infinite, NaN
+    """Return softmax(-d / T) [N, k] of distances [N, k], nearest first; zeros for rows without neighbours."""
+    apart = distances - distances[:, :1]  # NaN if the nearest is infinite
     return (-apart / temperature).softmax(-1).nan_to_num(0.0)
 
 
 def log(x: float) -> float:
-    """Of 0 minus infinity."""
+    """Return the logarithm, minus infinity for 0."""
     return math.log(x) if x > 0 else -math.inf

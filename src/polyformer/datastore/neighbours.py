@@ -1,10 +1,9 @@
-"""Find the neighbours of every token of a text in a store, once: what a model with the head `semiparametric`
-(SPALM) reads beside the text.
+"""A search for the neighbours of all tokens of a text, for models with the head `semiparametric` (SPALM).
 
-The text is read as the store's was, so that token i is the context of entry i. Where the store is of this
-text, that entry is the token's own, and is left out: of k + 1 neighbours it goes, or else the farthest.
-Stopped at any moment, the search goes on where it was: rows count once they are synced and progress.json
-says so.
+The text is read like the store's text, so that token i is the context of entry i. If the store was built from
+this text, that entry is the token itself and is excluded: k + 1 neighbours are searched, and the own entry or
+else the farthest is dropped. The search resumes after any interruption: rows count when they are synced and
+progress.json counts them.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ from polyformer.datastore.windows import Window, windows
 from polyformer.training.lock import LOCK, MARKER, sole_writer
 
 Text = tuple[dict[str, object], ...]
-"""The files of a text by size and digest, as a manifest has them."""
+"""The files of a text by size and digest, as in a manifest."""
 
 
 def find(
@@ -41,11 +40,11 @@ def find(
     folder: Path,
     report: Report = lambda progress: None,
 ) -> About:
-    """The `neighbours` nearest to each token of `texts`, into `folder`, or go on with them there.
+    """Write the `neighbours` nearest to each token of `texts` to `folder`, or resume there.
 
-    Raises `InputError` for a model that is no run of the task lm, whose documents a task could not find
-    again; for a store on a server, whose entries have no numbers here; for part of the store's text; for a
-    folder that holds something else.
+    Raises `InputError` for a model that is no run of the task lm (the documents could not be found again),
+    for a store on a server (its entries have no row numbers), for a part of the store's text, and for a
+    folder with other content.
     """
     if neighbours < 1:
         raise InputError(f"--neighbours: expected 1 or more, got {neighbours}")
@@ -69,7 +68,7 @@ def find(
 
 
 def is_own(store: FolderStore, text: Text) -> bool:
-    """Whether the store is of this text; `InputError` where it has some of its files, but not these alone."""
+    """Return whether the store is of this text; raises `InputError` if it shares only some of the files."""
     own = store.manifest.text
     if len(own) == len(text) and not data_changes({"text": list(own)}, {"text": list(text)}):
         return True
@@ -84,7 +83,7 @@ def is_own(store: FolderStore, text: Text) -> bool:
 
 
 def begin(folder: Path, about: About) -> About:
-    """What `folder` holds already, or `about`, written first."""
+    """Return the description in `folder`; if there is none, write `about` first."""
     remove_partials(folder)
     if not (folder / ABOUT).exists():
         others = {path.name for path in folder.iterdir()} - {LOCK, MARKER}
@@ -106,14 +105,14 @@ def begin(folder: Path, about: About) -> About:
 
 
 class Documents:
-    """The documents of a text, handed on; of each the digest and the row of its first token are kept."""
+    """A pass over documents that records the digest and the row of the first token of each."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []
         self.tokens = 0
 
     def watched(self, documents: Iterable[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """The same documents."""
+        """Yield the same documents."""
         for document in documents:
             self.places.append((digest(document), self.tokens))
             self.tokens += len(document)
@@ -128,7 +127,7 @@ def write(
     folder: Path,
     report: Report,
 ) -> About:
-    """Search for what is still to be found."""
+    """Search the neighbours of the remaining tokens."""
     reading, documents = store.manifest.reading, Documents()
     all_windows = windows(documents.watched(reader.documents(texts)), reading)
     done = read_json(folder / PROGRESS, dict) if (folder / PROGRESS).exists() else {"windows": 0, "rows": 0}
@@ -152,7 +151,7 @@ def write(
                 report(progress)
                 committed = now
         last = np.full((documents.tokens - done["rows"], about.neighbours), -1, np.int32)
-        file.write(last.tobytes())  # nothing follows the last token
+        file.write(last.tobytes())  # the last token has no next token
         file.flush()
         os.fsync(file.fileno())
     report(progress)
@@ -166,9 +165,9 @@ def write(
 def rows_of(
     store: FolderStore, queries: Tensor, first: int | None, batch: Sequence[Window], about: About
 ) -> np.ndarray:
-    """The tokens [n, k] that followed the neighbours of queries [n, D], -1 where there are fewer entries.
+    """Return the tokens [n, k] that followed the neighbours of queries [n, D], -1 if there are fewer entries.
 
-    first: the entry of the first query, where the store is of the text; it must have the text's tokens.
+    first: the entry of the first query if the store is of this text, with the same tokens; otherwise None.
     """
     more = 0 if first is None else 1
     _, entries = store.entries(queries, about.neighbours + more)
@@ -185,7 +184,7 @@ def rows_of(
 
 
 def without(entries: Tensor, own: Tensor) -> Tensor:
-    """entries [n, k + 1] without own [n], [n, k]; where it is not among them without the last."""
+    """Return entries [n, k + 1] without own [n]: [n, k]; rows that do not contain it lose the last entry."""
     is_own = entries == own.unsqueeze(1)
     is_own[:, -1] |= ~is_own.any(1)
     return entries[~is_own].view(len(entries), -1)

@@ -1,4 +1,4 @@
-"""A causal model and its tokenizer, as a store needs them: contexts to keys and to the model's own logits."""
+"""Readers of text with a causal model and its tokenizer, which compute keys and the model's own logits."""
 
 import abc
 import dataclasses
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from polyformer.architecture import longest
 from polyformer.checkpoints.load import family_of
-from polyformer.core.errors import InputError, reason_of
+from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
+from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.datastore.fingerprints import changed_settings, model_fingerprint
 from polyformer.datastore.windows import Reading
-from polyformer.inside.quiet import quiet
+from polyformer.inside.loading import load_by_transformers
 from polyformer.model import Transformer
 from polyformer.model.saving import CONFIG
 from polyformer.recipes.reader import Reader as Checkpoint
@@ -29,16 +30,16 @@ from polyformer.stack.last_feedforward import LastFeedForwardInput
 from polyformer.tasks import LanguageModelling
 
 TEXTS = 64
-"""Texts that are encoded at once, in parallel."""
+"""Texts that are tokenized at once, in parallel."""
 
 Read = tuple[Tensor, Callable[[], Tensor]]
-"""Keys [B, T, D], and a function that makes the logits [B, T, V] of the next tokens."""
+"""Keys [B, T, D], and a function that computes the logits [B, T, V] of the next tokens."""
 
 
 class ContextReader(abc.ABC):
-    """Reads texts as the model in `folder` was trained to: `isolated` documents, or one after another.
+    """A reader of texts for the model in `folder`, as in its training: `isolated` or consecutive documents.
 
-    key: what its keys are. dimension: D. longest: tokens that it reads at once; None for any number.
+    key: kind of the keys. dimension: D. longest: the longest input in tokens; None for no limit.
     """
 
     key: str
@@ -51,31 +52,34 @@ class ContextReader(abc.ABC):
 
     @abc.abstractmethod
     def read(self, ids: Tensor, documents: Tensor | None) -> Read:
-        """Read ids [B, T], of documents [B, T] that do not see one another where they are given."""
+        """Read ids [B, T]; with `documents` [B, T], tokens attend only within their document."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of documents, with what stands before each."""
+        """Return the token ids of documents, including the special tokens before each."""
         marks, _ = self.tokenizer.encode_for_model("")
         if marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
             marks = marks[:-1]
         return [[*marks, *ids] for ids in self.tokenizer.encode_batch(texts)]
 
     def documents(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """The documents of a text as token ids, read lazily."""
+        """Yield the documents of a text as token ids, lazily."""
         remaining = iter(texts)
         while several := list(islice(remaining, TEXTS)):
             yield from self.encode(several)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Of the `model` and of the `tokenizer`."""
+        """Return the fingerprints of the `model` and of the `tokenizer`."""
         return {
             "model": model_fingerprint(self.model, self.config),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
     def reading(self, length: int | None, context: int) -> Reading:
-        """Windows of `length` tokens, by default 512 or what the model takes; `InputError` beyond that."""
+        """Return windows of `length` tokens, by default 512 or the model's limit.
+
+        Raises `InputError` beyond that limit.
+        """
         most = self.longest
         if length is not None and most is not None and length > most:
             raise InputError(f"--length: expected at most {most}, which {self.folder} takes, got {length}")
@@ -84,7 +88,7 @@ class ContextReader(abc.ABC):
 
 
 class OwnReader(ContextReader):
-    """A model of this library: keys are what the last feed-forward reads."""
+    """A model of this library: its keys are the inputs of the last feed-forward."""
 
     key = "feedforward"
 
@@ -98,7 +102,7 @@ class OwnReader(ContextReader):
 
     @torch.no_grad()
     def read(self, ids: Tensor, documents: Tensor | None) -> Read:
-        """As for every reader."""
+        """Read a batch, see `ContextReader.read`."""
         decoder = self.model.decoder
         with evaluating(self.model), LastFeedForwardInput(decoder) as last:
             output = self.model(ids, document_ids=documents)
@@ -106,7 +110,7 @@ class OwnReader(ContextReader):
 
 
 class RunReader(OwnReader):
-    """A run of `polyformer train`: documents stand between <bos> and <eos>, and do not see one another."""
+    """A run of `polyformer train`: documents are enclosed in <bos> and <eos> and isolated from each other."""
 
     isolated = True
 
@@ -115,29 +119,17 @@ class RunReader(OwnReader):
         super().__init__(run.folder, run.tokenizer, run.model(device))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """<bos> text <eos>."""
+        """Return the tokens of <bos> text <eos> for each text."""
         return self.task.documents([{"text": text} for text in texts])
 
 
 class TransformersReader(ContextReader):
-    """Any other causal model of transformers: keys are its last hidden states, which the head reads."""
+    """Any other causal model of transformers: its keys are the last hidden states, the input of the head."""
 
     key = "hidden"
 
     def __init__(self, folder: Path, device: torch.device):
-        try:
-            import transformers
-        except ImportError as error:
-            raise InputError(
-                f"{folder}: not a family of this library's; with transformers (pip install polyformer[hub]) "
-                "its hidden states can be used"
-            ) from error
-        try:
-            with quiet():
-                model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # what its classes raise
-            reason = reason_of(error)
-            raise InputError(f"{folder}: transformers cannot load a causal model of it ({reason})") from error
+        model = load_by_transformers("AutoModelForCausalLM", folder, local_files_only=True)
         config: Any = model.config
         super().__init__(folder, load_tokenizer(folder), model.to(device).eval(), config.to_diff_dict())
         self.dimension = config.get_text_config().hidden_size
@@ -145,14 +137,16 @@ class TransformersReader(ContextReader):
 
     @torch.no_grad()
     def read(self, ids: Tensor, documents: Tensor | None) -> Read:
-        """As for every reader; `documents` are not kept apart."""
+        """Read a batch, see `ContextReader.read`; `documents` are not isolated."""
         output = self.model(input_ids=ids, output_hidden_states=True, use_cache=False)
         return output.hidden_states[-1], lambda: output.logits
 
 
 def open_own_reader(name: str | Path, tokenizer: Tokenizer, device: str = "auto") -> OwnReader:
-    """The frozen model in a folder, for another that reads its neighbours; `InputError` where it is not of
-    this library, or has another than that one's `tokenizer`."""
+    """Open the frozen model in a folder for another model that reads its neighbours.
+
+    Raises `InputError` if it is not a model of this library, or if its tokenizer is not `tokenizer`.
+    """
     reader = open_reader(name, device)
     if not isinstance(reader, OwnReader):
         raise InputError(f"{name}: expected a run or checkpoint of this library")
@@ -162,8 +156,11 @@ def open_own_reader(name: str | Path, tokenizer: Tokenizer, device: str = "auto"
 
 
 def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
-    """The model in a folder: a run, a checkpoint of ours or of transformers; `InputError` for others."""
-    folder = Path(name)
+    """Open the model in a folder: a run, or a checkpoint of this library or of transformers.
+
+    Raises `InputError` for other folders.
+    """
+    folder = checked_path(name)
     if not is_checkpoint(folder):
         return RunReader(Run.open(folder), device)
     if foreign(folder):
@@ -173,7 +170,7 @@ def open_reader(name: str | Path, device: str = "auto") -> ContextReader:
 
 
 def foreign(folder: Path) -> bool:
-    """Whether it is the folder of a checkpoint that transformers alone may load."""
+    """Return whether the folder contains a checkpoint that only transformers can load."""
     if not is_checkpoint(folder) or gguf_file(folder) is not None:
         return False
     saved = read_json(folder / CONFIG, dict)

@@ -1,4 +1,4 @@
-"""The neighbours of a text while it is written, for a model with the head `semiparametric` (SPALM)."""
+"""Retrieval of neighbours during generation, for a model with the head `semiparametric` (SPALM)."""
 
 import dataclasses
 
@@ -15,16 +15,22 @@ from polyformer.stack.last_feedforward import LastFeedForwardInput
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Retrieval:
-    """What `generate(retrieval=)` takes: the frozen `model`, which reads every token beside the one that
-    writes, and the `store` that it built. Its context is the whole text so far, not a window of it."""
+    """The argument of `generate(retrieval=)`: a frozen `model` and the `store` that was built with it.
+
+    The model reads every token next to the generating model. Its context is the whole text so far, not a
+    window.
+    """
 
     model: Transformer
     store: Store
     neighbours: int = 4
 
     def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
-        """Read the prompt [N, T], before `room` tokens that will be written: the neighbours [N, 1, k] of its
-        last token, and the state. Raises `InputError` where the model cannot read as much."""
+        """Read the prompt [N, T]; return the neighbours [N, 1, k] of its last token and the state.
+
+        `room` tokens will be generated after it. Raises `InputError` if the model cannot read that many
+        tokens.
+        """
         assert self.model.decoder is not None
         if self.neighbours < 1:
             raise InputError(f"--neighbours: expected 1 or more, got {self.neighbours}")
@@ -37,7 +43,7 @@ class Retrieval:
         return self._read(input_ids, attention_mask, self.model.new_state(length), 1)
 
     def read(self, tokens: Tensor, state: ModelState, last: int) -> tuple[Tensor, ModelState]:
-        """Read tokens [N, T] after `state`: the neighbours [N, K, k] of the `last` K, and the next state."""
+        """Read tokens [N, T] after `state`; return neighbours [N, K, k] of the `last` K, and the state."""
         return self._read(tokens, None, state, last)
 
     @torch.no_grad()
@@ -46,7 +52,7 @@ class Retrieval:
     ) -> tuple[Tensor, ModelState]:
         with evaluating(self.model), LastFeedForwardInput(self.model.decoder) as read:  # type: ignore[arg-type]
             after = self.model(ids, attention_mask=mask, state=state).state
-            keys = read.value[:, -last:].half().float()  # as the store has them
+            keys = read.value[:, -last:].half().float()  # with the rounding of the store
         near = self.store.search(keys.flatten(0, 1), self.neighbours)
         tokens = near.values.masked_fill(near.distances.isinf(), -1)
         return tokens.view(*keys.shape[:2], -1), after

@@ -1,7 +1,7 @@
-"""What a store is worth on held-out text: perplexities of the mixture, and the lambda and T that are best.
+"""Evaluation of a store on held-out text: perplexities of the mixture, and the best lambda and T.
 
-Of each token only three kinds of numbers are kept, its log p_LM, and its p_kNN for each T (and k), so that
-any lambda is tried without a second search.
+Only log p_LM and, for each T (and k), p_kNN are kept of each token, so that any lambda can be evaluated
+without a second search.
 """
 
 import dataclasses
@@ -21,13 +21,16 @@ from polyformer.datastore.store import MixtureConfig, Neighbours, Store
 from polyformer.datastore.windows import Reading, Window, windows
 
 STEPS = [2.0 ** (power / 2) for power in range(-12, 5)]
-"""Temperatures that are tried, in units of how far apart a context's neighbours are."""
+"""Temperatures that are tried, in units of the mean spread of a context's neighbours."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Targets:
-    """Of the n tokens of a text: log_p [n], the model's; shares [n, K, S], p_kNN with each of `counts`
-    neighbours and `temperatures`. seconds: of the model, and of the search."""
+    """Results for the n tokens of a text.
+
+    log_p: [n], of the model. shares: [n, K, S], p_kNN with each of `counts` neighbours and `temperatures`.
+    seconds: of the model, and of the search.
+    """
 
     log_p: Tensor
     shares: Tensor
@@ -36,13 +39,13 @@ class Targets:
     seconds: tuple[float, float]
 
     def losses(self, weight: float) -> Tensor:
-        """-log p a token [K, S], with lambda = `weight`."""
+        """Return the mean -log p per token [K, S], with lambda = `weight`."""
         own, theirs = log(1 - weight), log(weight)
         mixed = torch.logaddexp(self.log_p[:, None, None] + own, self.shares.log() + theirs)
         return -mixed.mean(0)
 
     def best(self, count: int = 0) -> tuple[MixtureConfig, float]:
-        """Lambda and T with the smallest loss, among `counts[count]` neighbours, and that loss."""
+        """Return the lambda and T with the smallest loss for `counts[count]` neighbours, and that loss."""
         losses = torch.stack([self.losses(weight)[count] for weight in WEIGHTS])
         row, column = divmod(int(losses.argmin()), losses.shape[1])
         config = MixtureConfig(
@@ -64,11 +67,11 @@ def measured(
     tokens: int | None = None,
     reading: Reading | None = None,
 ) -> Targets:
-    """Read `texts`, at most `tokens` of them, and look for the neighbours of every context.
+    """Read at most `tokens` of `texts` and search the neighbours of every context.
 
-    By default they are read as the store's text was, and `temperatures` are chosen by the distances of the
-    first batch. Where documents are isolated, the first token of each is no target. Raises `InputError` for a
-    text without any.
+    By default the text is read like the store's text, and `temperatures` are derived from the distances of
+    the first batch. If documents are isolated, the first token of each is no target. Raises `InputError` for
+    a text without targets.
     """
     reading = reading or store.manifest.reading
     log_p, shares, seconds = [], [], [0.0, 0.0]
@@ -88,7 +91,7 @@ def measured(
 
 
 def batched(all_windows: Iterator[Window], length: int, tokens: int | None) -> Iterator[list[Window]]:
-    """Windows in batches, until so many tokens are read."""
+    """Yield windows in batches, up to the limit of `tokens`."""
     number = None if tokens is None else -(-tokens // length)
     limited = itertools.islice(all_windows, number)
     while batch := list(itertools.islice(limited, max(1, BATCH_TOKENS // length))):
@@ -96,7 +99,7 @@ def batched(all_windows: Iterator[Window], length: int, tokens: int | None) -> I
 
 
 def contexts(reader: ContextReader, batch: list[Window]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all targets of a batch: the queries [n, D], the tokens [n], and their log p_LM [n]."""
+    """Return the queries [n, D], tokens [n] and log p_LM [n] of all targets of a batch."""
     queries, targets, log_p = [], [], []
     for group in equally_long(batch):
         keys, logits = reader.read(*tensors(reader, group))
@@ -115,7 +118,7 @@ def contexts(reader: ContextReader, batch: list[Window]) -> tuple[Tensor, Tensor
 def target_shares(
     near: Neighbours, targets: Tensor, counts: Sequence[int], temperatures: Sequence[float]
 ) -> Tensor:
-    """p_kNN [n, K, S] of the targets [n], with the nearest so many neighbours at each temperature."""
+    """Return p_kNN [n, K, S] of the targets [n], for each of `counts` and `temperatures`."""
     hits = (near.values == targets.unsqueeze(1)).float()
     shares = torch.empty(len(targets), len(counts), len(temperatures), device=targets.device)
     for column, temperature in enumerate(temperatures):
@@ -126,7 +129,7 @@ def target_shares(
 
 
 def spread(distances: Tensor) -> float:
-    """How far the neighbours of a context are apart: the mean over contexts of mean minus least distance."""
+    """Return the spread of neighbours: the mean over contexts of the mean minus the least distance."""
     finite = torch.where(distances.isfinite(), distances, distances[:, :1])
     apart = (finite - finite[:, :1]).nan_to_num(0.0).mean(1)
     return float(apart.mean().clamp_min(1e-6))

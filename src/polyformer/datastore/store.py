@@ -1,4 +1,4 @@
-"""A finished store: its entries mapped from files, its index if it has one, and the search."""
+"""A finished store: its memory-mapped entries, an optional index, and the search."""
 
 import dataclasses
 import math
@@ -12,9 +12,10 @@ from torch import Tensor
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
+from polyformer.core.paths import checked_path
 from polyformer.datastore.entries import PROGRESS, checks, mapped_entries
 from polyformer.datastore.flat import nearest, squared_distances
-from polyformer.datastore.index import Index, verify_index
+from polyformer.datastore.index import Index
 from polyformer.datastore.manifest import Manifest
 
 MIXTURE = "mixture.json"
@@ -23,7 +24,7 @@ Search = Literal["auto", "flat", "index"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixtureConfig(Config):
-    """`weight` is the paper's lambda, `neighbours` its k; all three are chosen on validation text."""
+    """Options of a mixture, tuned on validation text: `weight` is the paper's lambda, `neighbours` its k."""
 
     weight: float = 0.25
     temperature: float = 1.0
@@ -46,7 +47,7 @@ class MixtureConfig(Config):
         neighbours: int | None,
         flag: str = "--temperature",
     ) -> Self:
-        """What a user asks for, over what the store remembers; `InputError` where neither says it all."""
+        """Return the user's options, completed by the store's; raises `InputError` if any is missing."""
         if remembered is None and (weight is None or temperature is None):
             raise InputError(
                 f"--lambda, {flag}: expected both, or a store that remembers them from "
@@ -58,37 +59,40 @@ class MixtureConfig(Config):
 
 
 class Neighbours(NamedTuple):
-    """distances: [N, k], squared and exact, nearest first; infinite where there is no neighbour. values:
-    [N, k], the tokens that followed."""
+    """The nearest entries of some queries.
+
+    distances: [N, k], squared and exact, nearest first; infinite for missing neighbours. values: [N, k], the
+    next tokens.
+    """
 
     distances: Tensor
     values: Tensor
 
 
 class Store(Protocol):
-    """What a mixture asks of a store, wherever it lies."""
+    """The interface of a store, in a folder or on a server."""
 
     @property
     def manifest(self) -> Manifest:
-        """What it is of."""
+        """Return the description of the store."""
         ...
 
     def search(self, queries: Tensor, neighbours: int) -> Neighbours:
-        """The entries nearest to queries [N, D]; as many as there are where these are fewer."""
+        """Return the entries nearest to queries [N, D]; all entries if there are fewer than `neighbours`."""
         ...
 
     def mixture(self) -> MixtureConfig | None:
-        """How to mix, if that was chosen for it."""
+        """Return the saved options of the mixture, if any."""
         ...
 
     def keep_mixture(self, config: MixtureConfig) -> None:
-        """From now on that is how to mix; `InputError` where nothing can be written."""
+        """Save options of the mixture; raises `InputError` if the store cannot be written."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FolderStore:
-    """A store in a folder. keys: [M, D] float16. values: [M] int32. Without `index` all keys are compared."""
+    """A store in a folder. keys: [M, D] float16. values: [M] int32. Without `index`, search is exhaustive."""
 
     folder: Path
     manifest: Manifest
@@ -97,39 +101,39 @@ class FolderStore:
     index: Index | None = None
 
     def search(self, queries: Tensor, neighbours: int) -> Neighbours:
-        """As for every store."""
+        """Return the nearest entries, see `Store.search`."""
         distances, rows = self.entries(queries, neighbours)
         values = torch.from_numpy(self.values[rows.clamp_min(0).cpu().numpy()].astype(np.int64))
         return Neighbours(distances, values.to(queries.device))
 
     def mixture(self) -> MixtureConfig | None:
-        """As for every store."""
+        """Return the saved mixture, see `Store.mixture`."""
         file = self.folder / MIXTURE
         return MixtureConfig.from_dict(read_json(file, dict)) if file.exists() else None
 
     def keep_mixture(self, config: MixtureConfig) -> None:
-        """As for every store."""
+        """Save the mixture, see `Store.keep_mixture`."""
         write_json(self.folder / MIXTURE, config.to_dict())
 
     def entries(self, queries: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
-        """As `search`, with the numbers of the entries in place of their tokens; -1 where there is none."""
+        """Search like `search`, but return the row numbers of the entries; -1 for missing neighbours."""
         if self.index is None:
             return nearest(queries, self.keys, neighbours)
         return self._reranked(queries, min(neighbours, len(self.keys)), self.index)
 
     def _reranked(self, queries: Tensor, neighbours: int, index: Index) -> tuple[Tensor, Tensor]:
-        """What the index finds, in the order of exact distances."""
+        """Return the candidates of the index in the order of their exact distances."""
         rows = index.candidates(queries, neighbours)
         distances, order = squared_distances(queries, self.keys, rows).sort(1)
         return distances[:, :neighbours], rows.gather(1, order)[:, :neighbours]
 
 
 def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
-    """The store in `folder`, for any number of processes; `InputError` where it cannot be used.
+    """Open the store in `folder`, for any number of processes; raises `InputError` if it cannot be used.
 
     Some of its blocks are compared with their checksums: see `polyformer.datastore.checksums`.
     """
-    if not folder.is_dir():
+    if not checked_path(folder).is_dir():
         raise InputError(f"{folder}: no such datastore; make one by polyformer datastore build")
     manifest = Manifest.read(folder)
     if manifest.count is None:
@@ -146,13 +150,13 @@ def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
 
 
 def verify(folder: Path) -> Manifest:
-    """Compare all entries of the store or part in `folder` with their checksums, and its index: its manifest.
+    """Compare all entries of a store or part, and its index, with their checksums; return its manifest.
 
-    Raises `InputError` where it is damaged or unfinished. A store without checksums has sizes to compare.
+    Raises `InputError` if it is damaged or unfinished. For a store without checksums only sizes are compared.
     """
     manifest = Manifest.read(folder)
     if manifest.count is None:
         raise InputError(f"{folder}: not finished; go on by the same polyformer datastore build")
     checks(folder, manifest, mapped_entries(folder, manifest)).check_all()
-    verify_index(folder, manifest)
+    Index.read(folder, manifest)
     return manifest

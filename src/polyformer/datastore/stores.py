@@ -1,4 +1,4 @@
-"""The store of a name, wherever it lies."""
+"""Opening of stores by name, in a folder or on a server."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +9,9 @@ from polyformer.datastore.store import Search, Store, open_folder
 
 
 def open_store(name: str | Path, fingerprints: Mapping[str, str], search: Search = "auto") -> Store:
-    """The store `name`, a folder or a Milvus address, for the model and tokenizer of these `fingerprints`.
+    """Open the store `name`, a folder or a Milvus address, for a model and tokenizer (`fingerprints`).
 
-    Raises `InputError` where there is none, or one that is damaged, unfinished or of another model.
+    Raises `InputError` if it does not exist, is damaged or unfinished, or was built with another model.
     """
     address = Address.of(str(name))
     store: Store = open_folder(Path(name), search) if address is None else open_in_milvus(address, search)

@@ -1,10 +1,10 @@
-"""A text as windows of tokens that a model reads, each token but the first the target of exactly one.
+"""Windows of tokens for the model: each token of a text except the first is the target of exactly one window.
 
     window n reads the tokens [n f - context, n f + f) and predicts [n f + 1, n f + f + 1)
     f = length - context
 
-So entry number i of a text is its token i as context with token i + 1 as value, whoever reads it and however
-often he is interrupted.
+So entry i of a text has token i as context and token i + 1 as value, regardless of the process that reads it
+and of interruptions.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from polyformer.core.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading(Config):
-    """`isolated`: documents do not see one another, as our language models are trained."""
+    """Options of the windows. isolated: documents cannot attend to each other, as our models are trained."""
 
-    length: int = 512  # tokens that are read at once
-    context: int = 0  # of those, how many the window before had
+    length: int = 512  # tokens per window
+    context: int = 0  # tokens that the previous window contains too
     isolated: bool = False
 
     def __post_init__(self) -> None:
@@ -35,14 +35,17 @@ class Reading(Config):
 
     @property
     def fresh(self) -> int:
-        """How many targets a window has."""
+        """Return the number of targets per window."""
         return self.length - self.context
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """ids: [T + 1], those that are read and one target more. documents: [T + 1], which one each is of.
-    carried: how many are there as context alone."""
+    """A window of tokens.
+
+    ids: [T + 1], the input tokens and one more target. documents: [T + 1], the document of each token.
+    carried: the number of tokens that serve only as context.
+    """
 
     number: int
     ids: np.ndarray
@@ -51,12 +54,12 @@ class Window:
 
     @property
     def entries(self) -> int:
-        """How many targets it has."""
+        """Return the number of targets."""
         return len(self.ids) - 1 - self.carried
 
 
 def windows(documents: Iterable[Sequence[int]], reading: Reading) -> Iterator[Window]:
-    """All windows of a text, in order, read lazily; the last may be shorter."""
+    """Yield all windows of a text in order, lazily; the last may be shorter."""
     ids, owners = np.empty(0, np.int32), np.empty(0, np.int32)
     carried = number = 0
     for index, document in enumerate(documents):

@@ -1,4 +1,4 @@
-"""How many layers a token goes through, one file a policy."""
+"""Adaptive depth: policies for the number of layers of each token; each file implements a policy."""
 
 from polyformer.core.registry import import_modules
 from polyformer.depth.active import Active

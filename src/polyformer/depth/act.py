@@ -1,18 +1,18 @@
-"""Adaptive computation time: every token ponders for a number of steps of its own.
+"""Adaptive computation time: every token learns its number of steps.
 
-With s_n the state of a token after layer n, and one halting unit for all layers,
+With s_n the state of a token after layer n, and a halting unit shared by all layers,
 
     p_n = logistic(w . s_n + b)        N = min {n : p_1 + ... + p_n >= 1 - epsilon}, at most all layers
     R   = 1 - (p_1 + ... + p_(N-1))    y = p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N
 
-The stack puts out y. After N the state is copied, s_(N+1) = s_N: other tokens attend to it as it was, and it
-is not computed again. Training adds `ponder_loss` times the mean of N + R over the tokens, of which N has no
-gradient. Graves 2016 (Adaptive Computation Time), section 2; for layers with shared weights (one group,
-`num_hidden_groups=1`) Dehghani et al. 2019 (Universal Transformers), section 2.2.
+The output of the stack is y. After N the state is copied, s_(N+1) = s_N: other tokens attend to the unchanged
+state, and it is not computed again. Training adds `ponder_loss` times the mean of N + R over the tokens; N
+has no gradient. Graves 2016 (Adaptive Computation Time), section 2; for layers with shared weights (one
+group, `num_hidden_groups=1`) Dehghani et al. 2019 (Universal Transformers), section 2.2.
 
-`halting_bias` is what b begins at. With 1, as in the authors' code, p is about 0.73, N is 2 for every token,
-and the second step gets a quarter of the weight: there is little that draws a unit away from it. Lower
-values begin with more steps, and training takes away those that do not pay.
+`halting_bias` is the initial value of b. With 1, as in the authors' code, p is about 0.73, N is 2 for every
+token, and the second step gets a quarter of the weight: the gradient hardly moves a unit away from this.
+Lower values start with more steps, and training removes steps that do not reduce the loss.
 """
 
 import dataclasses
@@ -32,7 +32,10 @@ from polyformer.position import Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ACTConfig(DepthConfig):
-    """At most as many steps as the stack has layers."""
+    """Adaptive computation time: each token learns how many layers it goes through.
+
+    The number of steps is at most the number of layers of the stack.
+    """
 
     epsilon: float = 0.01
     ponder_loss: float = 0.01
@@ -44,7 +47,7 @@ class ACTConfig(DepthConfig):
 
     @classmethod
     def examples(cls) -> tuple["ACTConfig", ...]:
-        """With a unit that halts many tokens after a step, and with one that begins slowly."""
+        """Return an example that halts many tokens after a step, and an example with more steps."""
         return cls(epsilon=0.1, halting_bias=1.0), cls()
 
     def __post_init__(self) -> None:
@@ -56,12 +59,12 @@ class ACTConfig(DepthConfig):
             raise InputError(f"halting_bias: expected a finite number, got {self.halting_bias}")
 
     def build(self, shape: Shape, norm: NormConfig | None) -> "ACT":
-        """One halting unit."""
+        """Return the policy with a halting unit."""
         return ACT(self, shape.hidden_size, shape.num_layers)
 
 
 class ACT(Depth):
-    """p = logistic(w . s + b), the same in every layer."""
+    """The halting unit p = logistic(w . s + b), the same in every layer."""
 
     def __init__(self, config: ACTConfig, hidden_size: int, steps: int):
         super().__init__()
@@ -70,12 +73,12 @@ class ACT(Depth):
         self.bias = nn.Parameter(torch.tensor([config.halting_bias]))
 
     def begin(self, call: Call) -> "Pondering":
-        """Nothing spent yet."""
+        """Return the sums of a new call, all zero."""
         return Pondering(self, call)
 
 
 class Pondering(Halting):
-    """The sums of one call: of probabilities [B, T], and of states by their probabilities [B, T, E]."""
+    """The sums of a call: of probabilities [B, T], and of states weighted by them [B, T, E]."""
 
     def __init__(self, act: ACT, call: Call):
         super().__init__(call)
@@ -85,7 +88,7 @@ class Pondering(Halting):
         self.mean = torch.zeros_like(call.x)
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor:
-        """Those whose probabilities come to 1 - epsilon; all after the last layer."""
+        """Return the tokens with a sum of probabilities of at least 1 - epsilon; all after the last layer."""
         states = active.gathered(x)
         weight, bias = self.act.weight.to(x.dtype), self.act.bias
         p = ((states @ weight).to(self.spent.dtype) + bias)[0].sigmoid()  # [N]
@@ -101,7 +104,7 @@ class Pondering(Halting):
         return halts
 
     def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """The mean state; the time spent is added to the training loss."""
+        """Return the mean state y; the ponder cost is added to the training loss."""
         real = self.call.real
         ponder = ((self.depths + self.remainder) * real).sum() / real.sum().clamp_min(1)
         if self.act.training:
@@ -110,5 +113,5 @@ class Pondering(Halting):
 
 
 def _put(table: Tensor, active: Active, values: Tensor) -> Tensor:
-    """`table` [B, T] with `values` [N] where tokens are active."""
+    """Return `table` [B, T] with `values` [N] for the active tokens."""
     return table.flatten().index_copy(0, active.index, values).view(table.shape)

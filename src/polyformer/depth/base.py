@@ -1,8 +1,9 @@
-"""How many layers a token goes through: the seam of adaptive depth.
+"""The interface of adaptive depth: policies for the number of layers that a token goes through.
 
-After each layer a policy says which tokens halt. A halted token leaves the computation: its state is copied
-to every later layer, where the others attend to keys and values made of it. So it is in one pass over a
-text and in writing token by token, in an encoder and in a decoder, and a cache holds every layer's keys.
+After each layer a policy decides which tokens halt. A halted token leaves the computation: its state is
+copied to every later layer, where the other tokens attend to keys and values from this state. This is the
+same in a single pass over a text and in generation of single tokens, in an encoder and in a decoder, and a
+cache has the keys of every layer.
 """
 
 import dataclasses
@@ -22,28 +23,28 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DepthConfig(Config):
-    """Family of policies: `build(shape, norm)` makes the module of a stack, None where all tokens go
-    through all layers.
+    """The base class of policies: `build(shape, norm)` returns the module of a stack, or None.
 
-    `encoder`: whether an encoder can have it. `eager`: the reason why `torch.compile(fullgraph=True)` cannot
-    take a member, empty where it can.
+    `encoder`: whether an encoder can have it. `eager`: the reason why `torch.compile(fullgraph=True)` does
+    not support a member; empty if it does.
     """
 
+    option: ClassVar[str] = "model.depth"
     encoder: ClassVar[bool] = True
     eager: ClassVar[str] = ""
 
     def build(self, shape: Shape, norm: NormConfig | None) -> "Depth | None":
-        """The module, for a stack of this shape that ends in such a norm; None where it ends in none."""
+        """Return the module for a stack of this shape with this final norm (None for no final norm)."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """What a policy may look at when a call begins.
+    """The inputs of a policy at the start of a call.
 
-    x: [B, T, E], the embedding sum. pos: [T] or [B, T]. source: [B, S, E], what an encoder-decoder reads
-    from, whose real tokens are source_valid [B, S], where it is at hand. predict: the head's predictions of
-    hidden states [B, T, E], where there is one.
+    x: [B, T, E], the embedding sum. pos: [T] or [B, T]. source: [B, S, E], the source of an encoder-decoder,
+    with its real tokens source_valid [B, S], if available. predict: the head's predictions for hidden states
+    [B, T, E], if there is a head.
     """
 
     x: Tensor
@@ -55,7 +56,7 @@ class Call:
 
     @property
     def real(self) -> Tensor:
-        """[B, T] bool: the tokens that are no padding."""
+        """Return which tokens are not padding, [B, T] bool."""
         valid, rows, length = self.context.kv_valid, self.x.shape[0], self.x.shape[1]
         if valid is None:
             return torch.ones(rows, length, dtype=torch.bool, device=self.x.device)
@@ -64,46 +65,46 @@ class Call:
 
 
 class Judge(Protocol):
-    """What the head says of hidden states [B, T, E] beside the labels."""
+    """The losses and predictions of the head for hidden states [B, T, E], with the labels."""
 
     @property
     def labels(self) -> Tensor:
-        """[B, T]."""
+        """Return the labels [B, T]."""
         ...
 
     @property
     def labelled(self) -> Tensor:
-        """Which tokens [B, T] have a label."""
+        """Return which tokens [B, T] have a label."""
         ...
 
     def loss(self, hidden: Tensor) -> Tensor:
-        """The mean loss."""
+        """Return the mean loss."""
         ...
 
     def tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-likelihood of every label and the likeliest prediction, [B, T] each, without a graph."""
+        """Return log p of every label and the likeliest prediction, [B, T] each, without a graph."""
         ...
 
 
 class Depth(nn.Module):
-    """The policy of one stack. `alone`: whether of a model only its depth is trained. `reads_source`:
+    """The policy of a stack. `alone`: whether training changes only the depth of a model. `reads_source`:
     whether every call needs the source."""
 
     alone = False
     reads_source = False
 
     def added(self, final_norm: nn.Module) -> None:
-        """Begin as what changes nothing: the depth of a model that was trained without."""
+        """Initialize a policy that is added to a trained model, so that it changes no output."""
 
     def begin(self, call: Call) -> "Halting":
-        """What decides during one call."""
+        """Return the object that decides during a call."""
         raise NotImplementedError
 
 
 class Halting:
-    """Which tokens of a call go on, layer by layer.
+    """The decisions of a call about the tokens that continue, layer by layer.
 
-    `active`: those that do; None for all, so that nothing need be gathered.
+    `active`: the tokens that continue; None for all, so that no tokens need to be gathered.
     """
 
     def __init__(self, call: Call):
@@ -112,7 +113,7 @@ class Halting:
         self.depths = torch.zeros(call.x.shape[:2], dtype=torch.long, device=call.x.device)
 
     def after(self, layer: int, x: Tensor) -> None:
-        """Decide, after layer `layer` has run for the active tokens, whose states in x [B, T, E] are new."""
+        """Decide after layer `layer` has updated the states x [B, T, E] of the active tokens."""
         active = self.active
         if active is None:
             active = Active.of(torch.ones_like(self.depths, dtype=torch.bool))
@@ -122,24 +123,24 @@ class Halting:
             self.active = _fewer(active.without(halted))
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
-        """Which of the active tokens halt after this layer, [N] bool; None for none."""
+        """Return which of the active tokens halt after this layer, [N] bool; None for none."""
         raise NotImplementedError
 
     @property
     def over(self) -> bool:
-        """Whether no token goes on."""
+        """Return whether all tokens have halted."""
         return self.active is not None and not len(self.active)
 
     def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """The stack's output, of the last states x [B, T, E]; `finished`: its final norm and dropout."""
+        """Return the stack's output from the last states x [B, T, E]. `finished`: final norm and dropout."""
         record_depths(self.depths)
         return finished(x)
 
     def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
-        """What is added to the training loss, by name, where that of the output is `loss`."""
+        """Return the terms that are added to the training loss, by name; `loss` is the loss of the output."""
         return {}
 
 
 def _fewer(active: Active) -> Active | None:
-    """None for all of them."""
+    """Return `active`, or None if all tokens are active."""
     return None if len(active) == active.mask.numel() else active

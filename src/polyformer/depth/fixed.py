@@ -10,10 +10,10 @@ from polyformer.position import Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedConfig(DepthConfig):
-    """Nothing is built."""
+    """Fixed depth: every token goes through every layer."""
 
     kind: ClassVar[str] = "fixed"
 
     def build(self, shape: Shape, norm: NormConfig | None) -> None:
-        """None."""
+        """Return None."""
         return

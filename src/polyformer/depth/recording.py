@@ -1,4 +1,4 @@
-"""What is seen of depths from outside, and asked from outside: by thread and task, not by model."""
+"""Recording and control of depths for a thread and task, independent of the model."""
 
 import contextlib
 import contextvars
@@ -16,19 +16,18 @@ _whole: contextvars.ContextVar[bool] = contextvars.ContextVar("whole_depth", def
 
 
 def recorded_depths() -> AbstractContextManager[list[Tensor]]:
-    """Collects how many layers each token went through, [B, T] for every call of a stack inside; 0 for
-    padding."""
+    """Collect the number of layers of each token, [B, T] for every call of a stack; 0 for padding."""
     return _depths.collected()
 
 
 def record_depths(depths: Tensor) -> None:
-    """Shows the `depths` [B, T] of one call to whoever collects."""
+    """Pass the `depths` [B, T] of a call to active recordings."""
     _depths.show(depths.detach())
 
 
 @contextlib.contextmanager
 def whole_depth(whole: bool = True) -> Iterator[None]:
-    """No token exits early inside."""
+    """Disable early exits of tokens inside `with`."""
     token = _whole.set(whole)
     try:
         yield
@@ -37,18 +36,18 @@ def whole_depth(whole: bool = True) -> Iterator[None]:
 
 
 def is_whole() -> bool:
-    """Whether somebody asked for all layers."""
+    """Return whether early exits are disabled."""
     return not torch.compiler.is_compiling() and _whole.get()
 
 
 @contextlib.contextmanager
 def recorded_states() -> Iterator[list[list[Tensor]]]:
-    """Collects the states [B, T, E] after every exit's layer and, before the final norm, after the last, a
-    list for each call of a stack with exits inside; no token exits early there."""
+    """Collect the states [B, T, E] after every exit's layer and after the last layer (before the final norm),
+    in a list for each call of a stack with exits inside `with`. Early exits are disabled there."""
     with whole_depth(), _states.collected() as records:
         yield records
 
 
 def state_records() -> list[list[Tensor]] | None:
-    """Where somebody collects states, those so far."""
+    """Return the states that were recorded so far; None without a recording."""
     return _states.records

@@ -1,1 +1,1 @@
-"""Dot-product attention, softmax(q k^T) v, over any pattern and score function: `attend` and its backends."""
+"""Dot-product attention, softmax(q k^T) v, for any pattern and score function: `attend` and its backends."""

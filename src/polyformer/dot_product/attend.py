@@ -1,4 +1,4 @@
-"""`attend`: softmax attention over any pattern and any score function, through one of several backends."""
+"""`attend`: softmax attention for any pattern and any score function, through one of several backends."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -12,7 +12,8 @@ from polyformer.dot_product.observed import observe
 from polyformer.dot_product.plan import Leaf, plan
 from polyformer.dot_product.recalled import recall, recall_key, remember
 from polyformer.dot_product.relative import Relative
-from polyformer.dot_product.request import Request, is_autocast, prepare
+from polyformer.dot_product.request import Request, check_dense, is_autocast, prepare
+from polyformer.dot_product.torch_arguments import refuse_unknown
 from polyformer.ops.precision import autocast_device
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.sequence.context import Context
@@ -28,7 +29,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    pattern: Pattern | MaskMod | None = ...,
+    pattern: Pattern | MaskMod | str | None = ...,
     mask_mod: MaskMod | None = ...,
     layout: Where | None = ...,
     score_mod: ScoreMod | None = ...,
@@ -45,7 +46,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    pattern: Pattern | MaskMod | None = ...,
+    pattern: Pattern | MaskMod | str | None = ...,
     mask_mod: MaskMod | None = ...,
     layout: Where | None = ...,
     score_mod: ScoreMod | None = ...,
@@ -71,35 +72,42 @@ def attend(
     dropout=0.0,
     backend="auto",
     return_lse=False,
+    **unknown,
 ):
-    """softmax(score_mod(q k^T * scale)) v over the keys that the pattern and the context allow.
+    """Compute softmax(score_mod(q k^T * scale)) v over the keys that the pattern and the context allow.
 
     Args:
         q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
-        pattern: the keys each query attends to, as a `Pattern` or as any FlexAttention
-            `mask_mod(b, h, q_idx, kv_idx)`, a function of scalar indices as there. With a `context` q_idx
-            counts among all keys, so that decoding with a cache masks as one pass would; without one it
-            counts from 0.
-        mask_mod: a FlexAttention `mask_mod` by its own name; with a pattern too, both must allow a key.
-        layout: the keys that `mask_mod` needs, a function (start, stop) -> `Keys` of a run of queries, or
-            the rows of a `Layout`. Keys outside it are masked; without it `mask_mod` is asked about all.
-        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
-        relative: terms that depend on the distance of two tokens alone, faster than a score_mod that looks
-            them up; added before it.
+        pattern: the keys each query attends to: a `Pattern`, its text ("Window(256) | Global(1)"), or any
+            FlexAttention `mask_mod(b, h, q_idx, kv_idx)`, a function of scalar indices as in FlexAttention.
+            With a `context` q_idx counts among all keys, so that decoding with a KV cache masks like a
+            single pass; without a `context` it counts from 0.
+        mask_mod: a FlexAttention `mask_mod` in addition to `pattern`; with both, both must allow a key.
+        layout: the keys that `mask_mod` needs: a function (start, stop) -> `Keys` of a run of queries, or
+            the rows of a `Layout`. Keys outside it are masked; without it `mask_mod` is evaluated for all
+            keys.
+        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, applied to scaled scores.
+        relative: terms that depend only on the distance of two tokens, added before the `score_mod`; faster
+            than a `score_mod` that looks them up.
         context: positions, documents, padding, causality; by default Tq queries that are the last of Tk keys.
         scale: by default 1 / sqrt(D).
         dropout: probability of dropping an attention weight.
-        backend: "auto" or one of `BACKENDS`; `explain` says which and why. "flex" is for GPUs and, without
-            gradients, for CPUs, where it compiles for seconds for every pattern and shape.
-        return_lse: also return the log-sum-exp of every query's scores, to combine several sets of keys.
+        backend: "auto" or one of `BACKENDS`; `explain` returns the choice and its reasons. "flex" is for GPUs
+            and, without gradients, for CPUs, where it compiles for seconds for each pattern and shape.
+        return_lse: also return the log-sum-exp of the scores of each query, to combine several sets of keys.
 
     Returns:
-        [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query whose keys are all masked gives
-        zeros (and minus infinity).
+        [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query with no allowed key returns zeros (and
+        minus infinity). torch's function returns the mean of the values there if its mask adds `finfo.min`
+        to the scores, and zeros if the mask is boolean.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit; a backend that cannot take the request.
+        InputError: shapes, dtypes or devices that do not match; a backend that cannot run the request; an
+            argument of torch's `scaled_dot_product_attention`, with its counterpart here.
     """
+    if unknown:
+        refuse_unknown("attend", unknown)
+    check_dense(q, k, v)
     key = recall_key(
         q, k, v, pattern, mask_mod, score_mod, relative, context, scale, dropout, backend, return_lse
     )
@@ -114,14 +122,15 @@ def attend(
 def _run(
     request: Request, backend: str, return_lse: bool, key: Hashable | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Plans and runs a call; one that repeats is remembered under `key`, where one fused kernel does it."""
+    """Plan and run a call; a plan with a single fused kernel is stored under `key` for repeated calls."""
 
     def run(request: Request) -> tuple[Tensor, Tensor | None]:
         steps = plan(request, backend, return_lse, repeated=key is not None)
         if not torch.compiler.is_compiling():
             log.debug("attend: %s", steps)
         relative = request.relative
-        by_content = relative is not None and relative.position_keys is not None  # other numbers in each call
+        # Terms of position keys depend on the queries, so their mask differs between calls.
+        by_content = relative is not None and relative.position_keys is not None
         if key is not None and not by_content and isinstance(steps, Leaf) and steps.backend == "sdpa":
             return remember(key, request)(request.q, request.k, request.v), None
         return steps.run()
@@ -130,10 +139,13 @@ def _run(
     isolated = run_isolated if request.context.share is None else _run_together
     if not is_autocast(device):
         return isolated(request, run)
-    with torch.autocast(device, enabled=False):  # `prepare` has cast what autocast would
+    with torch.autocast(device, enabled=False):  # `prepare` has already cast the inputs as autocast would
         return isolated(request, run)
 
 
 def _run_together(request: Request, run: Run) -> tuple[Tensor, Tensor | None]:
-    """`run(request)`: all processes take the same steps, whatever their numbers; parts are isolated."""
+    """Run the request without a check of its values, so that all processes take the same steps.
+
+    The parts of the call are isolated instead.
+    """
     return run(request)

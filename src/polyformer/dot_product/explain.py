@@ -1,11 +1,11 @@
-"""`explain`: how `attend` would run a call."""
+"""`explain`: the plan by which `attend` would run a call."""
 
 from torch import Tensor
 
 from polyformer.dot_product.plan import Plan, plan
 from polyformer.dot_product.recalled import recall_key
 from polyformer.dot_product.relative import Relative
-from polyformer.dot_product.request import prepare
+from polyformer.dot_product.request import check_dense, prepare
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.sequence.context import Context
 
@@ -15,7 +15,7 @@ def explain(
     k: Tensor,
     v: Tensor,
     *,
-    pattern: Pattern | MaskMod | None = None,
+    pattern: Pattern | MaskMod | str | None = None,
     mask_mod: MaskMod | None = None,
     layout: Where | None = None,
     score_mod: ScoreMod | None = None,
@@ -26,13 +26,14 @@ def explain(
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Plan:
-    """The plan by which `attend` would run this call, here and now: print it.
+    """Return the plan by which `attend` would run this call now, which can be printed.
 
-    A simple call is one run of a backend: `.backend` names it, `.reasons` says why those asked before it do
-    not take the call. One that is split has such `.leaves`, and prints as a tree.
+    A simple call is a single run of a backend: `.backend` is its name, and `.reasons` contains the reasons
+    against the backends before it. A split call has `.leaves` of this form, and prints as a tree.
     """
     key = recall_key(
         q, k, v, pattern, mask_mod, score_mod, relative, context, scale, dropout, backend, return_lse
     )
+    check_dense(q, k, v)
     request = prepare(q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout)
     return plan(request, backend, return_lse, repeated=key is not None)

@@ -1,12 +1,14 @@
-"""NaN and infinity stay with the queries that see them: what a query may not see cannot reach it.
+"""Isolation of NaN and infinity: a value that is not finite reaches only queries that may see its token.
 
-A weight of 0 does not stop a NaN, for 0 * NaN is NaN: one bad key would reach every query of its tile, those
-before it too. So where a token is not finite a call is computed with zeros in its place, and a second time
-with values of 1 at such tokens and 0 elsewhere: queries whose second output is not 0 see one, and get NaN.
+A weight of 0 does not stop a NaN because 0 * NaN is NaN: a bad key would reach every query of its tile,
+including earlier queries. If a token is not finite, the call is therefore computed with zeros at this token,
+and a second time with values of 1 at such tokens and 0 elsewhere. A query with a second output other than 0
+sees such a token, and its output becomes NaN.
 
-`run_isolated` does so for `attend`, `guarded` for mechanisms that compute by themselves. Usual calls pay for
-a sum: of what came out or, where gradients are wanted, of what goes in. Not looked at: what `torch.compile`,
-`torch.func` or another tracer follows, where no number can be read, and a GPU, which would have to stop.
+`run_isolated` does this for `attend`, `guarded` for mechanisms with a separate implementation. Calls with
+finite inputs pay only for a sum: of the outputs or, if gradients are required, of the inputs. Calls inside
+`torch.compile`, `torch.func` or another tracer are not checked, because their values cannot be read. Calls on
+a GPU are not checked either, because the check would synchronise the device.
 """
 
 import contextlib
@@ -36,34 +38,35 @@ Forward = Callable[[M, Tensor, Tensor, Tensor, Context, State | None, Any], Mixe
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether no number of x is NaN or infinite; rarely False for finite ones too large to be summed."""
+    """Return whether x has no NaN and no infinity; False too in the rare case that its sum overflows."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     return math.isfinite(x.sum(dtype=torch.float32 if half else None).item())
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether the numbers of x can be looked at, and cheaply."""
+    """Return whether the values of x can be read cheaply: on the CPU, outside tracers and transforms."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     traced = torch._C._get_tracing_state() is not None or is_in_torch_dispatch_mode()
     return not traced and not torch._C._are_functorch_transforms_active()
 
 
-def empty(q: Tensor, v: Tensor) -> Tensor:
-    """The output [B, H, Tq, Dv] of no queries q [B, H, Tq, D], and a part of its graph."""
-    return q[..., :1].expand(*q.shape[:3], v.shape[3])
+def empty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the output [B, H, Tq, Dv] of a call without queries; the gradients of q, k, v are zeros."""
+    return q[..., :1].expand(*q.shape[:3], v.shape[3]) + (k[..., :0].sum() + v[..., :0].sum())
 
 
 def run_isolated(
     request: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """What `run` gives, where no query gets anything of a NaN or an infinity that it may not see.
+    """Return the result of `run`, without any effect of a NaN or an infinity on queries that may not see it.
 
-    Queries are kept apart anyway, so a bad one is let through: its output is NaN.
+    Queries never affect each other, so a bad query is not replaced: its output is NaN.
     """
     if request.pattern is None or sdpa.sees_all(request) or not is_readable(request.q):
         return run(request)
     k, v = request.k, request.v
+    # Check the inputs if there are gradients: even with finite outputs, a backward pass would spread a NaN.
     if torch.is_grad_enabled() and (request.q.requires_grad or k.requires_grad or v.requires_grad):
         if is_finite(k) and is_finite(v):
             return run(request)
@@ -82,7 +85,7 @@ def run_isolated(
 
 @torch.no_grad()
 def _see(request: Request, bad: Tensor) -> Tensor:
-    """Which queries see one of the keys `bad` [B, Hkv, Tk]: [B, H, Tq]; scores of minus infinity hide too."""
+    """Return which queries [B, H, Tq] see a key of `bad` [B, Hkv, Tk]; a score of minus infinity hides it."""
     relative = request.relative
     if relative is not None:
         relative = None if relative.bias is None else Relative(first=relative.first, bias=relative.bias)
@@ -98,11 +101,11 @@ def _see(request: Request, bad: Tensor) -> Tensor:
 
 
 def guarded(forward: Forward[M]) -> Forward[M]:
-    """`Mechanism.forward` that takes calls without a row or a token, and keeps what is not finite apart.
+    """Wrap `Mechanism.forward` so that it accepts calls without rows or tokens and isolates NaN and infinity.
 
-    Padding is zero where anything is not finite. With a state only padding is kept apart: what is not finite
-    in the past is seen by what follows, and where a sequence is spread over processes nothing is kept apart.
-    Heads of no width are refused with an `InputError`.
+    If any value is not finite, padding is set to zero. With a state only padding is isolated: later tokens
+    see values of the past that are not finite. A sequence that is spread over processes is not isolated.
+    Raises `InputError` for heads of width 0.
     """
 
     @functools.wraps(forward)
@@ -111,10 +114,10 @@ def guarded(forward: Forward[M]) -> Forward[M]:
     ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
-        if context.share is not None:  # all processes take the same steps, whatever their numbers are
+        if context.share is not None:  # all processes must take the same steps, whatever their values are
             return forward(self, q, k, v, context, state, position)
-        if not q.shape[0] or not q.shape[2]:  # the state is what it was: there is nothing to remember
-            return empty(q, v), state
+        if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
+            return empty(q, k, v), state
         if not is_readable(q) or all(map(is_finite, (q, k, v))):
             return forward(self, q, k, v, context, state, position)
         q, k, v = _without_padding(q, k, v, context)
@@ -124,7 +127,7 @@ def guarded(forward: Forward[M]) -> Forward[M]:
         q, k, v = (torch.where(x.isfinite(), x, 0) for x in (q, k, v))
         y, _ = forward(self, q, k, v, context, None, position)
         probe = bad_keys.to(v.dtype).expand(v.shape)
-        unrecorded = recorded() if recording() else contextlib.nullcontext()  # nobody should see this run
+        unrecorded = recorded() if recording() else contextlib.nullcontext()  # hides the second run
         with torch.no_grad(), collect_auxiliary_losses(), unrecorded:
             scores = None if position is None else _Scores(position)
             seen, _ = forward(self, q, k, probe, context, None, scores)
@@ -136,7 +139,10 @@ def guarded(forward: Forward[M]) -> Forward[M]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Scores:
-    """What a position scheme does to scores, without its terms in the values: who weighs what."""
+    """The terms of a position scheme in the scores, without its terms in the values.
+
+    The terms in the values would add to the output of the probe.
+    """
 
     position: Any
 
@@ -152,12 +158,12 @@ class _Scores:
 
 
 def _bad_tokens(x: Tensor) -> Tensor:
-    """Which tokens of x [B, H, T, D] have something that is not finite, [B, H, T, 1]."""
+    """Return which tokens of x [B, H, T, D] have a value that is not finite, [B, H, T, 1]."""
     return ~x.isfinite().all(-1, keepdim=True)
 
 
 def _without_padding(q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """With zeros at the padding of the queries and of the new keys."""
+    """Return q, k, v with zeros at the padding of the queries and of the new keys."""
     if context.kv_valid is None:
         return q, k, v
     padding = ~context.kv_valid[:, None, :, None].bool()

@@ -1,4 +1,4 @@
-"""The tap of `attend`: what every call was asked, for those who look inside."""
+"""Observation of `attend`: the requests of all calls, for inspection."""
 
 from contextlib import AbstractContextManager
 
@@ -9,15 +9,15 @@ _tap: Tap[Request] = Tap("observed_calls")
 
 
 def observed() -> AbstractContextManager[list[Request]]:
-    """Collects the request of every call of `attend` inside, in order; the calls run as they would."""
+    """Collect the requests of all calls of `attend` in the context, in order; the calls run as usual."""
     return _tap.collected()
 
 
 def observing() -> bool:
-    """Whether somebody is looking."""
+    """Return whether requests are being collected."""
     return _tap.records is not None
 
 
 def observe(request: Request) -> None:
-    """Shows a call to whoever collects."""
+    """Pass a call to all active collectors."""
     _tap.show(request)

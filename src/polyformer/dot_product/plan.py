@@ -1,4 +1,4 @@
-"""How one call runs: a leaf is one run of a backend, a branch splits the call and joins the results."""
+"""Plans of calls: a leaf is a single run of a backend, a branch splits the call and joins the results."""
 
 import dataclasses
 from types import ModuleType
@@ -22,15 +22,18 @@ from polyformer.ops.softmax import recording
 from polyformer.sequence.context import Context
 
 BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
-"""In the order in which `auto` asks them. Each has `refuses(request, return_lse)` and `run(request)`."""
+"""Backends in the order in which `auto` tries them.
+
+Each module has `refuses(request, return_lse)` and `run(request)`.
+"""
 
 TRACED = 1 << 26
-"""Scores up to which a call inside `torch.compile` is computed densely rather than by breaking the graph."""
+"""Number of scores up to which a call inside `torch.compile` is dense instead of breaking the graph."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Nothing:
-    """A call without a batch row or a query: no backend runs."""
+    """A call without batch rows or queries: no backend runs."""
 
     request: Request = dataclasses.field(repr=False)
 
@@ -38,8 +41,8 @@ class Nothing:
     leaves = ()
 
     def run(self) -> Result:
-        """An output without an entry."""
-        out = empty(self.request.q, self.request.v)
+        """Return an empty output."""
+        out = empty(self.request.q, self.request.k, self.request.v)
         return out, out.new_empty(out.shape[:3])
 
     def __str__(self) -> str:
@@ -48,7 +51,7 @@ class Nothing:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaf:
-    """One run of a backend; `reasons` says why the ones asked before it do not take the call."""
+    """A single run of a backend; `reasons` has the reasons against the backends that were tried before."""
 
     request: Request = dataclasses.field(repr=False)
     backend: str
@@ -56,11 +59,11 @@ class Leaf:
 
     @property
     def leaves(self) -> "tuple[Leaf, ...]":
-        """Itself."""
+        """Return a tuple with only this leaf."""
         return (self,)
 
     def run(self) -> Result:
-        """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], which some backends give unasked."""
+        """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], which some backends always compute."""
         return BACKENDS[self.backend].run(self.request)
 
     def __str__(self) -> str:
@@ -70,28 +73,28 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Branch:
-    """A call split into several, each with a plan of its own."""
+    """A call that is split into several calls with separate plans."""
 
     split: Split
     plans: "tuple[Plan, ...]"
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """All runs of backends, in their order."""
+        """Return all runs of backends, in their order."""
         return tuple(leaf for plan in self.plans for leaf in plan.leaves)
 
     @property
     def backend(self) -> str:
-        """The backends that run, such as "sdpa + tiled"."""
+        """Return the names of the backends, such as "sdpa + tiled"."""
         return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
 
     def run(self) -> Result:
-        """Runs the parts in turn and joins their results."""
+        """Run the parts in turn and join their results."""
         outs, lses = zip(*(plan.run() for plan in self.plans))
         return self.split.join(outs, lses)
 
     def __str__(self) -> str:
-        """A tree: parts with equal plans share a line."""
+        """Return a tree as text; parts with equal plans share a line."""
         same: dict[str, list[int]] = {}
         for index, plan in enumerate(self.plans):
             same.setdefault(str(plan), []).append(index)
@@ -103,42 +106,48 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spread:
-    """A call of one process's queries, for which the processes of a group exchange keys; then a plan for each
-    part of it. needs: who needs which keys. way: how they come, and `reason` why so."""
+    """A call of the queries of a process, for which the processes of a group exchange keys.
+
+    Each part of the call then has a separate plan. needs: the keys that each process needs. way: the method
+    of the exchange. reason: the reason for this method.
+    """
 
     request: Request = dataclasses.field(repr=False)
     needs: Needs = dataclasses.field(repr=False)
     way: str
     reason: str
-    asked: str  # the backend
+    asked: str  # the backend argument of the call
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """All runs of backends, as if the keys had come."""
+        """Return all runs of backends after the exchange of keys."""
         return tuple(leaf for part in self._parts() for leaf in part.leaves)
 
     @property
     def backend(self) -> str:
-        """The backends that run, such as "sdpa + tiled"."""
+        """Return the names of the backends, such as "sdpa + tiled"."""
         return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
 
     @property
     def bytes_received(self) -> int:
-        """Of keys and values from other processes, in the forward pass; as many gradients are sent back."""
+        """Return the bytes of keys and values that the forward pass receives from other processes.
+
+        The backward pass sends the same number of bytes of gradients back.
+        """
         k, v = self.request.k, self.request.v
         number = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
         return self.received * number
 
     @property
     def received(self) -> int:
-        """How many keys come to this process."""
+        """Return the number of keys that this process receives."""
         share = self.needs.share.keys
         if self.way == "ring":
             return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
         return self.needs.received(share.rank)
 
     def run(self) -> Result:
-        """Exchanges keys and computes the parts."""
+        """Exchange the keys and compute the parts."""
         return WAYS[self.way](self.request, self.needs, self._compute)
 
     def _compute(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,6 +161,7 @@ class Spread:
         for first, part in numbered(self.needs.parts[rank]):
             for span in part.spans():
                 number = span[1] - span[0]
+                # A plan depends only on shapes: expanded tensors of a single number take no memory.
                 keys, values = (x.new_empty(1).expand(*x.shape[:2], number, x.shape[3]) for x in (k, v))
                 request = part_request(self.request, first, part, span, keys, values)
                 plans.append(plan(request, self.asked, True))
@@ -171,9 +181,9 @@ Plan: TypeAlias = Nothing | Leaf | Branch | Spread
 
 
 def plan(request: Request, backend: str = "auto", return_lse: bool = False, repeated: bool = False) -> Plan:
-    """How `attend` runs a request: by `backend`, or by the first that takes it and in parts where that pays.
+    """Return the plan of a request: by `backend`, or by the first that can run it, split if that is faster.
 
-    repeated: the plan is kept for calls of other layers, for which one mask costs less than many calls.
+    repeated: calls of other layers use the plan again. A shared mask then costs less than a split call.
     """
     if request.context.share is not None:
         refuse_recording(request.context)
@@ -183,11 +193,13 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
     leaf = choose(request, backend, return_lse) if repeated else None
     if leaf is not None and leaf.backend == "sdpa":
         return leaf
+    # Splitting reads the values of index tensors, which would break a compiled graph.
     if backend == "auto" and not recording() and not torch.compiler.is_compiling():
         split = by_document(request)
         if split is not None:
             return _branch(split, backend, return_lse)
     leaf = leaf or choose(request, backend, return_lse)
+    # Parts over different keys are joined by log-sum-exp, so the backend must be able to return it.
     by_parts = leaf.backend in ("tiled", "flex") and not BACKENDS[leaf.backend].refuses(request, True)
     if by_parts and not torch.compiler.is_compiling():
         split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
@@ -197,7 +209,7 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
 
 
 def refuse_recording(context: Context) -> None:
-    """Raises `InputError` where somebody records weights of a sequence that is spread over processes."""
+    """Raise `InputError` if weights are recorded while a sequence is spread over processes."""
     if context.share is not None and recording():
         raise InputError(
             "output_attentions: weights cannot be recorded while a sequence is spread over processes; "
@@ -206,13 +218,16 @@ def refuse_recording(context: Context) -> None:
 
 
 def _branch(split: Split, backend: str, return_lse: bool) -> Branch:
-    """A split call with the plans of its parts."""
+    """Return a split call with the plans of its parts."""
     return_lse = return_lse or split.needs_lse
     return Branch(split, tuple(plan(request, backend, return_lse) for request in split.requests))
 
 
 def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
-    """The backend asked for, or the first that takes the request; `definition` while weights are recorded."""
+    """Return a run of `backend` or, for "auto", of the first backend that can run the request.
+
+    While weights are recorded, the backend is always `definition`.
+    """
     if backend != "auto" and backend not in BACKENDS:
         raise unknown("backend", backend, ["auto", *BACKENDS])
     asked = BACKENDS if backend == "auto" else [backend]
@@ -230,7 +245,7 @@ def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
 
 
 def _passed_over(name: str, request: Request) -> str | None:
-    """Why `auto` does not ask a backend that may take the request if it is named."""
+    """Return why `auto` skips a backend that could run the request, or None."""
     if name == "flex" and request.q.device.type == "cpu":
         return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
     if name == "tiled" and is_traced() and request.pairs <= TRACED:

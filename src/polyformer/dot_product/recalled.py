@@ -1,7 +1,7 @@
-"""Calls that repeat, such as those of every layer in a step of decoding: looked into once, then recalled.
+"""A cache of plans for repeated calls, such as the calls of all layers in a step of decoding.
 
-Without gradients, calls of one context whose patterns, scales, shapes and types are equal differ in q, k and
-v alone. Where torch's fused kernel does the first of them, the others run its plan at once.
+Without gradients, calls of the same context with equal patterns, scales, shapes and types differ only in q, k
+and v. If torch's fused kernel computes the first of these calls, the others reuse its plan directly.
 """
 
 from collections.abc import Hashable
@@ -23,7 +23,7 @@ def recall_key(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | MaskMod | None,
+    pattern: Pattern | MaskMod | str | None,
     mask_mod: MaskMod | None,
     score_mod: ScoreMod | None,
     relative: Relative | None,
@@ -33,9 +33,12 @@ def recall_key(
     backend: str,
     return_lse: bool,
 ) -> Hashable | None:
-    """Under what its context keeps the plan of a call; None for a call that asks for more than a pattern and
-    relative terms, without a context or with a share of one, where autograd, a tracer or someone who records
-    weights or observes calls follows it, and where its pattern may say something else in the next call."""
+    """Return the key under which the context stores the plan of a call, or None if it cannot be reused.
+
+    A plan can be reused if the call has a context, is not spread over processes, and has no other options
+    than a static pattern, relative terms and a scale. Autograd, tracers, autocast, recording of weights and
+    observation of calls prevent the reuse.
+    """
     if context is None or context.share is not None or mask_mod is not None or score_mod is not None:
         return None
     if dropout or backend != "auto" or return_lse:
@@ -50,7 +53,7 @@ def recall_key(
 
 
 def recall(context: Context | None, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """The output [B, H, Tq, Dv], or None: nothing is kept, or NaN or infinity must be kept apart."""
+    """Return the output [B, H, Tq, Dv], or None if no plan is stored or NaN or infinity must be isolated."""
     assert context is not None, "without a context there is no key"
     plan: sdpa.Plan | None = context.recalled().get(key)
     if plan is None:
@@ -60,7 +63,7 @@ def recall(context: Context | None, key: Hashable, q: Tensor, k: Tensor, v: Tens
 
 
 def remember(key: Hashable, request: Request) -> sdpa.Plan:
-    """The plan of torch's fused kernel for a call, kept for those that follow."""
+    """Return the plan of torch's fused kernel for a call, and store it for the following calls."""
     memo = request.context.recalled()
     if key not in memo:
         memo[key] = sdpa.plan(request)

@@ -1,10 +1,10 @@
-"""What depends on how far a key lies before a query: biases, and vectors that queries, keys and outputs meet.
+"""Relative terms: biases and vectors that depend only on the distance between a query and a key.
 
     score_ij = (q_i . k_j + content_i . position_keys[d] + position_queries[d] . k_j) * scale + bias[d]
     out_i    = sum_j p_ij (v_j + position_values[d])            with the distance d = slot(i) - slot(j)
 
-Said as tables over distances and not as a function of scores, so that a backend can use what it means: all
-scores on a diagonal share an entry, and the lookups of one tile are a product of matrices and a view of it.
+The terms are tables over distances instead of a function of scores, so that a backend can use their
+structure: all scores on a diagonal share an entry, and the lookups of a tile are a view of a matrix product.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ TABLES = "bias", "position_keys", "position_queries", "position_values"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Relative:
-    """Tables over the distances `first`, `first` + 1, ...; heads H, or 1 for all heads alike.
+    """Tables over the distances `first`, `first` + 1, ..., for each of H heads, or 1 for all heads together.
 
     Args:
-        first: the distance of entry 0; negative where keys may lie after their query.
+        first: the distance of entry 0; negative if keys may come after their query.
         bias: [H or 1, R], added to the scaled scores.
-        position_keys: [H or 1, R, D], met by `content`.
-        content: [B, H, Tq, D], what meets `position_keys`; by default the queries themselves.
-        position_queries: [H or 1, R, D], meets the keys.
+        position_keys: [H or 1, R, D], multiplied with `content`.
+        content: [B, H, Tq, D], multiplied with `position_keys`; by default the queries themselves.
+        position_queries: [H or 1, R, D], multiplied with the keys.
         position_values: [H or 1, R, Dv], added to the values.
     """
 
@@ -49,17 +49,17 @@ class Relative:
 
     @property
     def tables(self) -> dict[str, Tensor]:
-        """The tables that are there, by name."""
+        """Return the tables that are not None, by name."""
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
     def to(self, dtype: torch.dtype) -> "Relative":
-        """The same in another floating type."""
+        """Return the same terms in another floating type."""
         changes = {name: table.to(dtype) for name, table in self.tables.items()}
         content = None if self.content is None else self.content.to(dtype)
         return dataclasses.replace(self, content=content, **changes)
 
     def over(self, first: int, last: int) -> "Relative":
-        """The same over the distances first..last, with zeros where there was nothing."""
+        """Return the same terms over the distances first..last, with zeros for new distances."""
         changes = {}
         for name, table in self.tables.items():
             before, after = self.first - first, last - (self.first + table.shape[1] - 1)
@@ -68,7 +68,7 @@ class Relative:
         return dataclasses.replace(self, first=first, **changes)
 
     def plus(self, other: "Relative") -> "Relative":
-        """The terms of both; only biases may stand in both."""
+        """Return the terms of both; only biases may be present in both."""
         ends = [terms.first + next(iter(terms.tables.values())).shape[1] for terms in (self, other)]
         first, last = min(self.first, other.first), max(ends) - 1
         mine, theirs = self.over(first, last), other.over(first, last)
@@ -80,23 +80,25 @@ class Relative:
         return Relative(first=first, content=content, **tables)
 
     def select_heads(self, heads: list[int], num_heads: int) -> "Relative":
-        """The terms of some of `num_heads` heads, in that order."""
+        """Return the terms of some of `num_heads` heads, in this order."""
         changes = {name: table[heads] for name, table in self.tables.items() if len(table) == num_heads > 1}
         content = None if self.content is None else self.content[:, heads]
         return dataclasses.replace(self, content=content, **changes)
 
     def score_mod(self, q: Tensor, k: Tensor, scale: float, context: Context) -> ScoreMod:
-        """The terms of the scores as a FlexAttention `score_mod`, with lookups in [B, H, Tq or Tk, R] tables.
+        """Return the terms as a FlexAttention `score_mod` with lookups in tables [B, H, Tq or Tk, R].
 
-        q: [B, H, Tq, D]; k: [B, H, Tk, D], as many heads as q has.
+        q: [B, H, Tq, D]; k: [B, H, Tk, D], with the same number of heads as q.
         """
         bias = None if self.bias is None else self.bias.expand(q.shape[1], -1)
         by_query = by_key = None
+        # Scale before the product because of the range of float16. Scale the tables instead of the content
+        # because onnxruntime 1.31 loses content that is already scaled in `q` and scaled again here.
         if self.position_keys is not None:
             content = q if self.content is None else self.content
-            by_query = content * scale @ self.position_keys.mT  # scaled first, for the range of float16
+            by_query = content @ (self.position_keys * scale).mT
         if self.position_queries is not None:
-            by_key = k * scale @ self.position_queries.mT
+            by_key = k @ (self.position_queries * scale).mT
 
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             entry = self.entry(context.distance(q_idx, kv_idx))
@@ -111,16 +113,20 @@ class Relative:
         return add
 
     def entry(self, distance: Tensor) -> Tensor:
-        """Where the tables hold a distance; one that they do not hold (it is masked) gives some entry."""
+        """Return the index of a distance in the tables.
+
+        A distance outside the tables belongs to a masked pair and gets an arbitrary valid index.
+        """
         length = next(iter(self.tables.values())).shape[1]
         return (distance - self.first).clamp(0, length - 1)
 
     def values_term(self, probabilities: Tensor, context: Context) -> Tensor:
-        """sum_j p_ij position_values[d] for probabilities [B, H, Tq, Tk]: [B, H, Tq, Dv]."""
+        """Return sum_j p_ij position_values[d] for probabilities [B, H, Tq, Tk]: [B, H, Tq, Dv]."""
         assert self.position_values is not None
         device = probabilities.device
         q_idx = torch.arange(context.q_len, device=device).view(-1, 1)
         entry = self.entry(context.distance(q_idx, torch.arange(context.kv_len, device=device)))
         shape = (*probabilities.shape[:3], self.position_values.shape[1])
+        # Sum the probabilities by distance first: no tensor [Tq, Tk, Dv] is needed.
         mass = probabilities.new_zeros(shape).scatter_add(-1, entry.expand_as(probabilities), probabilities)
         return mass @ self.position_values

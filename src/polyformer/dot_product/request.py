@@ -1,4 +1,4 @@
-"""One attention call, checked and completed: what every backend receives."""
+"""The request of an attention call, checked and completed, which every backend receives."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.dot_product.relative import Relative
 from polyformer.ops.precision import autocast_device
 from polyformer.ops.softmax import recording
@@ -21,12 +21,12 @@ from polyformer.sequence.shares import Share
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """Inputs of one call of `attend`, for a backend.
+    """Inputs of a call of `attend`, for a backend.
 
     Args:
         q: [B, H, Tq, D]; k: [B, Hkv, Tk, D]; v: [B, Hkv, Tk, Dv]; H is a multiple of Hkv.
-        pattern: everything that limits who sees whom, the context's own limits included; None for all. It is
-            that of the whole sequence where that is spread over processes.
+        pattern: all limits on the keys of each query, including the limits of the context; None for no limit.
+            If a sequence is spread over processes, this is the pattern of the whole sequence.
         relative: terms by distance, added to the scores before `score_mod`, and to the values.
         score_mod: applied to the scaled scores.
         scale: the factor on q k^T.
@@ -45,16 +45,16 @@ class Request:
 
     @property
     def groups(self) -> int:
-        """Query heads per key head."""
+        """Return the number of query heads per key head."""
         return self.q.shape[1] // self.k.shape[1]
 
     @property
     def pairs(self) -> int:
-        """Scores that a dense computation would hold."""
+        """Return the number of scores of a dense computation."""
         return self.q.shape[0] * self.q.shape[1] * self.context.q_len * self.context.kv_len
 
     def whole_score_mod(self, context: Context) -> ScoreMod | None:
-        """`score_mod` with the relative terms in it, for a backend that knows functions of scores alone."""
+        """Return `score_mod` with the relative terms, for a backend that supports only a `score_mod`."""
         if self.relative is None:
             return self.score_mod
         k = self.k.repeat_interleave(self.groups, dim=1)
@@ -68,7 +68,7 @@ def prepare(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | MaskMod | None = None,
+    pattern: Pattern | MaskMod | str | None = None,
     mask_mod: MaskMod | None = None,
     layout: Where | None = None,
     score_mod: ScoreMod | None = None,
@@ -77,16 +77,16 @@ def prepare(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Request:
-    """The request that these arguments of `attend` describe; raises `InputError` where they do not fit."""
+    """Return the request for these arguments of `attend`; raises `InputError` for invalid arguments."""
     spread = context is not None and context.share is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
-        pattern = mask_mod = layout = score_mod = None  # there is no query to ask them about
+        pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
     q, k, v = _autocast(q, k, v)
     check(q, k, v, dropout)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise InputError(f"scale: expected a finite number, got {scale}")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    by_slot = context is not None
+    by_slot = context is not None  # else the indices of a mask_mod start at 0, as in FlexAttention
     context = context or Context(q.shape[2], k.shape[2])
     if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
         lengths = f"{context.q_len} queries and {context.kv_len} keys"
@@ -95,7 +95,7 @@ def prepare(
     limits = implied(context.whole or context)
     if rule is not None and not rule.is_static():
         bound = rule.bind(by_slot, q.device)
-        if bound is not rule:  # what a function says holds for this call alone
+        if bound is not rule:  # results of a function are valid only for this call and need a new memo
             rule, context = bound, dataclasses.replace(context, memo={})
     if rule is not None:
         limits = rule if limits is None else rule & limits
@@ -107,7 +107,7 @@ def prepare(
 
 
 def by_slots(score_mod: ScoreMod, share: Share | None) -> ScoreMod:
-    """A user's `score_mod` as the queries of one process meet it: it is asked about their slots."""
+    """Return a user's `score_mod` for the queries of a process: it receives the slots of the queries."""
     if share is None:
         return score_mod
 
@@ -119,9 +119,9 @@ def by_slots(score_mod: ScoreMod, share: Share | None) -> ScoreMod:
 
 
 def combine_patterns(
-    pattern: Pattern | MaskMod | None, mask_mod: MaskMod | None, layout: Where | None
+    pattern: Pattern | MaskMod | str | None, mask_mod: MaskMod | None, layout: Where | None
 ) -> Pattern | None:
-    """The intersection of these arguments of `attend`; None when they limit nothing."""
+    """Return the intersection of these arguments of `attend`; None if they set no limit."""
     if mask_mod is None:
         if layout is not None:
             raise InputError("layout: it says which keys a mask_mod needs, and no mask_mod was given")
@@ -133,12 +133,12 @@ def combine_patterns(
 
 
 def is_autocast(device: str) -> bool:
-    """Whether autocast is on for a device."""
+    """Return whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """The inputs in autocast's type where it is on: all but float64 and what has no floating type."""
+    """Return the inputs in the type of autocast if it is on, except float64 and other kinds of numbers."""
     device = autocast_device(inputs[0])
     if not is_autocast(device):
         return inputs
@@ -147,17 +147,27 @@ def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_traced() -> bool:
-    """Whether a graph is being made of this call."""
+    """Return whether this call is being compiled or traced."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def transformed() -> bool:
-    """Whether a transform of `torch.func`, or forward differentiation, is at work."""
+    """Return whether a transform of `torch.func` or forward differentiation is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def check_dense(q: object, k: object, v: object) -> None:
+    """Raise `InputError` unless the inputs of a call are dense tensors."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
-    """Raises `InputError` unless the shapes, types and devices of one call fit together."""
+    """Raise `InputError` unless the shapes, types and devices of a call match."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise InputError(
@@ -184,7 +194,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
 
 
 def indices(request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Broadcast indices b [B,1,1,1], h [1,H,1,1], q [Tq,1], kv [Tk] of the dense score tensor."""
+    """Return broadcast indices b [B,1,1,1], h [1,H,1,1], q [Tq,1], kv [Tk] of the dense score tensor."""
     device = request.q.device
     b = torch.arange(request.q.shape[0], device=device).view(-1, 1, 1, 1)
     h = torch.arange(request.q.shape[1], device=device).view(1, -1, 1, 1)

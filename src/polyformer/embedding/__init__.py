@@ -1,1 +1,1 @@
-"""Vectors of many texts in a Parquet file: what `polyformer embed` does."""
+"""Vectors of many texts in a Parquet file: the implementation of `polyformer embed`."""

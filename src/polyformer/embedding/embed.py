@@ -1,8 +1,9 @@
-"""Texts to vectors in a file, by one process or several, stopped at any moment and gone on with.
+"""Embedding of texts into a file, by one process or several; it can be stopped and resumed at any time.
 
-A process of `world` takes every `world`-th part of the texts, whose file is there already or is made now. The
-processes say nothing to one another: what each has done are files, so that none waits, and a run that was
-stopped goes on with any number of them.
+A process of `world` takes every `world`-th part of the texts and computes the parts that have no file yet.
+The processes do not communicate: their results are files, so that none waits, and a run that was stopped can
+resume with any number of processes. Each process holds the lock of its rank, so that a second run cannot
+repeat its work.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.embedding.encoder import Encoder
 from polyformer.embedding.parts import Dtype, Parts, id_column, vector_column
 from polyformer.embedding.texts import Texts
+from polyformer.training.lock import LOCK, sole_writer
 
 REPORT_SECONDS = 5.0
 
@@ -24,8 +26,7 @@ Rows = list[tuple[int | str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How vectors are kept: their numbers' type, whether the text stands beside them, the rows of a part,
-    and what is done with a text longer than the model reads."""
+    """Options of the output: number type, a column with the text, rows per part, treatment of long texts."""
 
     dtype: Dtype = "float32"
     with_text: bool = False
@@ -39,9 +40,9 @@ class Form:
 
 @dataclass
 class Progress:
-    """What this process has done: rows in all and those computed now, texts that were cut, seconds.
+    """Progress of this process: rows in total and computed now, truncated texts, seconds.
 
-    whole: whether the vectors of all texts are there, those of other processes too.
+    whole: whether the vectors of all texts exist, including the parts of other processes.
     """
 
     rows: int = 0
@@ -63,12 +64,11 @@ def embed(
 ) -> Progress:
     """Write the vectors of `texts` to `out`, a file .parquet, or a directory of parts.
 
-    Columns: id, vector (a list of E numbers) and, if asked for, text. Memory is that of one part's rows,
-    however many there are.
+    Columns: id, vector (a list of E numbers) and optionally text. Only the rows of one part are in memory.
 
     Raises:
-        InputError: no texts, a row without a text, other vectors under that name, a full disk; what was
-            written stays, and counts when the same is done again.
+        InputError: no texts, a row without a text, other vectors in `out`, a full disk, or another process
+            with the same output and rank. Parts that were written are kept and reused by the next run.
     """
     progress = Progress()
     manifest = {
@@ -77,25 +77,29 @@ def embed(
         **{"rows": form.rows, "too_long": form.too_long},
     }
     parts = Parts(out, manifest)
-    if not parts.begin():
+    if parts.whole():
         progress.whole = True
         return progress
-    start = reported = time.monotonic()
-    number = -1
-    for number, rows in enumerate(_portions(texts.rows(), form.rows)):
-        if number % world != rank:
-            continue
-        progress.rows += len(rows)
-        if not parts.path(number).is_file():
-            parts.write(number, _columns(encoder, rows, form, progress))
-            progress.computed += len(rows)
-        progress.seconds = time.monotonic() - start
-        if time.monotonic() - reported > REPORT_SECONDS:
-            report(progress)
-            reported = time.monotonic()
-    if number < 0:
-        raise InputError(f"{', '.join(texts.files)}: empty: there is no text to embed")
-    progress.whole = parts.finish(number + 1)
+    with sole_writer(parts.folder, "the same command continues it", f"{LOCK}-{rank}", kept=False):
+        if not parts.begin():
+            progress.whole = True
+            return progress
+        start = reported = time.monotonic()
+        number = -1
+        for number, rows in enumerate(_portions(texts.rows(), form.rows)):
+            if number % world != rank:
+                continue
+            progress.rows += len(rows)
+            if not parts.path(number).is_file():
+                parts.write(number, _columns(encoder, rows, form, progress))
+                progress.computed += len(rows)
+            progress.seconds = time.monotonic() - start
+            if time.monotonic() - reported > REPORT_SECONDS:
+                report(progress)
+                reported = time.monotonic()
+        if number < 0:
+            raise InputError(f"{', '.join(texts.files)}: empty: there is no text to embed")
+        progress.whole = parts.finish(number + 1)
     return progress
 
 

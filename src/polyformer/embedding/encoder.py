@@ -1,7 +1,7 @@
-"""A model that makes one vector of a text: its tokenizer, its pooling, how many tokens it reads.
+"""A model that computes one vector per text: its tokenizer, its pooling and its maximum length.
 
-Reimers and Gurevych 2019, section 3: v = pool(h), scaled to length 1. Pooling and scale are those of the head
-`embed` or of a folder of sentence-transformers; of any other model they are said by name.
+Reimers and Gurevych 2019, section 3: v = pool(h), scaled to length 1. The head `embed` or a folder of
+sentence-transformers defines pooling and scaling; other models require the name of a pooling.
 """
 
 from collections.abc import Sequence
@@ -32,29 +32,30 @@ from polyformer.recipes.run import Run
 from polyformer.tasks.text import batched
 
 LIMIT = "sentence_bert_config.json"
-"""In a folder of sentence-transformers: the most tokens of a text, marks included (max_seq_length)."""
+"""File of sentence-transformers with max_seq_length: the most tokens per text, including special tokens."""
 
 
 class Vectors(NamedTuple):
-    """Vectors [texts, E] in float32, and which texts were longer than the model reads, by their numbers."""
+    """Vectors [texts, E] in float32, and the indices of the texts that were truncated."""
 
     vectors: Tensor
     cut: list[int]
 
 
 class Encoder:
-    """The model in `folder`, a run or a checkpoint, as it reads texts.
+    """A text encoder from `folder`, a run or a checkpoint.
 
     Args:
-        pooling: first, last, mean or max of the last hidden states, of the source's in an encoder-decoder;
-            None: that of the model's head `embed`, or of its folder.
+        pooling: first, last, mean or max of the last hidden states, of the encoder's in an encoder-decoder;
+            None: as in the model's head `embed`, or in its folder.
         normalize: with a `pooling`, whether vectors are scaled to length 1.
-        max_length: tokens of a text, marks included, of which no more are read; None: as many as the folder
-            says, or the model takes.
-        batch_tokens: tokens of a batch, padding included.
+        max_length: the most tokens per text, including special tokens; longer texts are truncated. None: the
+            limit of the folder, or of the model.
+        batch_tokens: tokens per batch, including padding.
 
     Raises:
-        InputError: no pooling is known or one is said twice, no tokenizer, more tokens than the model takes.
+        InputError: no pooling is defined or it is defined twice, no tokenizer, or a `max_length` beyond the
+            model's limit.
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class Encoder:
         pads = (special.pad, self.tokenizer.pad_id, 0)
         self.collate = Collate(next(token for token in pads if token is not None))
         firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
-        self.first = next(token for token in firsts if token is not None)  # stands where a text has no token
+        self.first = next(token for token in firsts if token is not None)  # input of a text without tokens
 
     @cached_property
     def width(self) -> int:
-        """E, the numbers of a vector."""
+        """Return E, the numbers per vector."""
         return self.config.hidden_size
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What vectors depend on besides the texts: plain data, equal for equal encoders."""
+        """Return the properties that determine the vectors of texts: plain data, equal for equal encoders."""
         return {
             "model": model_fingerprint(self.model, changed_settings(self.config)),
             "tokenizer": self.tokenizer.fingerprint,
@@ -104,7 +105,7 @@ class Encoder:
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """The vector of each text, in their order; they are computed in batches of similar lengths."""
+        """Return the vector of each text, in order; the batches contain texts of similar lengths."""
         encoded = self.tokenizer.marking.encode_batch_fast(list(texts))
         cut = [number for number, encoding in enumerate(encoded) if encoding.overflowing]
         vectors = torch.empty(len(texts), self.width)
@@ -127,10 +128,10 @@ class Encoder:
 
 
 def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Transformer:
-    """The model, which has the head `embed` unless another `head` is put on it.
+    """Load the model, which must have the head `embed` unless another `head` is given.
 
-    The head of a public checkpoint counts only where its folder says how texts become vectors: transformers
-    puts a pooler on models that were never trained for this.
+    The head of a public checkpoint is used only if its folder defines the pooling: transformers adds a pooler
+    to models that were never trained to embed.
     """
     if not folder.exists():
         raise InputError(f"{folder}: no such directory; expected a run, or the folder of a checkpoint")
@@ -157,7 +158,7 @@ def _unsaid(folder: Path) -> InputError:
 
 
 def _length(folder: Path, config: ModelConfig, asked: int | None) -> int | None:
-    """The tokens of which no more are read; None where there is no limit."""
+    """Return the most tokens per text; None for no limit."""
     most = longest(config)
     if asked is not None:
         if most is not None and asked > most:

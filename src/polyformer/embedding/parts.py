@@ -1,7 +1,7 @@
-"""The Parquet files that vectors are kept in: parts, each whole or absent, and the one file made of them.
+"""The Parquet files of vectors: parts, each complete or absent, and the merged file.
 
-What is in which part follows from the texts alone, not from who computes it or how often it was interrupted:
-part i holds the rows i * n to (i + 1) * n. So what several processes write is what one writes, to the byte.
+The content of a part depends only on the texts, not on the process that computes it or on interruptions: part
+i contains the rows i * n to (i + 1) * n. So several processes write byte for byte the same as one process.
 """
 
 import json
@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock
 
+from polyformer.core.destinations import check_file, check_folder, is_replaceable
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import atomic_write, read_json, reading, write_json, writing
+from polyformer.core.files import atomic_write, read_json, reading, write_json, write_output, writing
 
 if TYPE_CHECKING:
     import pyarrow
 
-MANIFEST, KEY = "_manifest.json", b"polyformer"  # readers of a directory pass over _names
+MANIFEST, KEY = "_manifest.json", b"polyformer"  # readers of a directory skip names that begin with _
 SUFFIX = ".parquet"
 Dtype = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of `out`: of a name with the ending .parquet beside it until they are merged, else in it.
+    """The parts of `out`: in that folder, or next to it until they are merged into a file .parquet.
 
-    manifest: what the vectors follow from; parts of another one are refused.
+    manifest: everything that determines the vectors; parts with another manifest are rejected.
     """
 
     out: Path
@@ -37,29 +38,40 @@ class Parts:
 
     @property
     def merges(self) -> bool:
-        """Whether the parts become one file."""
+        """Return whether the parts are merged into one file."""
         return self.out.suffix == SUFFIX
 
     @property
     def folder(self) -> Path:
-        """Where the parts lie."""
+        """Return the folder of the parts."""
         return self.out.with_name(f"{self.out.name}.parts") if self.merges else self.out
 
-    def begin(self) -> bool:
-        """Whether there is anything to do; `InputError` where something else has the name `out`."""
-        if self.merges and self.out.exists():
-            if not self.out.is_file() or _described(self.out) != self.manifest:
+    def whole(self) -> bool:
+        """Return whether all work is done; raise `InputError` if `out` has other content."""
+        if self.merges:
+            check_file(self.out, "--out")
+        else:
+            check_folder(self.out, "--out")
+        if self.merges and self.out.exists() and is_replaceable(self.out):
+            if _described(self.out) != self.manifest:
                 raise InputError(f"{self.out}: holds something else; choose another --out, or remove it")
-            return False
+            return True
         file = self.folder / MANIFEST
-        # Looked at in this order: another process writes the manifest before its parts.
+        # The order matters: another process writes the manifest before its parts.
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if file.exists():
             self._compare(read_json(file, dict))
         elif any(not name.startswith(".") for name in names):
             raise InputError(f"{self.folder}: holds something else; choose another --out")
-        else:
-            write_json(file, self.manifest)
+        return False
+
+    def begin(self) -> bool:
+        """Prepare the folder; return whether any work remains. Raises `InputError` like `whole`."""
+        if self.whole():
+            self._clear()  # another process has finished meanwhile; the lock created the folder
+            return False
+        if not (self.folder / MANIFEST).exists():
+            write_json(self.folder / MANIFEST, self.manifest)
         return True
 
     def _compare(self, before: dict[str, Any]) -> None:
@@ -71,11 +83,11 @@ class Parts:
             )
 
     def path(self, number: int) -> Path:
-        """The file of part `number`."""
+        """Return the file of part `number`."""
         return self.folder / f"part-{number:06}{SUFFIX}"
 
     def write(self, number: int, columns: "dict[str, pyarrow.Array]") -> None:
-        """Write a part, whole or not at all."""
+        """Write a part atomically."""
         import pyarrow
         from pyarrow import parquet
 
@@ -83,21 +95,24 @@ class Parts:
         atomic_write(self.path(number), lambda partial: parquet.write_table(table, partial))
 
     def finish(self, parts: int) -> bool:
-        """Merge the `parts`, a row group each, if all are there; whether the whole is there now.
+        """Merge the `parts`, one row group each, if all exist; return whether the result is complete now.
 
-        Of several processes the last to end comes here with all parts there: nobody waits for another, and
-        it makes no difference where two come at once.
+        No process waits for another: the last of several processes to end finds all parts. It is safe if two
+        processes arrive at once.
         """
         if not self.merges:
             return self._there(parts)
         with writing(self.out), FileLock(self.out.with_name(f".{self.out.name}.lock")) as lock:
-            if not self.out.exists():
+            if not self.out.exists() or not is_replaceable(self.out):
                 if not self._there(parts):
                     return False
-                atomic_write(self.out, lambda partial: self._merge(parts, partial))
-            shutil.rmtree(self.folder, ignore_errors=True)
+                write_output(self.out, lambda partial: self._merge(parts, partial))
+            self._clear()
             Path(lock.lock_file).unlink(missing_ok=True)
         return True
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _there(self, parts: int) -> bool:
         return all(self.path(number).is_file() for number in range(parts))
@@ -113,7 +128,7 @@ class Parts:
 
 
 def vector_column(vectors: np.ndarray, dtype: Dtype) -> "pyarrow.Array":
-    """[rows, E] as a column of lists of E numbers."""
+    """Return [rows, E] as a column of lists of E numbers."""
     import pyarrow
 
     numbers = pyarrow.array(np.ascontiguousarray(vectors, dtype=dtype).reshape(-1))
@@ -121,7 +136,7 @@ def vector_column(vectors: np.ndarray, dtype: Dtype) -> "pyarrow.Array":
 
 
 def id_column(ids: Sequence[int | str]) -> "pyarrow.Array":
-    """Integers of 64 bits, or texts."""
+    """Return a column of 64-bit integers or of texts."""
     import pyarrow
 
     try:
@@ -135,7 +150,7 @@ def _encoded(manifest: dict[str, Any]) -> bytes:
 
 
 def _described(path: Path) -> dict[str, Any] | None:
-    """The manifest in a Parquet file; None where there is none, or no such file."""
+    """Return the manifest in a Parquet file; None if the file or its manifest does not exist."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""The texts of files one after another, each with what tells it from the others."""
+"""The texts of several files in sequence, each with an identifier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from polyformer.data.origins import open_source
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Rows of `files` (as `polyformer.data.origins` names sources), in order, never all in memory.
+    """Rows of `files` (source names as in `polyformer.data.origins`), in order, read lazily.
 
-    column: where the text stands; None: the one with a usual name, or the only one. id: the column that names
-    a row, texts or integers; None: rows are numbered from 0 through all files. format: of all files; None: by
-    their names, a .txt having a text in each line.
+    column: the column of the text; None: the column with a usual name, or the only column. id: the column of
+    the identifier, texts or integers; None: rows are numbered from 0 across all files. format: of all files;
+    None: inferred from their names, where a .txt has one text per line.
     """
 
     files: tuple[str, ...]
@@ -28,7 +28,7 @@ class Texts:
     format: str | None = None
 
     def rows(self) -> Iterator[tuple[int | str, str]]:
-        """The id and the text of every row; `InputError` names file and row where one lacks them."""
+        """Yield the id and the text of every row; an `InputError` names the file and the row without them."""
         number, kind = 0, None
         for file in self.files:
             for row_number, row in enumerate(open_source(file, "train", self._format(file)), 1):
@@ -48,7 +48,7 @@ class Texts:
                 number += 1
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the rows are: plain data, equal for equal files read alike, wherever these lie."""
+        """Return plain data that describes the rows: equal for equal files that are read alike."""
         prints = [
             {name: about[name] for name in ("bytes", "sha256")}
             for file in self.files

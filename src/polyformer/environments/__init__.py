@@ -1,1 +1,1 @@
-"""Gymnasium's environments by their ids, and episodes recorded in them."""
+"""Gymnasium environments by their ids, and recording of episodes in them."""

@@ -1,4 +1,4 @@
-"""Environments of gymnasium's by their ids, as models read them: vectors in, choices or vectors out."""
+"""Gymnasium environments by id, in the form that models require: vectors in, choices or vectors out."""
 
 import importlib
 import importlib.util
@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.core.errors import QUOTED, InputError, quote, shortened
+from polyformer.core.errors import InputError, quote, shortened
+from polyformer.core.limits import QUOTED
 from polyformer.data.minari_source import is_choice, is_vector
 from polyformer.plugins import is_imported
 
 KNOWN = "gymnasium", "minigrid", "popgym"
-"""Packages of environments and wrappers that a recipe may name; others are the user's to import."""
+"""Packages of environments and wrappers that a recipe may name; users must import others themselves."""
 
 INSTALL = "pip install 'polyformer[agents]'"
 
 
 def check_installed(*names: str) -> None:
-    """Raises `InputError` unless these modules are there."""
+    """Raise `InputError` unless these modules are installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise InputError(f"environment: needs {name}: {INSTALL}")
@@ -28,12 +29,12 @@ def check_installed(*names: str) -> None:
 def make_environment(
     name: str, options: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()
 ) -> Any:
-    """The environment `name` ('CartPole-v1', 'popgym:popgym-RepeatPreviousEasy-v0'), made with `options`, in
-    `wrappers` ('module:Class', the first innermost): a `gymnasium.Env` of vectors as observations, and of
-    numbered choices or vectors as actions.
+    """Make the environment `name` with `options` and `wrappers` as a `gymnasium.Env`.
 
-    Observations that are choices become vectors with a single 1; images, tuples and dicts are laid out flat.
-    Raises `InputError` for a name or wrapper that is not there and for spaces that have no such form.
+    name: for example 'CartPole-v1' or 'popgym:popgym-RepeatPreviousEasy-v0'. wrappers: 'module:Class' each,
+    the first innermost. Observations are vectors, actions are numbered choices or vectors. Discrete
+    observations become one-hot vectors; images, tuples and dicts are flattened. Raises `InputError` for a
+    name or wrapper that does not exist and for spaces that cannot be converted.
     """
     check_installed("gymnasium")
     import gymnasium
@@ -43,7 +44,7 @@ def make_environment(
         _check_known(name.partition(":")[0])
     try:
         environment = gymnasium.make(name, disable_env_checker=True, **(options or {}))
-    except Exception as error:  # gymnasium's own, and whatever the environment's code raises
+    except Exception as error:  # errors of gymnasium, and any error of the environment's code
         raise InputError(
             f"environment: gymnasium cannot make {quote(name)}: {_reason(error)}; write 'module:name' for "
             f"one that a module registers; those of popgym and minigrid come with {INSTALL}"
@@ -59,8 +60,10 @@ def make_environment(
 
 
 def in_units(environment: Any) -> Any:
-    """`environment`, whose vectors of actions count from -1, the lower bound, to 1, the upper, and end there;
-    choices stay, and numbers without two bounds."""
+    """Return `environment` with vectors of actions scaled so that -1 and 1 are the lower and upper bounds.
+
+    Actions beyond are clipped. Choices and numbers without two bounds are not scaled.
+    """
     from gymnasium.spaces import Box
     from gymnasium.wrappers import TransformAction
 
@@ -72,15 +75,17 @@ def in_units(environment: Any) -> Any:
 
 
 def from_units(space: Any, action: np.ndarray) -> np.ndarray:
-    """The action [A] in a Box that `in_units` makes of one in units."""
+    """Scale an action [A] from -1 .. 1 to the bounds of the Box `space`, and clip it; see `in_units`."""
     bounded = np.isfinite(space.low) & np.isfinite(space.high)
     low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
     return np.clip(low + (action + 1) / 2 * (high - low), space.low, space.high).astype(space.dtype)
 
 
 def side_by_side(count: int, make: Callable[[], Any], resets: bool = True) -> Any:
-    """`count` environments as gymnasium's `SyncVectorEnv`; it `resets` an episode that ended in the step
-    after, or leaves that to the caller."""
+    """Return `count` environments as gymnasium's `SyncVectorEnv`.
+
+    If `resets`, an episode that ended is reset in the next step; otherwise the caller must reset it.
+    """
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     mode = AutoresetMode.NEXT_STEP if resets else AutoresetMode.DISABLED
@@ -88,7 +93,7 @@ def side_by_side(count: int, make: Callable[[], Any], resets: bool = True) -> An
 
 
 def _check_spaces(name: str, environment: Any) -> None:
-    """Raises `InputError` unless observations have a form as vectors, and actions are choices or vectors."""
+    """Raise `InputError` unless observations can be flattened and actions are choices or vectors."""
     from gymnasium.spaces.utils import flatten_space
 
     actions = environment.action_space
@@ -110,7 +115,7 @@ def _check_spaces(name: str, environment: Any) -> None:
 
 
 def _wrapped(environment: Any, text: str) -> Any:
-    """`environment` in the wrapper 'module:Class'."""
+    """Return `environment` in the wrapper 'module:Class'."""
     import gymnasium
 
     module, _, name = text.partition(":")
@@ -126,13 +131,13 @@ def _wrapped(environment: Any, text: str) -> Any:
         )
     try:
         return wrapper(environment)
-    except Exception as error:  # whatever the wrapper's code raises
+    except Exception as error:  # any error of the wrapper's code
         why = _reason(error)
         raise InputError(f"wrappers: {quote(text)} does not take this environment: {why}") from error
 
 
 def _check_known(module: str) -> None:
-    """Raises `InputError` for a module that the user has not named: a run's folder makes none be imported."""
+    """Raise `InputError` for a module that the user has not named: a run must not trigger imports."""
     if module.partition(".")[0] not in KNOWN and not is_imported(module):
         raise InputError(
             f"environment: {quote(module)} is a module of your own, which a recipe alone does not import; "

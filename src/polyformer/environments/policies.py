@@ -1,6 +1,6 @@
-"""Policies to record episodes by: random ones, scripted ones of classic control, and half-trained ones.
+"""Policies for recording episodes: random, scripted for classic control, and half-trained.
 
-A policy maps an observation [S] to an action; a `Source` draws one for each episode.
+A policy maps an observation [S] to an action; a `Source` creates a policy for each episode.
 """
 
 from collections.abc import Callable
@@ -13,33 +13,33 @@ from polyformer.core.errors import InputError
 Policy = Callable[[np.ndarray], Any]
 Source = Callable[[np.random.Generator], Policy]
 Maker = Callable[[Any, int], Source]
-"""Of an environment and a seed."""
+"""A function of an environment and a seed."""
 
 POPULATION, ELITE, GENERATIONS = 24, 6, 4
-"""Of the cross-entropy method: too few generations for a good policy, and enough for one above chance."""
+"""Settings of the cross-entropy method: enough generations to beat chance, too few for a good policy."""
 
 
 def _cart_pole(seen: np.ndarray) -> int:
-    """A linear controller, which never falls."""
+    """Apply a linear controller, which never falls."""
     return int(0.1 * seen[0] + 0.3 * seen[1] + 3 * seen[2] + seen[3] > 0)
 
 
 def _pendulum(seen: np.ndarray) -> np.ndarray:
-    """Pump energy up to that of standing still on top, and hold it there."""
+    """Increase the energy until it suffices to balance at the top, and balance there."""
     cosine, sine, speed = seen
-    energy = speed**2 / 2 + 15 * (cosine - 1)  # of the acceleration 15 sin(angle) + 3 torque
+    energy = speed**2 / 2 + 15 * (cosine - 1)  # for the acceleration 15 sin(angle) + 3 torque
     pump = 2 * np.sign(-energy) * (1 if speed >= 0 else -1)
     torque = -(12 * sine + 3 * speed) if cosine > 0.8 else pump
     return np.clip([torque], -2, 2).astype(np.float32)
 
 
 def _acrobot(seen: np.ndarray) -> int:
-    """Push the way the second link turns."""
+    """Push in the direction in which the second link rotates."""
     return 2 if seen[5] > 0 else 0
 
 
 def _mountain_car(seen: np.ndarray) -> int:
-    """Push the way it rolls."""
+    """Push in the direction of motion."""
     return 2 if seen[1] >= 0 else 0
 
 
@@ -58,7 +58,7 @@ SCRIPTED: dict[str, Policy] = {
 
 
 def scripted(environment: Any, seed: int) -> Source:
-    """The policy that is written down for this environment; `InputError` where there is none."""
+    """Return the scripted policy of this environment; raises `InputError` if there is none."""
     name = environment.spec.id
     if name not in SCRIPTED:
         raise InputError(
@@ -69,17 +69,18 @@ def scripted(environment: Any, seed: int) -> Source:
 
 
 def random(environment: Any, seed: int) -> Source:
-    """Actions drawn from the space."""
+    """Return a policy of actions sampled from the space."""
     space = environment.action_space
     space.seed(seed)
     return lambda generator: lambda seen: space.sample()
 
 
 def half_trained(environment: Any, seed: int) -> Source:
-    """Linear policies near the best that a few generations of the cross-entropy method come to.
+    """Return linear policies near the optimum of a few generations of the cross-entropy method.
 
-    Each generation draws weights from a normal distribution, tries each in an episode, and fits the
-    distribution to the best (Rubinstein 1999). Every episode recorded has weights of its own, from the last.
+    Each generation samples weights from a normal distribution, tries each in an episode, and fits the
+    distribution to the best (Rubinstein 1999). Every recorded episode samples new weights from the last
+    distribution.
     """
     generator = np.random.default_rng(seed)
     shape = _actions(environment), environment.observation_space.shape[0] + 1
@@ -104,13 +105,13 @@ POLICIES: dict[str, Maker] = {
 
 
 def noisy(policy: Policy, environment: Any, share: float, generator: np.random.Generator) -> Policy:
-    """`policy`, but for a random action with probability `share` at every step."""
+    """Return `policy` with a random action at each step with probability `share`."""
     space = environment.action_space
     return lambda seen: space.sample() if generator.random() < share else policy(seen)
 
 
 def _return(environment: Any, policy: Policy, seed: int) -> float:
-    """That of an episode under `policy`."""
+    """Return the sum of the rewards of an episode under `policy`."""
     seen, _ = environment.reset(seed=seed)
     total, ended = 0.0, False
     while not ended:
@@ -125,7 +126,7 @@ def _actions(environment: Any) -> int:
 
 
 def _linear(environment: Any, weights: np.ndarray) -> Policy:
-    """The choice of the largest value, or the vector inside its bounds."""
+    """Return a linear policy: the choice with the largest value, or the vector clipped to its bounds."""
     space = environment.action_space
 
     def policy(seen: np.ndarray) -> Any:

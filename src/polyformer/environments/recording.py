@@ -1,4 +1,4 @@
-"""Record a data set of episodes that Minari keeps: a mixture of policies, and so of returns."""
+"""Recording of a Minari data set of episodes by a mixture of policies, for a range of returns."""
 
 import dataclasses
 import warnings
@@ -16,11 +16,12 @@ from polyformer.environments.policies import POLICIES, Maker, Policy, noisy
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What to record.
+    """Options of a recording.
 
-    policies: each plays as many episodes, in turn; names of `POLICIES`, or of `trained` ones. noise: the
-    share of random actions of an episode is drawn between 0 and this. max_steps: where an episode is cut (by
-    default where the environment cuts it). wrappers: 'module:Class' each, the innermost first.
+    policies: each plays the same number of episodes, in turn; names of `POLICIES`, or of `trained` policies.
+    noise: the largest share of random actions; each episode draws its share uniformly from 0 to this.
+    max_steps: limit of an episode (default: the environment's limit). wrappers: 'module:Class' each, the
+    innermost first.
     """
 
     environment: str
@@ -48,9 +49,9 @@ class Recording:
 
 
 def record(recording: Recording) -> list[float]:
-    """Play and store the episodes; returns their returns. The same recording gives the same episodes.
+    """Play and store the episodes; return their returns. The same recording gives the same episodes.
 
-    They are stored where Minari keeps data sets (`MINARI_DATASETS_PATH`), in its format of Arrow files.
+    They are stored in Minari's folder of data sets (`MINARI_DATASETS_PATH`), in its format of Arrow files.
     """
     _check_id(recording.out)
     options = {} if recording.max_steps is None else {"max_episode_steps": recording.max_steps}
@@ -70,7 +71,7 @@ def record(recording: Recording) -> list[float]:
         seed = recording.seed * recording.episodes + number
         buffers.append(played(environment, noisy(policy, environment, share, generator), seed))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that authors and addresses should be named
+        warnings.simplefilter("ignore", UserWarning)  # about missing names of authors and addresses
         minari_library().create_dataset_from_buffers(
             recording.out,
             buffers,
@@ -84,7 +85,7 @@ def record(recording: Recording) -> list[float]:
 
 
 def played(environment: Any, policy: Policy, seed: int) -> Any:
-    """An episode under `policy`, as Minari's `EpisodeBuffer`. (Its `DataCollector` needs jax.)"""
+    """Play an episode under `policy`; return Minari's `EpisodeBuffer`. (Its `DataCollector` needs jax.)"""
     from minari.data_collector import EpisodeBuffer
 
     seen, _ = environment.reset(seed=seed)
@@ -103,7 +104,7 @@ def played(environment: Any, policy: Policy, seed: int) -> Any:
 
 
 def _check_id(name: str) -> None:
-    """Raises `InputError` for an id that Minari does not take, or that a data set has already."""
+    """Raise `InputError` for an id that is invalid in Minari or already exists."""
     minari_library()
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path

@@ -1,6 +1,6 @@
-"""Layers that take turns: layer l has feed-forward l, beginning again where there are fewer than layers.
+"""Alternating feed-forwards: layer l has feed-forward l of a list, which repeats if there are more layers.
 
-Experts in every other layer, for one (Lepikhin et al. 2021, section 2.1).
+An example is experts in every second layer (Lepikhin et al. 2021, section 2.1).
 """
 
 import dataclasses
@@ -12,7 +12,10 @@ from polyformer.feedforward.base import FeedForward, FeedForwardConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlternateFeedForwardConfig(FeedForwardConfig):
-    """`feedforwards`: one for each layer in turn."""
+    """Alternating feed-forwards: each layer has the next feed-forward of a list, which repeats.
+
+    `feedforwards`: the feed-forwards of the layers in turn.
+    """
 
     feedforwards: tuple[FeedForwardConfig, ...]
 
@@ -26,14 +29,14 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
             object.__setattr__(self, "tokenwise", False)
 
     def at(self, layer: int) -> FeedForwardConfig:
-        """Number `layer` modulo how many there are."""
+        """Return the feed-forward with the index `layer` modulo their number."""
         return self.feedforwards[layer % len(self.feedforwards)].at(layer)
 
     def build(self, hidden_size: int) -> FeedForward:
-        """Outside a stack there is one layer, the first."""
+        """Return the module of the first layer: outside a stack there is only this layer."""
         return self.at(0).build(hidden_size)
 
     @classmethod
     def examples(cls) -> tuple["AlternateFeedForwardConfig", ...]:
-        """Dense and gated in turn."""
+        """Return an example with dense and gated feed-forwards in turn."""
         return (cls(feedforwards=tuple(map(FeedForwardConfig.from_dict, ("dense", "gated")))),)

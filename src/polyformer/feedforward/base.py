@@ -1,4 +1,4 @@
-"""What every feed-forward has in common."""
+"""Base of the feed-forwards."""
 
 import dataclasses
 from typing import ClassVar
@@ -14,34 +14,35 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig(Config):
-    """Family of feed-forwards: `build(hidden_size)` makes the module.
+    """Family of feed-forwards: `build(hidden_size)` creates the module.
 
-    `tokenwise` says that what it makes of a token depends on that token alone; `stateful` that in decoding
-    it reads what it kept of earlier tokens; `exchanges` that it asks other processes for what it needs of
-    their tokens, where a sequence is spread over them.
+    `tokenwise`: the output of a token depends only on this token. `stateful`: decoding uses a state of
+    earlier tokens. `exchanges`: the module communicates with other processes if a sequence is spread over
+    them.
     """
 
+    option: ClassVar[str] = "model.feedforward"
     tokenwise: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
     exchanges: ClassVar[bool] = False
 
     def build(self, hidden_size: int) -> "FeedForward":
-        """The module, in a model of `hidden_size`."""
+        """Return the module for a model of width `hidden_size`."""
         raise NotImplementedError
 
     def at(self, layer: int) -> "FeedForwardConfig":
-        """What layer `layer` of a stack has; the same in all, unless the member says otherwise."""
+        """Return the configuration of layer `layer` of a stack; by default all layers have the same."""
         return self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SizedConfig(FeedForwardConfig):
-    """Those that have an inner layer of their own."""
+    """Base of the feed-forwards with an inner layer of `intermediate_size` channels."""
 
     intermediate_size: int = 2048
     activation: str = "relu"
     bias: bool = True
-    inner_dropout: float = 0.0  # of the inner layer, activated
+    inner_dropout: float = 0.0  # of the inner layer, after the activation
 
     def __post_init__(self) -> None:
         activation(self.activation)
@@ -52,15 +53,17 @@ class SizedConfig(FeedForwardConfig):
 
 
 class FeedForward(nn.Module):
-    """x [..., E] -> [..., E]."""
+    """A module that maps x [..., E] to [..., E]."""
 
     def new_state(self) -> State | None:
-        """What it has kept before the first token; None for a member that keeps nothing."""
+        """Return the state before the first token; None for a member without a state."""
         return None
 
     def forward(
         self, x: Tensor, context: Context | None = None, state: State | None = None
     ) -> Tensor | tuple[Tensor, State]:
-        """`context`: where the tokens x [B, T, E] stand, its queries, for what tells real ones apart. With a
-        `state`, which a member is given that has one, the next state too."""
+        """Return the output for x [B, T, E], and with a `state` (of a stateful member) also the next state.
+
+        `context`: describes the tokens of x, which are its queries; it marks padding and documents.
+        """
         raise NotImplementedError

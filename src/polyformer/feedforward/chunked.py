@@ -1,10 +1,10 @@
-"""A feed-forward in chunks of tokens: the same numbers, with the inner activations of one chunk at a time.
+"""A feed-forward in chunks of tokens: the same result with the inner activations of a single chunk in memory.
 
     y = concat(f(x_1), f(x_2), ..)        x_i: `chunk` tokens each
 
-Training keeps no inner activations: each chunk is computed again in the backward pass. Memory: chunk * F in
-place of B T F numbers, F the intermediate size; one more forward pass of f. Kitaev et al. 2020 (Reformer),
-section 3, where the reversible layers compute it again anyway.
+Training stores no inner activations: each chunk is recomputed in the backward pass (activation
+checkpointing). The memory is chunk * F instead of B T F numbers, F the intermediate size, for an extra
+forward pass of f. Kitaev et al. 2020 (Reformer), section 3; the reversible layers there recompute f anyway.
 """
 
 import dataclasses
@@ -20,16 +20,19 @@ from polyformer.sequence.context import Context
 
 
 def dense() -> FeedForwardConfig:
-    """What is cut in chunks by default."""
+    """Return the default of `inner`, a dense feed-forward."""
     return FeedForwardConfig.from_dict("dense")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkedConfig(FeedForwardConfig):
-    """`inner`: any feed-forward that looks at one token at a time."""
+    """Chunked feed-forward: tokens are processed in chunks, which saves memory in training.
+
+    `inner`: any feed-forward that processes each token separately.
+    """
 
     inner: FeedForwardConfig = dataclasses.field(default_factory=dense)
-    chunk: int = 512  # tokens, of all rows together
+    chunk: int = 512  # tokens, counted over all rows of the batch
 
     kind: ClassVar[str] = "chunked"
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), section 3"
@@ -44,35 +47,35 @@ class ChunkedConfig(FeedForwardConfig):
             )
 
     def build(self, hidden_size: int) -> "Chunked":
-        """The inner module, in chunks."""
+        """Return the inner module, applied in chunks."""
         return Chunked(self.inner.build(hidden_size), self.chunk)
 
     def at(self, layer: int) -> "ChunkedConfig":
-        """In chunks, what layer `layer` has inside."""
+        """Return the configuration with the inner feed-forward of layer `layer`."""
         return dataclasses.replace(self, inner=self.inner.at(layer))
 
     @classmethod
     def examples(cls) -> tuple["ChunkedConfig", ...]:
-        """Many chunks, and a chunk longer than the input."""
+        """Return an example with many chunks, and an example with a chunk longer than the input."""
         return cls(chunk=4), cls(inner=FeedForwardConfig.from_dict("gated"), chunk=1000)
 
 
 class Chunked(FeedForward):
-    """x [..., E] -> [..., E]."""
+    """A module that maps x [..., E] to [..., E] chunk by chunk."""
 
     def __init__(self, inner: FeedForward, chunk: int):
         super().__init__()
         self.inner, self.chunk = inner, chunk
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """concat(f(x_1), f(x_2), ..), x_i of `chunk` tokens each."""
+        """Return concat(f(x_1), f(x_2), ..), where each x_i has `chunk` tokens."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= self.chunk:
             return self._one(rows).view(x.shape)
         return torch.cat([self._one(part) for part in rows.split(self.chunk)]).view(x.shape)
 
     def _one(self, rows: Tensor) -> Tensor:
-        """Tokens [N, E] of one chunk."""
+        """Return f of the tokens [N, E] of a chunk."""
         if self.training and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(self.inner, rows, use_reentrant=False)
         return self.inner(rows)

@@ -1,6 +1,6 @@
 """The position-wise feed-forward: W_out act(W_in x).
 
-Cost: 2 E F products a token, F the intermediate size. Vaswani et al. 2017, section 3.3.
+The cost is 2 E F products per token, F the intermediate size. Vaswani et al. 2017, section 3.3.
 """
 
 import dataclasses
@@ -16,13 +16,16 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseConfig(SizedConfig):
-    """act(x W_in + b_in) W_out + b_out."""
+    """Dense feed-forward: two linear layers with an activation between them.
+
+    The output is act(x W_in + b_in) W_out + b_out.
+    """
 
     kind: ClassVar[str] = "dense"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.3"
 
     def build(self, hidden_size: int) -> "Dense":
-        """Two linear layers, E -> F -> E."""
+        """Return the module with two linear layers, E -> F -> E."""
         return Dense(hidden_size, self)
 
 
@@ -37,5 +40,5 @@ class Dense(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """act(x W_in + b_in) W_out + b_out."""
+        """Return act(x W_in + b_in) W_out + b_out."""
         return self.down(self.dropout(activated(x, self.up, self.activation)))

@@ -3,16 +3,17 @@
     l = x W_r        y = sum over the chosen e of g_e f_e(x)
     g = softmax of l over the chosen experts (Shazeer, GShard), or over all of them (Switch)
 
-Training adds balance * X * sum_e F_e P_e to the loss: F_e is the share of choices that fell on expert e, P_e
-the mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6; theirs is of one choice).
-Padding is sent nowhere and counted nowhere. Cost: top_k expert passes a token, in one product an expert.
+Training adds balance * X * sum_e F_e P_e to the loss: F_e is the fraction of choices of expert e, and P_e the
+mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6, for a single choice per token).
+Padding is not sent to experts and not counted. The cost is top_k expert passes per token, batched per expert.
 
-`capacity` limits what an expert takes in training. Of the first t tokens of a document it takes at most
-ceil(capacity * top_k * t / X): those whose choice of e comes after so many others are passed on by the
-residual stream alone. Deviations: the papers count over the batch and the whole length, where a token's fate
-depends on other rows and later tokens; here on its own past. An evaluation drops nothing. The router is
-computed in float32. Of a sequence that is spread over processes all tokens count, wherever they are: the
-processes sum F_e and P_e, and show one another their choices where there is a capacity.
+`capacity` limits the number of tokens per expert in training. An expert accepts at most
+ceil(capacity * top_k * t / X) of the first t tokens of a document. Further tokens that choose this expert
+pass it on the residual stream. Deviation: the papers count over the batch and the whole length, so that
+dropping a token depends on other rows and later tokens; here it depends only on earlier tokens of the same
+document. Evaluation drops no tokens. The router is computed in float32. If a sequence is spread over
+processes, all of its tokens count: the processes sum F_e and P_e, and with a capacity they exchange their
+choices.
 
 Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022 (Switch), section 2.
 """
@@ -37,19 +38,22 @@ from polyformer.sequence.shares import Share
 
 
 def dense() -> FeedForwardConfig:
-    """The experts of all three papers."""
+    """Return a dense feed-forward, the expert of all three papers."""
     return FeedForwardConfig.from_dict("dense")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(FeedForwardConfig):
-    """`experts` feed-forwards like `expert`; `top_k` of them read a token."""
+    """Mixture of experts: a router sends each token to a few of many feed-forwards.
+
+    There are `experts` feed-forwards of the form `expert`; `top_k` of them process each token.
+    """
 
     expert: FeedForwardConfig = dataclasses.field(default_factory=dense)
     experts: int = 8
     top_k: int = 2
     gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
-    capacity: float | None = None  # of an expert, as a multiple of its equal share; null for no limit
+    capacity: float | None = None  # of an expert, as a multiple of an equal share; null for no limit
     balance: float = 0.01  # the weight of the balance loss
     jitter: float = 0.0  # in training the router reads x times uniform numbers in [1 - jitter, 1 + jitter]
 
@@ -81,16 +85,16 @@ class ExpertsConfig(FeedForwardConfig):
             raise InputError(f"jitter: expected a number in [0, 1), got {self.jitter}")
 
     def build(self, hidden_size: int) -> "Experts":
-        """A router and `experts` copies of the expert."""
+        """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
     def at(self, layer: int) -> "ExpertsConfig":
-        """With the expert of layer `layer`."""
+        """Return the configuration with the expert of layer `layer`."""
         return dataclasses.replace(self, expert=self.expert.at(layer))
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:
-        """All experts chosen; the same with everything else on; and so many that a token leaves most idle."""
+        """Return examples with all experts chosen, with all other options set, and with most experts idle."""
         gated = FeedForwardConfig.from_dict("gated")
         return (
             cls(experts=2),
@@ -100,7 +104,7 @@ class ExpertsConfig(FeedForwardConfig):
 
 
 class Experts(FeedForward):
-    """x [..., T, E] -> [..., T, E]."""
+    """A router and its experts, which map x [..., T, E] to [..., T, E]."""
 
     def __init__(self, hidden_size: int, config: ExpertsConfig):
         super().__init__()
@@ -109,19 +113,23 @@ class Experts(FeedForward):
         self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """y = sum over the chosen e of g_e f_e(x)."""
+        """Return y = sum over the chosen e of g_e f_e(x)."""
         rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         chosen, gates, taken = self.route(rows, context)
         self._mark(chosen, gates, taken)
-        mix = self._plainly if torch.compiler.is_compiling() else self._grouped  # counts are read below
+        # `_grouped` reads the number of tokens per expert, which would break a compiled graph.
+        mix = self._plainly if torch.compiler.is_compiling() else self._grouped
         return mix(rows, chosen, gates, taken).view(x.shape)
 
     def plainly(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """The same for x [B, T, E] by the equation: every expert reads every token."""
+        """Return the same result for x [B, T, E] directly from the equation: each expert reads all tokens."""
         return self._plainly(x, *self.route(x, context))
 
     def route(self, x: Tensor, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
-        """For x [B, T, E]: the experts chosen, their gates, whether they take the token; [B, T, k] each."""
+        """Route x [B, T, E]: return the chosen experts, their gates and whether they accept the token.
+
+        Each result is [B, T, k].
+        """
         exact = torch.promote_types(x.dtype, torch.float32)
         read = x.to(exact)
         if self.training and self.config.jitter:
@@ -143,7 +151,7 @@ class Experts(FeedForward):
         return chosen, gates, taken
 
     def _within(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
-        """`within` of the tokens of `context`, which other processes may have too."""
+        """Return `within` for the tokens of `context`; other processes may have more tokens of the rows."""
         over = None if context is None else context.share
         if context is not None and over is not None:
             chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
@@ -152,18 +160,22 @@ class Experts(FeedForward):
         return room if over is None else over.take(room, 1)
 
     def _mark(self, chosen: Tensor, gates: Tensor, taken: Tensor) -> None:
-        """Which experts read each token, the first choice first, and how much each counts."""
+        """Mark the experts of each token and their gates, in the order of the choices."""
         for number in range(self.config.top_k):
             place = f", choice {number + 1}" if self.config.top_k > 1 else ""
             mark(f"expert{place}", lambda i=number: chosen.masked_fill(~taken, -1)[:, None, :, i])
             mark(f"gate{place}", lambda i=number: (gates * taken)[:, None, :, i])
 
     def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
-        """Choices sorted by expert: each reads its tokens, or none, at once and so always has a gradient."""
+        """Sort the choices by expert, so that each expert reads all of its tokens at once.
+
+        Experts without tokens run too, so that every expert always has a gradient.
+        """
         count, k = self.config.experts, self.config.top_k
         expert = chosen.masked_fill(~taken, count).flatten()
+        # Choices that no expert accepts have the number `count`: they are last in the order and cut off.
         order = expert.argsort(stable=True)
-        sizes = torch.bincount(expert, minlength=count + 1)[:count].tolist()
+        sizes = _sizes(expert, count)
         order = order[: sum(sizes)]
         sent = x.flatten(0, 1)[order // k].split(sizes)
         y = torch.cat([expert(tokens) for expert, tokens in zip(self.experts, sent)])
@@ -178,10 +190,21 @@ class Experts(FeedForward):
         return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
 
 
-def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
-    """X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T]; 1 if equal.
+def _sizes(expert: Tensor, count: int) -> list[int]:
+    """Return the number of choices that each of `count` experts takes, of all choices [N].
 
-    over: the processes that have the other tokens of the rows; the result is that of all tokens.
+    On the meta device, which only traces shapes, all choices are distributed evenly over the experts.
+    """
+    if expert.is_meta:
+        return [len(expert) // count + (number < len(expert) % count) for number in range(count)]
+    return torch.bincount(expert, minlength=count + 1)[:count].tolist()
+
+
+def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
+    """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
+
+    The result is 1 if all experts are chosen equally often.
+    over: the processes that have the other tokens of the rows; the result then includes all tokens.
     """
     experts, weight = probabilities.shape[-1], real.unsqueeze(-1).to(probabilities.dtype)
     counts, sums = (_counts(chosen, experts) * weight).sum((0, 1)), (probabilities * weight).sum((0, 1))
@@ -193,11 +216,14 @@ def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | N
 
 
 def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share: float) -> Tensor:
-    """Whether an expert has room for the choice, [B, T, k]: of t tokens of a document ceil(share * t)."""
+    """Return whether the expert has capacity for the choice, [B, T, k].
+
+    The capacity for t tokens of a document is ceil(share * t).
+    """
     counts = _counts(chosen, experts) * real.unsqueeze(-1)
     both = torch.cat([counts, real.long().unsqueeze(-1)], -1)
     totals = both.cumsum(1)
-    if doc is not None:  # counted from the document's start
+    if doc is not None:  # subtract the counts before the start of the document
         starts = torch.ones_like(doc, dtype=torch.bool)
         starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
         before = torch.where(starts.unsqueeze(-1), totals - both, 0)
@@ -207,12 +233,12 @@ def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share
 
 
 def _counts(chosen: Tensor, experts: int) -> Tensor:
-    """[B, T, X]: 1 where the token chose the expert."""
+    """Return [B, T, X]: 1 for each expert that the token chose."""
     return F.one_hot(chosen, experts).sum(-2)
 
 
 def _real(x: Tensor, context: Context | None) -> Tensor:
-    """Which of the tokens x [B, T, E] are no padding, [B, T]."""
+    """Return which of the tokens x [B, T, E] are not padding, [B, T]."""
     if context is None or context.kv_valid is None:
         return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return context.kv_valid[:, context.offset : context.offset + x.shape[1]].expand(x.shape[:2])

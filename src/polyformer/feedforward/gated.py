@@ -1,6 +1,6 @@
 """The gated feed-forward: W_out (act(W_gate x) * W_in x); GLU, GEGLU or SwiGLU by its activation.
 
-Cost: 3 E F products a token. Shazeer 2020, equations 5 and 6.
+The cost is 3 E F products per token. Shazeer 2020, equations 5 and 6.
 """
 
 import dataclasses
@@ -16,7 +16,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatedConfig(SizedConfig):
-    """`activation`: "sigmoid" makes it GLU, "gelu" GEGLU, "silu" SwiGLU."""
+    """Gated feed-forward: an activated projection multiplies a linear projection, as in GLU and SwiGLU.
+
+    `activation`: "sigmoid" for GLU, "gelu" for GEGLU, "silu" for SwiGLU.
+    """
 
     activation: str = "silu"
     bias: bool = False
@@ -25,12 +28,12 @@ class GatedConfig(SizedConfig):
     paper: ClassVar[str] = "Shazeer 2020, equations 5 and 6"
 
     def build(self, hidden_size: int) -> "Gated":
-        """Three linear layers, two E -> F and one F -> E."""
+        """Return the module with three linear layers, two E -> F and one F -> E."""
         return Gated(hidden_size, self)
 
 
 class Gated(FeedForward):
-    """x [..., E] -> [..., E]."""
+    """A module that maps x [..., E] to [..., E] with a gate on the inner layer."""
 
     def __init__(self, hidden_size: int, config: GatedConfig):
         super().__init__()
@@ -41,5 +44,5 @@ class Gated(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """(act(x W_gate) * x W_in) W_out."""
+        """Return (act(x W_gate) * x W_in) W_out."""
         return self.down(self.dropout(activated(x, self.gate, self.activation) * self.up(x)))

@@ -1,17 +1,18 @@
-"""A transition that sees the neighbours of each token: two separable convolutions around an activation.
+"""A feed-forward that reads the neighbours of each token: two separable convolutions around an activation.
 
     h = act((D_1 * x) W_1 + b_1)        y = (D_2 * h) W_2 + b_2
     (D * x)_t = sum over o of D_o x_(t + o)        D_o [E]: a number for each channel
 
-o goes from 1 - w to 0 in a decoder, and from -(w - 1) // 2 to w // 2 in an encoder, w the width. Tokens
-beyond the text, padding and other documents count as zeros, before each of the two. In decoding the state is
-the last w_1 - 1 vectors x and w_2 - 1 vectors h; tokens cannot be taken back from it. A memory of earlier
-segments has it too, in training as in evaluation; a layer that training skipped begins the next segment from
-zeros.
+o ranges from 1 - w to 0 in a decoder, and from -(w - 1) // 2 to w // 2 in an encoder, where w is the width.
+Tokens beyond the text, padding and other documents are zeros in both convolutions. In decoding the state
+consists of the last w_1 - 1 vectors x and w_2 - 1 vectors h; tokens cannot be removed from it. A memory of
+earlier segments contains the state too, in training and in evaluation. A layer that was skipped in training
+starts the next segment from zeros.
 
-Costs w_1 E + w_2 F products a token more than the dense feed-forward, F the intermediate size. Dehghani et
-al. 2019 (Universal Transformers), section 2.1; widths 3 and 5, the activation between the two, one bias each
-and zeros for padding are those of the authors' code (tensor2tensor, `sepconv_relu_sepconv`).
+The cost is w_1 E + w_2 F products per token more than the dense feed-forward, F the intermediate size.
+Dehghani et al. 2019 (Universal Transformers), section 2.1. The widths 3 and 5, the activation between the
+convolutions, a bias in each convolution and zeros for padding follow the authors' code (tensor2tensor,
+`sepconv_relu_sepconv`).
 """
 
 import dataclasses
@@ -32,7 +33,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeparableConvolutionConfig(SizedConfig):
-    """`widths`: how many tokens the first and the second convolution see."""
+    """Convolutional feed-forward: two separable convolutions with an activation between them.
+
+    `widths`: the number of tokens that the first and the second convolution read.
+    """
 
     widths: tuple[int, int] = (3, 5)
 
@@ -47,21 +51,21 @@ class SeparableConvolutionConfig(SizedConfig):
             raise InputError(f"widths: count tokens, expected 1 or more, got {list(self.widths)}")
 
     def build(self, hidden_size: int) -> "SeparableConvolution":
-        """Two separable convolutions, E -> F -> E."""
+        """Return the module with two separable convolutions, E -> F -> E."""
         return SeparableConvolution(hidden_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SeparableConvolutionConfig", ...]:
-        """The authors', and one of even widths."""
+        """Return the widths of the authors, and an example with even widths."""
         return cls(), cls(widths=(2, 4))
 
 
 @dataclasses.dataclass(frozen=True)
 class Recent(State):
-    """The last tokens of a text, those that there are.
+    """The last tokens of a text, fewer at its start.
 
-    x: [B, M, E], with zeros for padding. x_doc: [B, M], their documents; None for one. h: [B, N, F], and
-    h_doc, likewise.
+    x: [B, M, E], with zeros for padding. x_doc: [B, M], their documents; None for a single document.
+    h: [B, N, F], and h_doc: [B, N], likewise.
     """
 
     x: Tensor | None = None
@@ -71,7 +75,7 @@ class Recent(State):
 
 
 class SeparableConvolution(FeedForward):
-    """x [B, T, E] -> [B, T, E]."""
+    """A module that maps x [B, T, E] to [B, T, E] with two separable convolutions."""
 
     def __init__(self, hidden_size: int, config: SeparableConvolutionConfig):
         super().__init__()
@@ -87,13 +91,13 @@ class SeparableConvolution(FeedForward):
             nn.init.uniform_(taps, -1 / math.sqrt(len(taps)), 1 / math.sqrt(len(taps)))
 
     def new_state(self) -> Recent:
-        """Of no token."""
+        """Return the state before the first token."""
         return Recent()
 
     def forward(
         self, x: Tensor, context: Context | None = None, state: Recent | None = None
     ) -> Tensor | tuple[Tensor, Recent]:
-        """y, and the next state after a `state`, which a causal `context` has alone."""
+        """Return y, and with a `state` also the next state; only a causal `context` has a state."""
         past = state or Recent()
         y, x, x_doc = convolved(x, self.around, context, past.x, past.x_doc)
         h = self.dropout(activated(y, self.up, self.activation))
@@ -109,10 +113,10 @@ def convolved(
     past: Tensor | None = None,
     past_doc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """D * x [B, T, E] with D the `taps` [w, E], and the last w - 1 tokens with their documents.
+    """Return D * x [B, T, E], where D is `taps` [w, E], and the last w - 1 tokens with their documents.
 
-    past: those before x, of which there are fewer at the beginning. Without a context all tokens are of one
-    text, which an encoder reads.
+    past: the tokens before x, at most w - 1. Without a context all tokens belong to a single text of an
+    encoder.
     """
     width, length, doc = len(taps), x.shape[1], None
     causal = context is not None and context.causal
@@ -125,7 +129,7 @@ def convolved(
         doc = doc.expand(len(x), -1)
     before = 0 if past is None else past.shape[1]
     if past is not None:
-        if doc is not None:  # the past of a text without numbers is document 0
+        if doc is not None:  # a past without document numbers is document 0
             doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
         x = torch.cat([past.to(x.dtype), x], 1)
     left = width - 1 if causal else (width - 1) // 2
@@ -134,7 +138,7 @@ def convolved(
     for tap in range(width):
         seen = padded[:, tap : tap + length]
         if doc is not None:
-            numbers = F.pad(doc, (left - before, width - 1 - left))  # beyond the text there are zeros anyway
+            numbers = F.pad(doc, (left - before, width - 1 - left))  # `seen` is zero beyond the text anyway
             same = numbers[:, tap : tap + length] == doc[:, before:]
             seen = seen.masked_fill(~same.unsqueeze(-1), 0)
         y = y + taps[tap] * seen

@@ -1,10 +1,10 @@
-"""Beam search: the likeliest whole text, looked for along `num_beams` beginnings at once.
+"""Beam search: search for the most likely whole text along `num_beams` beginnings in parallel.
 
     score(Y) = log P(Y | X) / divisor(|Y|)          (`BeamConfig.divisor`; |Y| counts the end token)
 
-Each step extends every beam by every token and keeps the best. Of the 2 num_beams best extensions (more where
-several tokens end a text) those that end are set aside, provided they are among the first num_beams; the best
-num_beams that do not end go on. Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
+Each step extends every beam by every token and keeps the best. Among the 2 num_beams best extensions (more if
+several tokens end a text), those that end are set aside if they are among the first num_beams; the best
+num_beams that do not end continue. Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from polyformer.generation.search import Rules
 
 
 class Finished:
-    """The best ended texts of one input, or of a group of its beams; `wanted` of them will be returned."""
+    """The best finished texts of one input, or of a group of its beams; `wanted` of them will be returned."""
 
     def __init__(self, config: BeamConfig, wanted: int, max_length: int):
         self.config, self.max_length = config, max_length
@@ -30,17 +30,17 @@ class Finished:
         self.best: list[tuple[float, Tensor]] = []
 
     def add(self, log_probability: float, tokens: Tensor) -> None:
-        """One more text [L]."""
+        """Add a finished text [L]."""
         self.best.append((log_probability / self.config.divisor(len(tokens)), tokens))
         self.best.sort(key=lambda text: -text[0])
         del self.best[self.size :]
 
     def settled(self, log_probability: float, length: int) -> bool:
-        """Whether to stop, when the best beam of `length` tokens has this log P; see `BeamConfig`.
+        """Return whether to stop, given the log P of the best beam of `length` tokens; see `BeamConfig`.
 
-        A beam's log P can only fall, so its score is at most what that log P would give at the kinder end
-        of the lengths to come. "never" stops when this cannot beat the texts at hand, which changes no
-        result.
+        A beam's log P can only decrease, so its score is at most its log P divided by the larger divisor of
+        the shortest and the longest possible length. "never" stops if this bound cannot beat the finished
+        texts, which never changes the result.
         """
         config = self.config
         if config.early_stopping == "never":
@@ -55,13 +55,15 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Beams:
-    """K beams of each of R inputs. scores: [R, K], log P. tokens: [R, K, L], written so far."""
+    """K beams for each of R inputs. scores: [R, K], log P. tokens: [R, K, L], generated so far."""
 
     scores: Tensor
     tokens: Tensor
 
     def extended(self, log_probabilities: Tensor, count: int) -> tuple["Beams", Tensor]:
-        """The best `count` extensions in order by log P [R K, V], and the beam [R, count] each extends."""
+        """Return the best `count` extensions in order by log P [R K, V], and their parent beams
+        [R, count].
+        """
         vocabulary = log_probabilities.shape[1]
         totals = (self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)).flatten(
             1
@@ -72,7 +74,7 @@ class Beams:
         return Beams(scores, tokens), parents
 
     def without(self, ended: Tensor, count: int) -> tuple["Beams", Tensor]:
-        """The best `count` that are not `ended`, and which they are."""
+        """Return the best `count` beams that are not `ended`, and their indices."""
         scores, index = self.scores.masked_fill(ended, -torch.inf).topk(count)
         return Beams(scores, _pick(self.tokens, index)), index
 
@@ -80,7 +82,7 @@ class Beams:
 def beam_search(
     decoder: Decoder, start: Start[Progress], rules: Rules, config: BeamConfig, wanted: int
 ) -> SearchResult:
-    """The `wanted` best texts of every input. An input that is settled leaves the batch."""
+    """Return the `wanted` best texts of every input. Finished inputs leave the batch."""
     inputs, device = len(start.logits), start.logits.device
     many = extensions(rules, config.num_beams)
     finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
@@ -113,12 +115,15 @@ def beam_search(
 
 
 def extensions(rules: Rules, num_beams: int) -> int:
-    """How many extensions to look at, so that `num_beams` of them do not end."""
+    """Return the number of extensions to consider, so that `num_beams` of them do not end."""
     return (1 + max(1, len(rules.stopping.eos))) * num_beams
 
 
 def moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
-    """The state of the rows `origin`; unless `spread`, every row keeps its input and often its very place."""
+    """Return the state of the rows `origin`.
+
+    Unless `spread`, every row stays with its input, and often at its index.
+    """
     if spread:
         return state.reorder(origin)
     if torch.equal(origin, torch.arange(len(origin), device=origin.device)):
@@ -127,12 +132,12 @@ def moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
 
 
 def _pick(tokens: Tensor, index: Tensor) -> Tensor:
-    """Rows index [R, K] of tokens [R, K', L]."""
+    """Return the rows index [R, K] of tokens [R, K', L]."""
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
 def set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool) -> None:
-    """Give every ended candidate among the first `num_beams` to its owner, at the `last` step any."""
+    """Give every ended candidate among the first `num_beams` to its owner, at the `last` step all of them."""
     scores = candidates.scores[:, :num_beams]
     counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
     for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
@@ -140,7 +145,7 @@ def set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_be
 
 
 def collected(texts: list[list[tuple[float, Tensor]]], rules: Rules, like: Tensor) -> SearchResult:
-    """The texts of every input with their scores, of the type of `like`, filled up with padding."""
+    """Return the texts of every input, padded, with their scores in the dtype of `like`."""
     best = [text for some in texts for text in some]
     tokens = best[0][1].new_full((len(best), rules.max_new_tokens), rules.pad)
     for row, (_, text) in zip(tokens, best):

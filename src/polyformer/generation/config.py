@@ -1,4 +1,4 @@
-"""How to generate: what is asked for, checked."""
+"""Configuration of generation, with checks."""
 
 import dataclasses
 import math
@@ -6,20 +6,24 @@ from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import NEW_TOKENS, WAYS
+from polyformer.core.sizes import check_most, check_sizes
 from polyformer.generation.constraints import ConstraintConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
-    """Draw each token from the model's distribution, after these have shaped it, in this order."""
+    """Sampling: the model's distribution is shaped by these options in this order, and each token drawn from
+    it.
+    """
 
     do_sample: bool = False
     temperature: float = 1.0  # logits are divided by it
-    top_k: int | None = None  # keep so many of the likeliest tokens
-    top_p: float | None = None  # keep the fewest likeliest tokens that together have this probability
-    min_p: float | None = None  # keep tokens with at least this share of the likeliest one's probability
-    typical_p: float | None = None  # keep the fewest of the least surprising that together have this much
-    seed: int | None = None  # of this call's own generator; None for torch's, which `manual_seed` sets
+    top_k: int | None = None  # keep this number of the most likely tokens
+    top_p: float | None = None  # keep the fewest most likely tokens with this total probability
+    min_p: float | None = None  # keep tokens with at least this share of the highest probability
+    typical_p: float | None = None  # keep the fewest most typical tokens with this total probability
+    seed: int | None = None  # seed of a generator for this call; None for torch's default generator
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
@@ -42,24 +46,24 @@ class SamplingConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamConfig(Config):
-    """Beam search, with 2 beams or more. The paper of 2017 uses 4 and 0.6 (section 6.1).
+    """Beam search, with at least 2 beams. The paper of 2017 uses 4 and 0.6 (section 6.1).
 
-    A text Y of |Y| tokens, its end among them and the prompt not, scores log P(Y | X) divided by
+    A text Y of |Y| tokens, including the end token but not the prompt, scores log P(Y | X) divided by
 
         "gnmt"      ((5 + |Y|) / 6)^length_penalty      Wu et al. 2016, section 7
         "length"    |Y|^length_penalty                  transformers
 
-    `early_stopping`, asked once num_beams texts have ended. True: stop. False: stop if the best beam would
-    not join them if it ended as long as it is; a longer text could still win where length is rewarded.
-    "never": stop when no text to come can win.
+    `early_stopping` applies once num_beams texts have ended. True: stop. False: stop if the best beam would
+    not be among them if it ended at its current length; a longer text could still win if length is rewarded.
+    "never": stop when no later text can win.
 
-    With groups each has num_beams / num_beam_groups of the beams, and is kept from the tokens of those before
-    it (`generation/groups.py`).
+    With groups, each has num_beams / num_beam_groups of the beams, and is penalized for the tokens of earlier
+    groups (`generation/groups.py`).
     """
 
     num_beams: int = 1
     num_beam_groups: int = 1
-    diversity_penalty: float = 0.0  # taken from log P for each beam of an earlier group with the same token
+    diversity_penalty: float = 0.0  # subtracted from log P per beam of an earlier group with the same token
     normalization: Literal["gnmt", "length"] = "gnmt"
     length_penalty: float = 0.6
     early_stopping: bool | Literal["never"] = "never"
@@ -97,7 +101,7 @@ class BeamConfig(Config):
             )
 
     def divisor(self, length: int) -> float:
-        """What log P of a text of `length` tokens is divided by."""
+        """Return the divisor of log P for a text of `length` tokens."""
         base = (5 + length) / 6 if self.normalization == "gnmt" else float(length)
         return base**self.length_penalty
 
@@ -106,8 +110,8 @@ class BeamConfig(Config):
 class ContrastiveConfig(Config):
     """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive.py`)."""
 
-    penalty_alpha: float = 0.0  # weight of the likeness to the text so far, against the probability's
-    candidates: int = 4  # the likeliest tokens, each of which is read once; transformers' `top_k`
+    penalty_alpha: float = 0.0  # weight of the similarity to the text so far, against the probability
+    candidates: int = 4  # the number of most likely tokens, each read once; transformers' `top_k`
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.penalty_alpha <= 1.0:
@@ -140,7 +144,7 @@ class DolaConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeLengthConfig(Config):
-    """Limits on the whole text: the prompt with its padding, or the start token, and what is written."""
+    """Limits on the whole text: the prompt with its padding, or the start token, plus the new tokens."""
 
     max_length: int | None = None
     min_length: int = 0
@@ -154,9 +158,9 @@ class WholeLengthConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Config):
-    """How much is proposed, where `generate` is given a draft: it changes the speed, not the text."""
+    """Number of draft tokens if `generate` has a draft: it changes the speed, not the text."""
 
-    draft_tokens: int | None = None  # for each pass of the model, at most; by default 5, of a look-up 10
+    draft_tokens: int | None = None  # at most, for each pass of the model; by default 5, or 10 for a look-up
     lookup_ngram: int = 3  # the longest run of tokens that a look-up compares, down to 2
 
     def __post_init__(self) -> None:
@@ -166,7 +170,10 @@ class SpeculationConfig(Config):
             raise InputError(f"lookup_ngram: expected 2 or more, got {self.lookup_ngram}")
 
     def most(self, lookup: bool) -> int:
-        """Drafts of a pass. Those of a look-up cost no pass of another model, and come in longer runs."""
+        """Return the number of drafts per pass.
+
+        Drafts of a look-up need no pass of another model and come in longer runs, so their default is higher.
+        """
         if self.draft_tokens is not None:
             return self.draft_tokens
         return 10 if lookup else 5
@@ -174,21 +181,21 @@ class SpeculationConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialIds(Config):
-    """Special tokens for generation alone; None for the model's own."""
+    """Special tokens for generation only; None for the model's tokens."""
 
-    start: int | None = None  # what an encoder-decoder's output starts from
-    eos: tuple[int, ...] | None = None  # each of them ends a text; () for no end
+    start: int | None = None  # the token that starts an encoder-decoder's output
+    eos: tuple[int, ...] | None = None  # each of these tokens ends a text; () for no end
     pad: int | None = None  # fills up texts that have ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationConfig(Config):
-    """The likeliest token every time, unless `sampling.do_sample` or `beam.num_beams` say otherwise."""
+    """Greedy search, unless `sampling.do_sample` or `beam.num_beams` select another method."""
 
-    max_new_tokens: int | None = 64  # None where `whole.max_length` alone limits the text
-    min_new_tokens: int = 0  # the text does not end before it has so many; a stop string still ends it
+    max_new_tokens: int | None = 64  # None if only `whole.max_length` limits the text
+    min_new_tokens: int = 0  # the text does not end before this length; a stop string still ends it
     whole: WholeLengthConfig = WholeLengthConfig()
-    num_return_sequences: int = 1  # of every input: so many samples, or the so many best beams
+    num_return_sequences: int = 1  # per input: the number of samples, or of best beams
     repetition_penalty: float = 1.0  # above 1 makes every token of the text so far less likely
     constraints: ConstraintConfig = ConstraintConfig()
     stop: tuple[str, ...] = ()  # the text ends once it contains one of these
@@ -200,6 +207,10 @@ class GenerationConfig(Config):
     speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self) -> None:
+        check_most("max_new_tokens", self.max_new_tokens, NEW_TOKENS)
+        check_most("num_return_sequences", self.num_return_sequences, WAYS)
+        check_most("num_beams", self.beam.num_beams, WAYS)
+        check_sizes(self)
         self._check_lengths()
         if self.num_return_sequences < 1:
             raise InputError(f"num_return_sequences: expected 1 or more, got {self.num_return_sequences}")
@@ -214,7 +225,7 @@ class GenerationConfig(Config):
 
     @property
     def method(self) -> Literal["greedy", "sample", "beam", "contrastive"]:
-        """How the next token is chosen."""
+        """The method that chooses the next token."""
         if self.contrastive.penalty_alpha:
             return "contrastive"
         if self.beam.num_beams > 1:
@@ -222,9 +233,9 @@ class GenerationConfig(Config):
         return "sample" if self.sampling.do_sample else "greedy"
 
     def lengths(self, width: int) -> tuple[int, int]:
-        """The least and the greatest number of new tokens after a beginning of `width` tokens.
+        """Return the least and the greatest number of new tokens after a beginning of `width` tokens.
 
-        Raises `InputError` where no token may be written.
+        Raises `InputError` if no token may be generated.
         """
         longest = self.whole.max_length
         if longest is not None and longest <= width:
@@ -234,6 +245,7 @@ class GenerationConfig(Config):
             )
         limits = [self.max_new_tokens, None if longest is None else longest - width]
         most = min(limit for limit in limits if limit is not None)
+        check_most(f"max_length: new tokens after {width}", most, NEW_TOKENS)
         return max(self.min_new_tokens, self.whole.min_length - width), most
 
     def _check_lengths(self) -> None:
@@ -247,7 +259,7 @@ class GenerationConfig(Config):
             raise InputError(f"min_new_tokens: expected 0{limit or ' or more'}, got {self.min_new_tokens}")
 
     def _check_contrasts(self) -> None:
-        """Raises `InputError` for ways to choose a token that exclude one another."""
+        """Raise `InputError` for options that exclude one another."""
         others = {
             "do_sample": self.sampling.do_sample,
             "num_beams": self.beam.num_beams > 1,

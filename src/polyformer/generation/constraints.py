@@ -1,4 +1,4 @@
-"""Tokens that a text must have, must not have, or must not have here: transformers' options by its names."""
+"""Tokens that a text must or must not contain, with the option names of transformers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,20 +10,22 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is left as it was. The text begins with
-the prompt, padding as -1, or with the token that an encoder-decoder's output starts from."""
+"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
+
+The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConstraintConfig(Config):
-    """What is forced and what is forbidden."""
+    """Forced and forbidden tokens."""
 
     forced_bos_token_id: int | None = None  # after a beginning of one token: a language, for M2M and mBART
-    forced_eos_token_id: tuple[int, ...] = ()  # one of them is the last token that there is room for
-    no_repeat_ngram_size: int = 0  # no run of so many tokens occurs twice, those of the prompt included
+    forced_eos_token_id: tuple[int, ...] = ()  # one of them is the last token that the length limit allows
+    no_repeat_ngram_size: int = 0  # no run of this many tokens occurs twice, including runs in the prompt
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # runs of tokens that never occur
     suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()  # not as the first token that is not forced
+    begin_suppress_tokens: tuple[int, ...] = ()  # not allowed as the first token that is not forced
 
     def __post_init__(self) -> None:
         for name, ids in self.ids().items():
@@ -42,7 +44,7 @@ class ConstraintConfig(Config):
                 )
 
     def ids(self) -> dict[str, tuple[int, ...]]:
-        """Every token id, by the field that names it."""
+        """Return all token ids by the field that contains them."""
         first = self.forced_bos_token_id
         return {
             "forced_bos_token_id": () if first is None else (first,),
@@ -54,7 +56,7 @@ class ConstraintConfig(Config):
 
 
 def no_repeat(size: int) -> Processor:
-    """No token that would complete a run of `size` tokens which the text has already."""
+    """Forbid tokens that would complete a run of `size` tokens that the text already contains."""
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         length = history.shape[1]
@@ -69,7 +71,7 @@ def no_repeat(size: int) -> Processor:
 
 
 def no_bad_words(words: tuple[tuple[int, ...], ...], device: torch.device) -> Processor:
-    """No token that would complete one of the `words`."""
+    """Forbid tokens that would complete one of the `words`."""
     groups = []
     for size in sorted({len(word) for word in words}):
         tokens = torch.tensor([word for word in words if len(word) == size], device=device)
@@ -90,7 +92,7 @@ def no_bad_words(words: tuple[tuple[int, ...], ...], device: torch.device) -> Pr
 def forbidden(
     ids: tuple[int, ...], device: torch.device, first: int = 0, stop: int | None = None
 ) -> Processor:
-    """None of the tokens `ids`, while the text has from `first` to before `stop` tokens."""
+    """Forbid the tokens `ids` while the text has at least `first` and fewer than `stop` tokens."""
     index = torch.tensor(ids, dtype=torch.long, device=device)
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def forbidden(
 
 
 def forced(ids: tuple[int, ...], length: int, device: torch.device) -> Processor:
-    """One of the tokens `ids`, all alike, once the text has `length` tokens."""
+    """Force one of the tokens `ids`, all equally likely, when the text has `length` tokens."""
     index = torch.tensor(ids, dtype=torch.long, device=device)
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
@@ -115,7 +117,7 @@ def forced(ids: tuple[int, ...], length: int, device: torch.device) -> Processor
 
 
 def forbidden_at(logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """`logits` without the tokens [M] of the rows [M]."""
+    """Return `logits` with the tokens [M] of the rows [M] set to -inf."""
     if not len(rows):
         return logits
     return logits.index_put((rows, tokens), logits.new_tensor(-torch.inf))

@@ -1,13 +1,13 @@
-"""Contrastive search: a likely token that does not repeat what the text already means.
+"""Contrastive search: likely tokens with a hidden state that is not too similar to the text so far.
 
-    x_t = argmax over the k likeliest v of  (1 - alpha) p(v | x_<t) - alpha max_{j < t} cos(h_v, h_j)
+    x_t = argmax over the k most likely v of  (1 - alpha) p(v | x_<t) - alpha max_{j < t} cos(h_v, h_j)
 
-with h_v the model's last hidden state of v, were it written, and h_j those of the text so far, prompt
-included (of an encoder-decoder, whose source is another text, of what it wrote). Every step reads the k
-candidates of each text in one pass. Su et al. 2022 (A contrastive framework for neural text generation),
-section 4.2.
+h_v is the model's last hidden state after reading v, and h_j the last hidden states of the text so far,
+including the prompt (for an encoder-decoder, with a separate source text, of its output). Every step reads
+the k candidates of each text in one pass. Su et al. 2022 (A contrastive framework for neural text
+generation), section 4.2.
 
-p is the model's distribution as processors shape it; what they forbid is never chosen.
+p is the model's distribution after the processors; tokens that they forbid are never chosen.
 """
 
 import torch
@@ -24,7 +24,7 @@ from polyformer.generation.search import Rules, Texts, distribution
 def contrastive_search(
     decoder: Decoder, start: Start[Progress], rules: Rules, config: ContrastiveConfig
 ) -> SearchResult:
-    """One text for every input. A row that has ended leaves the batch."""
+    """Generate one text for every input. A finished row leaves the batch."""
     logits, state, count = start.logits, start.state, min(config.candidates, start.logits.shape[1])
     texts = Texts(start.history, rules, logits.dtype)
     past = F.normalize(decoder.hidden, dim=-1).masked_fill((start.history < 0).unsqueeze(2), torch.nan)
@@ -44,8 +44,10 @@ def contrastive_search(
 
 
 def contrast(confidence: Tensor, hidden: Tensor, past: Tensor, alpha: float) -> Tensor:
-    """The value [N, k] of candidates of these probabilities [N, k] and directions [N, k, E], after a text of
-    the directions [N, T, E], NaN at padding. -inf for what has no probability."""
+    """Return the values [N, k] of candidates of these probabilities [N, k] and directions [N, k, E].
+
+    past: [N, T, E], the directions of the text so far, NaN at padding. The value is -inf for probability 0.
+    """
     likeness = torch.einsum("nke,nte->nkt", hidden, past).nan_to_num(-torch.inf).amax(2)
     value = (1 - alpha) * confidence - alpha * likeness
     return value.masked_fill(confidence == 0, -torch.inf)

@@ -1,4 +1,4 @@
-"""What decoders and encoder-decoders have in common for generation: read the input, then token by token."""
+"""Reading for generation, shared by decoders and encoder-decoders: first the input, then token by token."""
 
 import contextlib
 import dataclasses
@@ -14,58 +14,63 @@ from polyformer.depth import whole_depth
 from polyformer.generation.dola import Dola
 from polyformer.ops.packed_weights import Copies, PackedWeights, kept_copies
 from polyformer.outputs import ModelOutput, ModelState
+from polyformer.sequence.inputs import expected_ids
 from polyformer.stack import Stack
 from polyformer.stack.last_feedforward import LastFeedForwardInput
 
 PACK_FOR_STEPS = 16
-"""Weights are packed where so many tokens may be written: fewer would not earn back the copying."""
+"""Weights are packed if at least this many tokens may be generated; fewer would not repay the copies."""
 
 
 GOING_ON = "token_type_ids", "langs"
-"""What every new token of a decoder alone has as the last of the prompt had it. Of positions, documents and
-segments the state knows how they go on."""
+"""Inputs that every new token of a decoder-only model copies from the last prompt token.
+
+The state continues positions, documents and segments.
+"""
 
 
 S = TypeVar("S", bound=State)
 
 
 class Writer(Protocol):
-    """What generation asks of a model: `polyformer.model.Transformer` has it."""
+    """The interface that generation requires of a model; `polyformer.model.Transformer` implements it."""
 
     encoder: Stack | None
     decoder: Stack | None
 
     @property
     def config(self) -> Any:
-        """A `ModelConfig`."""
+        """The model's `ModelConfig`."""
 
     @property
     def head(self) -> Any:
-        """A `Head`; it must predict the next token."""
+        """The model's `Head`; it must predict the next token."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Of an `nn.Module`: itself and all below it."""
+        """Yield the module and all submodules, as an `nn.Module` does."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of an `nn.Module`."""
+        """Yield the parameters, as an `nn.Module` does."""
         ...
 
     @property
     def encode(self) -> Callable[..., ModelState]:
-        """An encoder-decoder's source to the state that decoding starts from."""
+        """The function that encodes the source of an encoder-decoder to the initial state of decoding."""
         ...
 
     def predictions(self, hidden: Tensor) -> Tensor:
-        """The head's logits [B, T, V] of hidden states [B, T, E]."""
+        """Return the head's logits [B, T, V] of hidden states [B, T, E]."""
         ...
 
     def new_state(self, reserve: int) -> ModelState:
-        """The state before the first token, with room for `reserve` tokens."""
+        """Return the state before the first token, with space for `reserve` tokens."""
         ...
 
     def logits_at(self, output: ModelOutput, places: slice, neighbour_ids: Tensor | None) -> Tensor:
-        """The logits [B, K, V] of what follows the tokens at these places, whose neighbours are these."""
+        """Return the logits [B, K, V] of the next tokens at these places, given the ids of
+        their neighbours.
+        """
         ...
 
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
@@ -73,10 +78,10 @@ class Writer(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start(Generic[S]):
-    """Everything read, nothing written.
+    """The state after reading the input, before generating.
 
-    logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding
-    as -1; of an encoder-decoder, whose source is another text, the token that its output starts from.
+    logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding as
+    -1; for an encoder-decoder, with a separate source text, the start token of its output.
     """
 
     logits: Tensor
@@ -86,8 +91,11 @@ class Start(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(State):
-    """The model's state, what every token to come says of itself: numbers [N, 1] by argument; and the state
-    of the model that finds neighbours."""
+    """The model's state during generation.
+
+    numbers: [N, 1] by argument in `names`, inputs that are the same for every new token. retrieval: the state
+    of the model that finds neighbours.
+    """
 
     model: ModelState
     names: tuple[str, ...] = ()
@@ -95,40 +103,48 @@ class Progress(State):
     retrieval: ModelState | None = None
 
     def truncated_(self, count: int) -> "Progress | None":
-        """As for every state."""
+        """Remove the last `count` tokens."""
         return self._parts_truncated(count)
 
     def reorder_beams(self, index: Tensor) -> "Progress":
-        """As `reorder_`, for an index among rows of one input each, whose numbers are the same."""
+        """Reorder as `reorder_`, for an index among rows of the same input, which share their numbers."""
         finding = None if self.retrieval is None else self.retrieval.reorder_beams(index)
         return dataclasses.replace(self, model=self.model.reorder_beams(index), retrieval=finding)
 
 
 Mixture = Callable[[Tensor, Tensor], Tensor]
-"""The model's logits [N, K, V], and what its last feed-forward read, [N, K, E] -> log p [N, K, V] of what is
-written: nearest neighbours (`polyformer.datastore.Mixture`)."""
+"""The model's logits [N, K, V] and the input of its last feed-forward, [N, K, E] -> log p [N, K, V] to
+generate from.
+
+Used for nearest neighbours (`polyformer.datastore.Mixture`).
+"""
 
 
 class Retrieval(Protocol):
-    """What finds neighbours for a head that reads them: `polyformer.datastore.Retrieval`."""
+    """A source of neighbours for a head that reads them: `polyformer.datastore.Retrieval`."""
 
     def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
-        """Those of the last token of a prompt [N, T], [N, 1, k], and a state that has read it."""
+        """Return the neighbours of the last token of a prompt [N, T], [N, 1, k], and a state that has read
+        the prompt.
+        """
         ...
 
     def read(self, tokens: Tensor, state: ModelState, last: int) -> tuple[Tensor, ModelState]:
-        """Those of the last of the tokens [N, T] that follow, [N, last, k], and the next state."""
+        """Return the neighbours of the `last` tokens of the tokens [N, T], [N, last, k], and
+        the next state.
+        """
         ...
 
 
 class Decoder:
-    """Reads and writes with `model`; `room` is how many tokens will be written at most.
+    """A reader of the input and of the new tokens with `model`; generates at most `room` tokens.
 
-    Where there is a `mixture` everything happens inside `watched`. hidden: [N, T, E], the last states of the
-    tokens of the latest pass. With `dola` its contrasts take the place of the model's logits.
+    With a `mixture` all passes must happen inside `watched`. hidden: [N, T, E], the last states of the tokens
+    of the latest pass. With `dola` its contrasts replace the model's logits.
 
-    Packed copies of its weights, as much memory again (up to `PACKED_LIMIT`), stay for the next decoder as
-    long as the model lives; not where it is in training mode now, and about to change.
+    Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
+    decoder as long as the model lives, unless the model is in training mode, where its weights are about to
+    change.
     """
 
     def __init__(
@@ -150,7 +166,7 @@ class Decoder:
         self.packed = PackedWeights(None)
 
     def watched(self) -> contextlib.AbstractContextManager[object]:
-        """Around all passes: what the mixture reads of them is seen."""
+        """Return the context of all passes, in which the mixture's input is recorded."""
         return contextlib.nullcontext() if self.last is None else self.last
 
     def start(
@@ -160,8 +176,10 @@ class Decoder:
         first: int | None,
         inputs: Mapping[str, Tensor],
     ) -> "Start[Progress]":
-        """Read the prompt, or the source and the token `first` that every output starts from; `inputs` are
-        what the model reads beside its ids, by argument."""
+        """Read the prompt, or the source and the start token `first` of every output.
+
+        inputs: further inputs of the model, by argument.
+        """
         if self.room >= PACK_FOR_STEPS:
             self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
         if self.model.encoder is None:
@@ -169,7 +187,7 @@ class Decoder:
             near, finding = None, None
             if self.retrieval is not None:
                 near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
-            with self.packed, whole_depth():  # what all that follows is read from
+            with self.packed, whole_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._next(output, near)
             history = input_ids
@@ -186,13 +204,14 @@ class Decoder:
         return Start(logits, Progress(state), history)
 
     def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
-        """Read tokens [N] after `state`: the logits [N, V] of the next, and the next state."""
+        """Read tokens [N] after `state`: return the logits [N, V] of the next token, and the next state."""
         logits, after = self.read(tokens.unsqueeze(1), state, 1)
         return logits.squeeze(1), after
 
     def read(self, tokens: Tensor, state: Progress, last: int) -> tuple[Tensor, Progress]:
-        """Read tokens [N, T] after `state`: logits [N, K, V] of what follows each of the `last` K, and the
-        next state."""
+        """Read tokens [N, T] after `state`: return the next-token logits [N, K, V] of the `last` K tokens,
+        and the next state.
+        """
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
         going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
         near, finding = None, None
@@ -204,13 +223,13 @@ class Decoder:
         return logits, dataclasses.replace(state, model=after, retrieval=finding)
 
     def _run(self, **inputs: Any) -> ModelOutput:
-        """A pass of the model, with all layers' states where they are contrasted."""
+        """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
         if self.dola is None:
             return self.model(**inputs)
         return self.model(**inputs, output_hidden_states=True)
 
     def _next(self, output: ModelOutput, near: Tensor | None = None) -> tuple[Tensor, ModelState]:
-        """The logits [N, V] of what follows everything read, and the state."""
+        """Return the logits [N, V] after everything read, and the state."""
         logits, state = self._checked(output, 1, near)
         return logits.squeeze(1), state
 
@@ -218,7 +237,7 @@ class Decoder:
         assert output.state is not None, "a model that was given a state returns one"
         self.hidden = output.last_hidden_state
         logits = self.model.logits_at(output, slice(-last, None), near)
-        if bool(logits.amax().isnan()):  # a maximum with a NaN is NaN, and needs no second tensor
+        if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "
                 "damaged, or overflow in this precision: take float32 or bfloat16"
@@ -231,7 +250,9 @@ class Decoder:
 
 
 def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
-    """`input_ids`, or where there are none the token `first` that a decoder alone begins a text with."""
+    """Return `input_ids`, or without them the token `first` that begins a text of a decoder."""
+    if input_ids is not None and not isinstance(input_ids, Tensor):
+        raise expected_ids("input_ids", input_ids)
     if input_ids is not None:
         return input_ids
     if model.encoder is not None:
@@ -245,7 +266,7 @@ def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
 
 
 def check_shape(model: Writer, input_ids: Tensor) -> None:
-    """Raises `InputError` for a model that does not write and for ids that are no batch."""
+    """Raise `InputError` for a model that cannot generate and for ids that are not a batch."""
     if model.decoder is None or not model.head.predicts_next:
         raise InputError(
             "generate: needs a decoder with a language-model head; this model predicts no next token"
@@ -259,9 +280,9 @@ def check_shape(model: Writer, input_ids: Tensor) -> None:
 def check_inputs(
     model: Writer, input_ids: Tensor, attention_mask: Tensor | None, first: int | None, max_new_tokens: int
 ) -> None:
-    """Raises `InputError` for inputs that the model cannot continue.
+    """Raise `InputError` for inputs that the model cannot continue.
 
-    first: the token that an encoder-decoder's output starts from.
+    first: the start token of an encoder-decoder's output.
     """
     assert model.decoder is not None
     if attention_mask is not None and attention_mask.shape != input_ids.shape:

@@ -1,4 +1,4 @@
-"""What `generate` may be given as a draft, and the drafter that it stands for."""
+"""The `draft` argument of `generate`: its checks, and the drafter that it selects."""
 
 import contextlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def drafter(
     choose: Choose,
     config: GenerationConfig,
 ) -> Drafter:
-    """What `draft` stands for, for texts of `model` that are shaped and chosen so."""
+    """Return the drafter for `draft`, for texts of `model` with these processors and this choice."""
     if draft == "lookup":
         return Lookup(config.speculation.lookup_ngram, model.encoder is not None)
     if isinstance(draft, nn.Module):
@@ -36,7 +36,7 @@ def drafter(
 
 
 def evaluated(draft: Draft | None) -> contextlib.AbstractContextManager[None]:
-    """A draft model in evaluation mode."""
+    """Return a context with a draft model in evaluation mode."""
     return evaluating(draft) if isinstance(draft, nn.Module) else contextlib.nullcontext()
 
 
@@ -49,8 +49,11 @@ def check_draft(
     first: int | None,
     room: int,
 ) -> None:
-    """Raises `InputError` for what is no draft for `model`, does not go with the settings, or cannot write so
-    much; the inputs as for `check_inputs`."""
+    """Raise `InputError` for a draft that does not fit `model` or the settings, or cannot generate that many
+    tokens.
+
+    The inputs are the same as in `check_inputs`.
+    """
     if draft is None:
         if config.speculation != SpeculationConfig():
             raise InputError(
@@ -77,7 +80,10 @@ def check_draft(
 
 
 def _check_memory(model: Writer, tokens: int) -> None:
-    """Tokens that are read together see all of a memory, and reach farther than one alone would."""
+    """Raise `InputError` if a text would depend on how many tokens are read in one pass.
+
+    Tokens read together all see the whole memory, and so reach farther than single tokens would.
+    """
     memory = None if model.decoder is None else model.decoder.memory
     if memory is None or tokens <= memory.length:
         return

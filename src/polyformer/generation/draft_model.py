@@ -1,4 +1,4 @@
-"""A draft model: a small model of the same vocabulary proposes what it would write itself.
+"""A draft model: a small model with the same vocabulary proposes its continuation.
 
 It costs a pass of the small model for every token proposed. Leviathan et al. 2023, section 2; Chen et al.
 2023, section 2.
@@ -18,9 +18,9 @@ from polyformer.generation.search import Choose, distribution
 
 
 class DraftModel:
-    """Writes with `model` as the text is written: shaped by the same `processors`, each token by `choose`.
+    """A drafter that generates with `model`, with the same `processors` and `choose` as the text.
 
-    room: tokens written at most. samples: `choose` draws, and the drafts come with their distributions.
+    room: the greatest number of tokens. samples: `choose` draws, and the drafts include their distributions.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class DraftModel:
         first: int | None,
         inputs: Mapping[str, Tensor],
     ) -> Reading:
-        """The prompt or the source, read."""
+        """Read the prompt or the source."""
         start = self.decoder.start(input_ids, attention_mask, first, inputs)
         return Reading.of(start.state, start.history.shape[1])
 
     def propose(self, text: Tensor, count: int, memory: Reading) -> tuple[Drafts, Reading]:
-        """`count` tokens, one after another."""
+        """Propose `count` tokens, one after another."""
         width, probabilities = text.shape[1], []
         memory, sure = memory.upto(width - 1), None
         for _ in range(count):

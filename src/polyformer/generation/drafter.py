@@ -1,4 +1,4 @@
-"""What speculative decoding asks for tokens that the model may write next, and what it gets."""
+"""The interface of drafters, which propose next tokens for speculative decoding."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,15 +11,17 @@ from polyformer.core.state import State
 
 @dataclasses.dataclass(frozen=True)
 class Drafts(State):
-    """Tokens [N, K] that may follow the texts, as many for every row. `probabilities` [N, K, V], where tokens
-    were drawn: what each was drawn from."""
+    """Tokens [N, K] that may follow the texts, the same number for every row.
+
+    probabilities: [N, K, V], the distributions from which the tokens were drawn; None if they were not drawn.
+    """
 
     tokens: Tensor
     probabilities: Tensor | None = None
 
 
 class Drafter(Protocol):
-    """Proposes tokens. What it remembers is a state, whose rows come and go with the texts."""
+    """The interface of drafters. Their memory is a state with one row per text."""
 
     def start(
         self,
@@ -28,14 +30,14 @@ class Drafter(Protocol):
         first: int | None,
         inputs: Mapping[str, Tensor],
     ) -> State:
-        """Read the prompt, or the source: what it remembers. Arguments as for `Decoder.start`."""
+        """Read the prompt or the source and return the memory. Arguments as for `Decoder.start`."""
         ...
 
     def propose(self, text: Tensor, count: int, memory: Any) -> tuple[Drafts, State]:
-        """At most `count` tokens that may follow the texts [N, T], and what it remembers.
+        """Propose at most `count` tokens that may follow the texts [N, T], and return the next memory too.
 
-        The texts begin with the prompt, padding as -1, or with the token that an encoder-decoder's output
-        starts from. It is asked before every pass of the model: the drafts of the time before that stand in
-        the texts now were accepted, of the others none was, and the texts' last tokens are the model's own.
+        The texts begin with the prompt, padding as -1, or with the start token of an encoder-decoder's
+        output. This is called before every pass of the model: earlier drafts that are now in the texts were
+        accepted, all others were rejected, and the last token of each text was chosen by the model.
         """
         ...

@@ -1,4 +1,4 @@
-"""`generate`: continue a text, or write the target of a source."""
+"""`generate`: continue a text, or generate the target of a source."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ INPUTS = (
     "global_attention_mask",
     "relation_ids",
 )
-"""What may be said of the tokens of a prompt or source."""
+"""Optional inputs per token of a prompt or source."""
 
 
 def generate(
@@ -58,34 +58,34 @@ def generate(
     retrieval: Retrieval | None = None,
     **inputs_and_settings: Any,
 ) -> Generated:
-    """Write what follows `input_ids`, or what an encoder-decoder makes of them.
+    """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
 
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
-            threads (`polyformer.core.evaluation_mode`): passes that train it wait, unless they train a copy.
-            In that mode before too, it keeps faster copies of its weights for the next call.
-        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without any a decoder
-            alone begins one text with its `special.bos`.
-        attention_mask: [B, T], 1 for real tokens; each row is continued exactly as if it were alone.
-        config: by default 64 tokens, each the likeliest, up to the model's `special.eos`; options by their
-            names, `max_new_tokens=20`, come before it.
-        streamer: receives the tokens [N] of every step as they are written; see `TextStreamer`.
-        decode: token ids to text, as a tokenizer has it; needed for `config.stop`.
-        generator: what samples are drawn from, in place of a `seed`; by default torch's own for the device.
-        draft: what proposes `draft_tokens` tokens at a time, for speed (`polyformer.generation.speculation`):
-            a smaller model of the same vocabulary; "lookup", where texts repeat themselves; or a `Drafter`.
-            Greedy texts stay the same but for rounding, samples follow the same distribution.
-        mixture: what is written in place of the model's own distribution: `polyformer.datastore.Mixture`.
+            threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
+            If it is already in that mode, it keeps faster copies of its weights for the next call.
+        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
+            decoder-only model begins one text with its `special.bos`.
+        attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
+        config: by default 64 tokens, greedy, up to the model's `special.eos`; options given by name,
+            `max_new_tokens=20`, override it.
+        streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
+        decode: token ids to text, as in a tokenizer; needed for `config.stop`.
+        generator: the generator for sampling, instead of a `seed`; by default torch's for the device.
+        draft: proposes `draft_tokens` tokens per pass, for speed (`polyformer.generation.speculation`):
+            a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
+            Greedy texts stay the same up to rounding, samples follow the same distribution.
+        mixture: a distribution that replaces the model's: `polyformer.datastore.Mixture`.
         retrieval: the neighbours that the head 'semiparametric' reads: `polyformer.datastore.Retrieval`.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
-            global_attention_mask and relation_ids of the prompt or source, as the model's `forward` takes
-            them. What a decoder alone writes goes on with the last position, document, type, language and
-            segment, is not global, and has no relations. Every other name is an option of `GenerationConfig`.
+            global_attention_mask and relation_ids of the prompt or source, as in the model's `forward`.
+            New tokens of a decoder-only model continue the last position, document, type, language and
+            segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
     Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
     right of a prompt, more tokens than learned positions, a prompt beyond `max_length`, stop strings without
-    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, a model or draft
-    that does not write or not read what is given.
+    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, and a model or
+    draft that cannot generate or does not read the given inputs.
     """
     inputs, config = _inputs_and_settings(inputs_and_settings, config)
     special = _special_ids(model, config)
@@ -109,7 +109,7 @@ def generate(
 def _inputs_and_settings(
     more: dict[str, Any], config: GenerationConfig | None
 ) -> tuple[dict[str, Tensor], GenerationConfig]:
-    """What is said of the tokens, and `config` with the settings among `more`."""
+    """Return the inputs per token, and `config` with the settings among `more`."""
     inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
     return inputs, changed(config or GenerationConfig(), more)
 
@@ -126,7 +126,7 @@ def _written(
     generator: torch.Generator | None,
     draft: Draft | None,
 ) -> tuple[SearchResult, Drafted | None]:
-    """What the search that `config` asks for writes, and what came of a draft."""
+    """Return the result of the search that `config` selects, and the statistics of a draft."""
     count = config.num_return_sequences
     if config.method == "beam":
         by_beams = beam_search if config.beam.num_beam_groups == 1 else group_beam_search
@@ -143,7 +143,9 @@ def _written(
 
 
 def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | None) -> Dola | None:
-    """What contrasts the layers that `config` names; `mixes`: what else changes the logits."""
+    """Return the contrast of the layers in `config`, if any; `mixes`: another change of the
+    logits, if any.
+    """
     layers, stack = config.dola.dola_layers, model.decoder
     if layers is None or stack is None:
         return None
@@ -159,7 +161,7 @@ def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | 
 
 
 def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) -> Generated:
-    """The texts of a search behind their prompts [B, T], of which each has as many texts."""
+    """Return the texts of a search with their prompts [B, T]; each prompt has the same number of texts."""
     prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
     sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
     return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted)
@@ -168,7 +170,7 @@ def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) 
 def _generator(
     config: GenerationConfig, generator: torch.Generator | None, device: torch.device
 ) -> torch.Generator | None:
-    """What samples are drawn from; None for torch's own."""
+    """Return the generator for sampling; None for torch's default."""
     if generator is None:
         seed = config.sampling.seed
         return None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -181,7 +183,7 @@ def _generator(
 
 @dataclasses.dataclass(frozen=True)
 class _SpecialIds:
-    """The special tokens of one call; `fill` follows texts that have ended."""
+    """The special tokens of one call; `fill` pads texts that have ended."""
 
     start: int | None
     eos: tuple[int, ...]
@@ -189,7 +191,7 @@ class _SpecialIds:
 
 
 def _special_ids(model: Writer, config: GenerationConfig) -> _SpecialIds:
-    """What the generation asks for, or else what the model has."""
+    """Return the special tokens of the generation config, with the model's as defaults."""
     own, asked = model.config.special, config.special
     eos = asked.eos
     if eos is None:

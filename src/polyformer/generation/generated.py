@@ -1,4 +1,4 @@
-"""What generation returns."""
+"""The results of generation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from polyformer.generation.stopping import Decode, cut
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a search wrote, N texts of at most L tokens: the fields of `Generated` without the prompt."""
+    """The result of a search, N texts of at most L tokens: the fields of `Generated` without the prompt."""
 
     tokens: Tensor  # [N, L]
     lengths: Tensor
@@ -19,27 +19,29 @@ class SearchResult:
 
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """What speculative decoding did: drafts `proposed` and `accepted`, over all rows, and the `passes` of the
-    model after that over the prompt, each over all rows."""
+    """Statistics of speculative decoding over all rows.
+
+    proposed, accepted: numbers of drafts. passes: passes of the model after the pass over the prompt; each
+    covers all rows.
+    """
 
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
 
     def plus(self, proposed: int = 0, accepted: int = 0, passes: int = 0) -> "Drafted":
-        """With so many more."""
+        """Return these numbers increased by the arguments."""
         return Drafted(self.proposed + proposed, self.accepted + accepted, self.passes + passes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
-    """N texts: `num_return_sequences` for each of the inputs, those of one input together.
+    """N texts: `num_return_sequences` for each of the inputs, grouped by input.
 
-    sequences: [N, T], of a decoder alone the prompt and what it wrote, of an encoder-decoder what it wrote;
-    a text that ended early is filled up with the pad token. lengths: [N], tokens written, the end token
-    included. scores: [N], the natural logarithm of the probability that the model gives to what was written;
-    of beam search divided by `BeamConfig.divisor` of the length, best first. drafted: with a draft, what came
-    of it.
+    sequences: [N, T], prompt and new tokens of a decoder-only model, new tokens of an encoder-decoder; padded
+    with the pad token. lengths: [N], numbers of new tokens, including the end token. scores: [N], the
+    log-probability of the new tokens under the model; for beam search divided by `BeamConfig.divisor` of the
+    length, best first. drafted: the statistics of a draft, if there was any.
     """
 
     sequences: Tensor
@@ -49,10 +51,10 @@ class Generated:
     drafted: Drafted | None = None
 
     def new_tokens(self) -> list[list[int]]:
-        """What was written, without prompt and padding."""
+        """Return the new tokens, without prompt and padding."""
         rows = self.sequences[:, self.prompt_length :].tolist()
         return [row[:length] for row, length in zip(rows, self.lengths.tolist())]
 
     def texts(self, decode: Decode, stop: Sequence[str] = ()) -> list[str]:
-        """What was written as text, up to the first of the `stop` strings."""
+        """Return the new text, up to the first of the `stop` strings."""
         return [cut(decode(row), stop) for row in self.new_tokens()]

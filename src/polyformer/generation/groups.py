@@ -1,13 +1,14 @@
-"""Diverse beam search: groups of beams, each kept from the tokens of the groups before it.
+"""Diverse beam search: groups of beams, each penalized for the tokens of earlier groups.
 
     score_g(Y) = sum_t [log P(y_t | y_<t, X) - diversity_penalty count_g(t, y_t)]  /  divisor(|Y|)
 
-with count_g(t, v) how many beams of the groups before g go on with the token v at step t. The groups take
-their steps one after another; each is a beam search of num_beams / num_beam_groups beams, and the best texts
-of all groups are returned. Vijayakumar et al. 2018 (Diverse beam search), section 4, with Hamming diversity.
+count_g(t, v) is the number of beams of the groups before g that continue with token v at step t. The groups
+take their steps one after another; each is a beam search of num_beams / num_beam_groups beams, and the best
+texts of all groups are returned. Vijayakumar et al. 2018 (Diverse beam search), section 4, with Hamming
+diversity.
 
-A group that is settled (`BeamConfig.early_stopping`) takes part in nothing any more; an input leaves the
-batch when all its groups are.
+A finished group (`BeamConfig.early_stopping`) no longer takes part; an input leaves the batch when all its
+groups are finished.
 """
 
 import torch
@@ -22,7 +23,9 @@ from polyformer.generation.search import Rules
 
 
 class Group:
-    """One group of all inputs that go on: its beams, what it set aside, and which inputs it has settled."""
+    """A group of beams of all active inputs: its beams and finished texts, and which inputs it
+    has finished.
+    """
 
     def __init__(self, start: Start[Progress], rules: Rules, config: BeamConfig, wanted: int):
         inputs, self.device = len(start.logits), start.logits.device
@@ -34,9 +37,9 @@ class Group:
         self.settled = torch.zeros(inputs, dtype=torch.bool, device=self.device)
 
     def step(self, logits: Tensor, history: Tensor, counts: Tensor, length: int) -> Tensor:
-        """Extend the beams by the logits [R K, V]; adds its tokens to `counts` [R, V] for the groups to come.
+        """Extend the beams by the logits [R K, V]; add its tokens to `counts` [R, V] for later groups.
 
-        Returns the beam [R, size] that each beam goes on from.
+        Returns the parent beam [R, size] of each beam.
         """
         rules, last = self.rules, length == self.rules.max_new_tokens
         width = self.beams.scores.shape[1]
@@ -61,7 +64,7 @@ class Group:
         self.settled = self.settled | torch.tensor(now, dtype=torch.bool, device=self.device)
 
     def keep(self, rows: list[int], index: Tensor) -> None:
-        """Only these inputs, once as numbers and once as an index."""
+        """Keep only these inputs, given both as numbers and as an index tensor."""
         self.beams = Beams(self.beams.scores[index], self.beams.tokens[index])
         self.owners, self.settled = [self.owners[row] for row in rows], self.settled[index]
 
@@ -69,7 +72,7 @@ class Group:
 def group_beam_search(
     decoder: Decoder, start: Start[Progress], rules: Rules, config: BeamConfig, wanted: int
 ) -> SearchResult:
-    """The `wanted` best texts of all groups of every input."""
+    """Return the `wanted` best texts of all groups of every input."""
     inputs, device = len(start.logits), start.logits.device
     groups = [Group(start, rules, config, wanted) for _ in range(config.num_beam_groups)]
     finished = [[group.owners[row] for group in groups] for row in range(inputs)]

@@ -1,7 +1,8 @@
-"""Generation settings as the Hugging Face hub keeps them: generation_config.json, or fields of config.json.
+"""Generation settings in the format of the Hugging Face hub: generation_config.json, or fields of
+config.json.
 
-`from_hub` honours every field that changes what is written, or refuses it by name. What cannot change it
-(caches, what else is returned, speculation that is exact) is passed over. Defaults are those of transformers
+`from_hub` applies every field that changes the generated text, or refuses it by name. Fields that cannot
+change it (caches, additional outputs, exact speculation) are ignored. Defaults follow transformers
 5.23: 20 new tokens, and 50 for `top_k` when sampling.
 """
 
@@ -22,7 +23,7 @@ CONSTRAINTS = (
     "begin_suppress_tokens",
 )
 NO_LIMIT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Options of sampling, and the hub's way to say that there is none."""
+"""Options of sampling, with the hub's value for no limit."""
 
 HONOURED = {
     *LENGTHS,
@@ -61,7 +62,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "top_h": (),
     "watermarking_config": (),
 }
-"""Fields that would change what is written, with the values (beside null) that do not."""
+"""Fields that would change the generated text, with the values (besides null) that do not."""
 
 PASSED_OVER = {
     "_commit_hash",
@@ -98,16 +99,16 @@ PASSED_OVER = {
 
 
 def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConfig:
-    """The settings that `data` describes.
+    """Return the settings that `data` describes.
 
     Args:
-        data: what stands in generation_config.json, or in a config.json, whose other fields are the model's.
-        task: a name among config.json's `task_specific_params`, whose settings come first. Their `prefix`
-            belongs before the text and is the caller's to put there.
+        data: the content of generation_config.json, or of a config.json, with other fields for the model.
+        task: a name in `task_specific_params` of config.json; its settings take precedence. The caller must
+            put their `prefix` before the text.
 
     Raises:
-        InputError: a field that would change the result and is not there in ours; an unknown field or task;
-            values that do not fit.
+        InputError: a field that would change the result and has no counterpart here; an unknown field or
+            task; values that do not fit.
     """
     fields = _fields(data, task)
     for name, harmless in REFUSED.items():
@@ -145,9 +146,9 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
 
 
 def to_hub(config: GenerationConfig) -> dict[str, Any]:
-    """`config` as generation_config.json has it; `from_hub` gives it back, but for `speculation`.
+    """Return `config` in the format of generation_config.json; `from_hub` restores it, except `speculation`.
 
-    Raises `InputError` for what the hub cannot say.
+    Raises `InputError` for settings that the hub's format cannot express.
     """
     whole, sampling, beam = config.whole, config.sampling, config.beam
     if config.max_new_tokens is not None and whole.max_length is not None:
@@ -192,7 +193,7 @@ def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
 
 
 def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
-    """The fields of generation that are there and not null."""
+    """Return the known fields of generation that are not null."""
     of_model = "model_type" in data or "architectures" in data
     fields = dict(data)
     if task is not None:
@@ -210,7 +211,7 @@ def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
 
 
 def _lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """New tokens come before whole lengths, and one that is not given is no limit."""
+    """Return the lengths: new tokens take precedence over whole lengths, and a missing length is no limit."""
     most, whole = fields.get("max_new_tokens"), fields.get("max_length")
     if most is not None:
         whole = None
@@ -231,13 +232,13 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contrastive(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Its `top_k` is the number of candidates."""
+    """Return the settings of contrastive search; the hub's `top_k` is the number of candidates."""
     alpha = fields.get("penalty_alpha", 0.0)
     return {"penalty_alpha": alpha, "candidates": fields.get("top_k", 50)} if alpha else {}
 
 
 def _plural(name: str, value: Any) -> Any:
-    """A single id or text where there may be several."""
+    """Return a single id or text as a list if the field may have several."""
     several = name in ("eos_token_id", "forced_eos_token_id", "stop_strings")
     return [value] if several and isinstance(value, int | str) else value
 

@@ -1,21 +1,21 @@
-"""The largest of very many numbers, found among blocks of them: `topk` and `argmax` are slow at many."""
+"""The largest of very many numbers, searched in blocks, as `topk` and `argmax` are slow for large inputs."""
 
 import torch
 from torch import Tensor
 
 BLOCK, FEWEST = 128, 1 << 13
-"""Numbers of a block, whose largest one is quickly found; and how many make blocks worth it."""
+"""The size of a block, which has a fast maximum; and the least input length for which blocks pay off."""
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row of x [N, M], in order, and where they are: [N, count] each."""
+    """Return the `count` largest of each row of x [N, M], in order, and their indices: [N, count] each."""
     length = x.shape[1]
     blocks = length // BLOCK
     if length < FEWEST or blocks < count:
         values, index = x.topk(count)
         return values, index
     whole = x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
-    # Blocks with the largest maxima have all of them; ascending, so that equals keep their order.
+    # The blocks with the largest maxima contain all of them; ascending, so that ties keep their order.
     chosen = whole.amax(2).topk(count).indices.sort().values
     some = whole.gather(1, chosen.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
     rest = x[:, blocks * BLOCK :]
@@ -25,9 +25,9 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """Greedy: the first token of the highest logit, [N] of [N, V]."""
+    """Return the first token with the highest logit, [N] for [N, V]."""
     if logits.is_cpu and logits.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(logits.numpy().argmax(-1))  # fifteen times as fast as torch's
+        return torch.from_numpy(logits.numpy().argmax(-1))  # 15 times as fast as torch's argmax
     length = logits.shape[1]
     blocks = length // BLOCK
     if length < FEWEST:

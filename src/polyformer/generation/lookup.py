@@ -1,10 +1,10 @@
-"""Prompt look-up: what followed the last tokens of a text when they stood in it before may follow again.
+"""Prompt look-up: if the last tokens of a text occurred in it before, their continuation may occur again.
 
-The last n tokens, for n from `ngram` down to 2, are looked for in the text so far, of an encoder-decoder in
-its source too; the last place where they stand proposes what follows it. A text that has been repeating
-itself is taken to go on so: past its end a proposal reads its own beginning. It costs comparisons of T
-numbers a pass and no model. Saxena 2023, "Prompt lookup decoding". Deviations: the last place, where the
-original takes the first; no proposal by a single token; drafts past the end.
+The last n tokens, for n from `ngram` down to 2, are searched in the text so far, for an encoder-decoder also
+in its source; the continuation of the last occurrence is proposed. A proposal that reaches the end of the
+text continues periodically: it repeats from its own beginning. It costs comparisons of T numbers per pass and
+no model. Saxena 2023, "Prompt lookup decoding". Deviations: the last occurrence instead of the first; no
+proposal from a single token; drafts past the end.
 """
 
 import dataclasses
@@ -17,18 +17,20 @@ from polyformer.core.state import State
 from polyformer.generation.drafter import Drafts
 
 SHORTEST = 2
-"""Tokens that must have stood in the text before."""
+"""The least number of tokens that must occur earlier in the text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Before(State):
-    """What stands before the texts and may be copied from: [N, S], padding as -1."""
+    """Tokens before the texts that may be copied: [N, S], padding as -1."""
 
     tokens: Tensor
 
 
 class Lookup:
-    """Looks for at most the last `ngram` tokens. `paired`: of an encoder-decoder, in the source too."""
+    """A drafter that searches for at most the last `ngram` tokens; `paired`: also in an encoder-decoder's
+    source.
+    """
 
     def __init__(self, ngram: int, paired: bool):
         self.ngram, self.paired = ngram, paired
@@ -40,13 +42,15 @@ class Lookup:
         first: int | None,
         inputs: Mapping[str, Tensor],
     ) -> Before:
-        """The source of an encoder-decoder; nothing of a decoder alone, whose texts begin with the prompt."""
+        """Return the source of an encoder-decoder; no tokens for a decoder-only model, as its texts begin
+        with the prompt.
+        """
         if not self.paired:
             return Before(input_ids[:, :0])
         return Before(input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, -1))
 
     def propose(self, text: Tensor, count: int, memory: Before) -> tuple[Drafts, State]:
-        """`count` tokens where the last ones of every row stood before, else none."""
+        """Propose `count` tokens if the last tokens of every row occurred before, else none."""
         text = torch.cat([memory.tokens, text], 1)
         back = self.repeats(text)
         if not count or not len(back) or not bool(back.all()):
@@ -56,8 +60,11 @@ class Lookup:
         return Drafts(drafts.clamp_min(0)), memory  # padding behind a source
 
     def repeats(self, text: Tensor) -> Tensor:
-        """How many tokens before the end of each row [N, T] its last tokens end for the time before: [N], 0
-        where they have not stood in it."""
+        """Return the distance [N] from the end of each row [N, T] to the previous occurrence of its last
+        tokens.
+
+        The distance is 0 if there is no earlier occurrence.
+        """
         length = text.shape[1]
         back = text.new_zeros(len(text))
         for size in range(min(self.ngram, length - 1), SHORTEST - 1, -1):

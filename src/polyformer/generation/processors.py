@@ -1,4 +1,4 @@
-"""What may be done to the logits of the next token before one is chosen."""
+"""Processors of the logits of the next token."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from polyformer.generation.constraints import Processor, forbidden, forced, no_b
 
 
 def process(processors: Sequence[Processor], logits: Tensor, history: Tensor) -> Tensor:
-    """`logits` after all `processors`, in their order."""
+    """Return `logits` after all `processors`, in their order."""
     for processor in processors:
         logits = processor(logits, history)
     return logits
 
 
 def repetition_penalty(theta: float) -> Processor:
-    """Positive logits of the history's tokens divided by `theta`, negative ones multiplied.
+    """Divide positive logits of the history's tokens by `theta` and multiply negative ones.
 
     Keskar et al. 2019 (CTRL), section 4.1, in the form that also works below zero.
     """
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
-        tokens = torch.where(history < 0, history[:, -1:], history)  # in place of padding
+        tokens = torch.where(history < 0, history[:, -1:], history)  # instead of padding
         seen = logits.gather(1, tokens)
         return logits.scatter(1, tokens, torch.where(seen > 0, seen / theta, seen * theta))
 
@@ -31,12 +31,12 @@ def repetition_penalty(theta: float) -> Processor:
 
 
 def temperature(value: float) -> Processor:
-    """Logits divided by `value`: below 1 sharpens the distribution, above 1 flattens it."""
+    """Divide the logits by `value`: below 1 sharpens the distribution, above 1 flattens it."""
     return lambda logits, history: logits / value
 
 
 def top_k(count: int) -> Processor:
-    """Only the `count` likeliest tokens (and any as likely as the last of them)."""
+    """Keep only the `count` most likely tokens (and ties with the last of them)."""
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         least = logits.topk(min(count, logits.shape[1])).values[:, -1:]
@@ -46,7 +46,9 @@ def top_k(count: int) -> Processor:
 
 
 def top_p(mass: float) -> Processor:
-    """Only the fewest likeliest tokens whose probabilities reach `mass`. Holtzman et al. 2020, 3.1."""
+    """Keep only the fewest most likely tokens with total probability `mass`. Holtzman et al. 2020, section
+    3.1.
+    """
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         ranked, order = logits.sort(descending=True)
@@ -59,7 +61,7 @@ def top_p(mass: float) -> Processor:
 
 
 def min_p(share: float) -> Processor:
-    """Only tokens with at least `share` of the likeliest one's probability. Nguyen et al. 2024, section 3."""
+    """Keep only tokens with at least `share` of the highest probability. Nguyen et al. 2024, section 3."""
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         probabilities = logits.softmax(-1)
@@ -70,14 +72,15 @@ def min_p(share: float) -> Processor:
 
 
 def typical_p(mass: float) -> Processor:
-    """Only the fewest tokens whose probabilities reach `mass`, taken by how near -log p is to its mean.
+    """Keep only the fewest tokens with total probability `mass`, in order of the distance of -log p from its
+    mean.
 
-    Meister et al. 2023 (locally typical sampling), equation 9; tokens as near as the last one stay too.
+    Meister et al. 2023 (locally typical sampling), equation 9; ties with the last token are kept too.
     """
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         log_p = logits.log_softmax(-1)
-        entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)  # a forbidden token's 0 log 0 is nothing
+        entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)  # 0 log 0 of a forbidden token counts as 0
         distance = (-log_p - entropy).abs()
         ranked, order = distance.sort()
         reached = log_p.exp().gather(1, order).cumsum(1)
@@ -88,7 +91,7 @@ def typical_p(mass: float) -> Processor:
 
 
 def sampling_processors(config: SamplingConfig) -> list[Processor]:
-    """What shapes the distribution, in the order of the fields, as far as it is asked for."""
+    """Return the processors that shape the distribution, in the order of the fields, for all options set."""
     chosen = [temperature(config.temperature)] if config.temperature != 1.0 else []
     chosen += [top_k(config.top_k)] if config.top_k is not None else []
     chosen += [top_p(config.top_p)] if config.top_p is not None and config.top_p < 1.0 else []
@@ -100,7 +103,7 @@ def sampling_processors(config: SamplingConfig) -> list[Processor]:
 def processors(
     config: GenerationConfig, eos: tuple[int, ...], width: int, device: torch.device
 ) -> list[Processor]:
-    """Everything that `config` asks for, in transformers' order, for texts that begin with `width` tokens."""
+    """Return all processors of `config`, in transformers' order, for texts that begin with `width` tokens."""
     asked = config.constraints
     least, most = config.lengths(width)
     words = tuple(word for word in asked.bad_words_ids if not (len(word) == 1 and word[0] in eos))

@@ -1,4 +1,4 @@
-"""What a model has read of texts whose last tokens may turn out to be wrong."""
+"""The state of a model after reading texts with last tokens that may be rejected."""
 
 import dataclasses
 from typing import Self
@@ -9,8 +9,11 @@ from polyformer.generation.decoder import Progress
 
 @dataclasses.dataclass(frozen=True)
 class Reading(State):
-    """The first `length` tokens of every text, read. before: fewer of them, for where `state` takes none back
-    (`State.truncated_`); what is right among the tokens since is then read again."""
+    """The state after reading the first `length` tokens of every text.
+
+    before: an earlier reading, for a `state` that cannot remove tokens (`State.truncated_`); the accepted
+    tokens after it are then read again.
+    """
 
     state: Progress
     length: int
@@ -18,11 +21,11 @@ class Reading(State):
 
     @classmethod
     def of(cls, state: Progress, length: int, before: "Reading | None" = None) -> Self:
-        """With `before` only where it may be needed: it holds a state of its own."""
+        """Return a reading that keeps `before` only if it may be needed, as it holds another state."""
         return cls(state, length, before if state.truncated_(0) is None else None)
 
     def upto(self, length: int) -> "Reading":
-        """At most the first `length` tokens; gives this reading up."""
+        """Return a reading of at most the first `length` tokens; this reading must not be used afterwards."""
         if length >= self.length:
             return dataclasses.replace(self, before=None)
         shorter = self.state.truncated_(self.length - length)

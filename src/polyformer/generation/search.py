@@ -1,4 +1,4 @@
-"""Greedy search and sampling: one token after another, every row on its own."""
+"""Greedy search and sampling: one token after another, each row independently."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,22 +17,24 @@ from polyformer.generation.stopping import Stopping
 S = TypeVar("S", bound=State)
 
 Choose = Callable[[Tensor], Tensor]
-"""Processed logits [N, V] to one token a row [N]."""
+"""Processed logits [N, V] to one token per row [N]."""
 
 
 def distribution(logits: Tensor) -> Tensor:
-    """Processed logits [N, V] as probabilities, in single precision."""
+    """Return processed logits [N, V] as probabilities, in single precision."""
     return logits.float().softmax(-1)
 
 
 def drawn(generator: torch.Generator | None) -> Choose:
-    """Sampling by a generator, by default torch's own for the device."""
+    """Return a function that samples with a generator, by default torch's for the device."""
     return lambda logits: torch.multinomial(distribution(logits), 1, generator=generator).squeeze(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rules:
-    """What holds at every step. `pad` fills texts that ended; `streamer` receives each step's tokens [N]."""
+    """Settings that hold at every step. `pad` fills finished texts; `streamer` receives each step's tokens
+    [N].
+    """
 
     max_new_tokens: int
     pad: int
@@ -42,15 +44,15 @@ class Rules:
 
 
 class Steps(Protocol[S]):
-    """What reads the tokens of a search."""
+    """The interface of the model in a search."""
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, S]:
-        """As `Decoder.step`."""
+        """Read tokens as `Decoder.step` does."""
         ...
 
 
 class Texts:
-    """What a search has written: one text behind each row of `history` [N, T], which leaves when it ends."""
+    """The texts of a search: one text after each row of `history` [N, T]; a row leaves when its text ends."""
 
     def __init__(self, history: Tensor, rules: Rules, dtype: torch.dtype):
         count, self.prompt = history.shape
@@ -60,16 +62,18 @@ class Texts:
         self.lengths = history.new_zeros(count)
         single = torch.promote_types(dtype, torch.float32)
         self.scores = torch.zeros(count, dtype=single, device=history.device)
-        self.alive: Tensor | slice = slice(None)  # which rows still go on; as an index it costs more
+        self.alive: Tensor | slice = slice(None)  # the active rows; an index tensor is slower than a slice
 
     @property
     def so_far(self) -> Tensor:
-        """The rows that go on, prompt included."""
+        """The active rows, including the prompt."""
         return self.text[:, : self.prompt + self.step]
 
     def add(self, token: Tensor, logits: Tensor) -> Tensor | slice | None:
-        """Write the tokens [A] that were chosen by the logits [A, V]: the rows that go on; None where none
-        does."""
+        """Append the tokens [A] chosen by the logits [A, V].
+
+        Returns the rows that continue; None if there are none.
+        """
         now, step = self.prompt + self.step, self.step
         self.text[:, now] = token
         self.output[self.alive, step] = token
@@ -89,12 +93,12 @@ class Texts:
         return stay
 
     def result(self) -> SearchResult:
-        """All rows, in their order."""
+        """Return all rows, in their order."""
         return SearchResult(self.output, self.lengths, self.scores)
 
 
 def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, copies: int) -> SearchResult:
-    """`copies` texts for every input, each token by `choose`. A row that has ended leaves the batch."""
+    """Generate `copies` texts for every input, each token by `choose`. A finished row leaves the batch."""
     logits, state, history = start.logits, start.state, start.history
     if copies > 1:
         rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
@@ -111,5 +115,5 @@ def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, cop
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
-    """log softmax(logits [N, V]) at token [N]."""
+    """Return log softmax(logits [N, V]) at token [N]."""
     return logits.log_softmax(-1).gather(1, token.unsqueeze(1)).squeeze(1)  # faster than logsumexp

@@ -1,11 +1,11 @@
-"""Settings by name, over those of a configuration: `model.generate(ids, max_new_tokens=20, num_beams=4)`."""
+"""Settings by name that override a configuration: `model.generate(ids, max_new_tokens=20, num_beams=4)`."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from polyformer.core.config import Config, encode
-from polyformer.core.errors import unknown
+from polyformer.core.errors import InputError, unknown
 from polyformer.generation.config import GenerationConfig
 
 HUB_NAMES = {
@@ -14,11 +14,11 @@ HUB_NAMES = {
     "pad_token_id": "pad",
     "stop_strings": "stop",
 }
-"""What transformers calls differently."""
+"""Names in transformers that differ from the names here."""
 
 
 def _places() -> dict[str, tuple[str, ...]]:
-    """Every setting and the path to where it stands."""
+    """Return every setting with its path in the configuration."""
     places: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(GenerationConfig):
         places[field.name] = (field.name,)
@@ -31,15 +31,16 @@ PLACES = _places()
 
 
 def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
-    """`config` with `settings` by name, ours or transformers'.
+    """Return `config` with `settings` by name, with this library's or transformers' names.
 
-    As there, `max_new_tokens` and `max_length` take each other's place; `do_sample=False` and `num_beams=1`
-    leave nothing of what they turn off. Raises `InputError` for an unknown name, with the nearest.
+    As in transformers, `max_new_tokens` and `max_length` replace each other; `do_sample=False` and
+    `num_beams=1` reset all settings of the method that they turn off. Raises `InputError` for an unknown
+    name, with the nearest name.
     """
     tree = config.to_dict()
     named = {HUB_NAMES.get(name, name): value for name, value in settings.items()}
     alpha = named.get("penalty_alpha", config.contrastive.penalty_alpha)
-    if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as transformers calls them
+    if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as in transformers
         named["candidates"] = named.pop("top_k")
     for name in named:
         if name not in PLACES:
@@ -55,5 +56,7 @@ def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> Generation
         *part, last = PLACES[name]
         plural = name in ("eos", "stop") and isinstance(value, int | str)
         place = tree[part[0]] if part else tree
+        if not isinstance(place, dict):
+            raise InputError(f"{part[0]} and {name}: expected one of the two, got both")
         place[last] = [value] if plural else encode(value)
     return GenerationConfig.from_dict(tree)

@@ -1,25 +1,26 @@
 """Speculative decoding: tokens are proposed cheaply, and the model reads several of them in one pass.
 
-    greedy       a draft stays if it is the token that the model writes there
-    sampling     a draft drawn from q stays with probability min(1, p / q); in the place of the first one that
-                 does not, a token is drawn from max(0, p - q), normalised
+    greedy       a draft is accepted if it is the token that the model would generate
+    sampling     a draft drawn from q is accepted with probability min(1, p / q); the first rejected draft is
+                 replaced by a token drawn from max(0, p - q), normalised
 
-with p the distribution of the model and q that of the drafter, both as processors shape them. Texts follow
-the model's own distribution, whatever is proposed. A draft that was not drawn, as from a look-up, has q = 1;
-then drawing from p and looking whether the draft came out is the same, and a seed writes the text that it
-writes without. Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
+p is the distribution of the model and q the distribution of the drafter, both after the processors. Texts
+follow the model's distribution, for any proposals. A draft that was not drawn, for example from a look-up,
+has q = 1; drawing from p and comparing the result with the draft is then equivalent, and a seed gives the
+same text as without drafts. Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
 
-The search knows nothing of it: `Speculator` answers its steps, token by token, from the pass that read the
-drafts, as long as the tokens that the search chooses are the drafts. So ends, stop strings, processors and
-streamers see each token as ever. Then the tokens that were read in vain are taken back (`State.truncated_`);
-a state of sums cannot, and the accepted ones are read again, from the state before the pass, with the next
-drafts.
+The search is not aware of speculation: `Speculator` answers its steps, token by token, from the pass that
+read the drafts, as long as the search chooses the drafts. So ends, stop strings, processors and streamers see
+each token as usual. Tokens that were read in vain are then removed (`State.truncated_`). A state of sums
+cannot remove tokens, so the accepted tokens are read again with the next drafts, from the state before the
+pass.
 
-The rows of a batch advance together, by as many drafts as the row that accepts fewest: with a share a of the
-drafts right in each of B rows, a pass over k drafts writes (1 - a^(B(k+1))) / (1 - a^B) tokens a row.
+The rows of a batch advance together, by the number of drafts that the worst row accepts: with a share a of
+correct drafts in each of B rows, a pass over k drafts generates (1 - a^(B(k+1))) / (1 - a^B) tokens per row.
 
-Products of several tokens are rounded otherwise than those of a single one. Where the two likeliest tokens
-are as likely but for the last bits, greedy search may so choose the other one, and the texts part there.
+Products of several tokens are rounded differently from products of a single token. If the two most likely
+tokens differ only in the last bits, greedy search may choose the other token, and the texts differ from there
+on.
 """
 
 import dataclasses
@@ -36,13 +37,17 @@ from polyformer.generation.reading import Reading
 from polyformer.generation.search import Choose, distribution
 
 MOST_AGAIN = 16
-"""Tokens that a pass reads again with drafts behind them; more are read alone, and all of them are read."""
+"""The most tokens that a pass reads again together with drafts; more are read in a separate pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation(State):
-    """The texts [N, T], what the model has read of them, and what it said to the drafts behind them: logits
-    [N, K + 1, V], of which those at `place` are of the next token. memory: the drafter's."""
+    """The state of speculative decoding.
+
+    text: [N, T]. reading: the model's state for a part of the text. logits: [N, K + 1, V], the model's logits
+    after the text and after each draft; the next token uses the logits at `place`. memory: the drafter's
+    memory.
+    """
 
     text: Tensor
     reading: Reading
@@ -53,10 +58,10 @@ class Speculation(State):
 
 
 class Speculator:
-    """Answers steps of a search from passes of `decoder` over the drafts of `drafter`.
+    """A reader that answers the steps of a search from passes of `decoder` over drafts of `drafter`.
 
-    most: drafts of a pass. choose: how a token is chosen where no draft was drawn for its place; others draw
-    from `generator`. drafted: what came of it so far.
+    most: drafts per pass. choose: chooses tokens at places without a drawn draft; other tokens are drawn with
+    `generator`. drafted: the statistics so far.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Speculator:
         first: int | None,
         inputs: Mapping[str, Tensor],
     ) -> Start[Speculation]:
-        """As `Decoder.start`."""
+        """Read the inputs as `Decoder.start` does."""
         start = self.decoder.start(input_ids, attention_mask, first, inputs)
         memory = self.drafter.start(input_ids, attention_mask, first, inputs)
         width = start.history.shape[1]
@@ -91,7 +96,7 @@ class Speculator:
         return Start(start.logits, state, start.history)
 
     def step(self, tokens: Tensor, state: Speculation) -> tuple[Tensor, Speculation]:
-        """As `Decoder.step`."""
+        """Read tokens as `Decoder.step` does."""
         text, drafts, place = torch.cat([state.text, tokens.unsqueeze(1)], 1), state.drafts, state.place
         if place < drafts.tokens.shape[1] and torch.equal(tokens, drafts.tokens[:, place]):
             self.drafted = self.drafted.plus(accepted=len(tokens))
@@ -105,13 +110,13 @@ class Speculator:
         return state.logits[:, place], state
 
     def choose(self, logits: Tensor) -> Tensor:
-        """One token a row [N] of the processed logits [N, V] that the last step led to."""
+        """Return one token per row [N] for the processed logits [N, V] of the last step."""
         if self.proposed is None:
             return self.ordinary(logits)
         return kept_or_drawn(distribution(logits), *self.proposed, self.generator)
 
     def _pass(self, text: Tensor, state: Speculation) -> Speculation:
-        """Propose, and read what of the texts was not read, and the drafts."""
+        """Propose drafts, and read the unread part of the texts and the drafts."""
         reading, width = state.reading.upto(text.shape[1] - 1), text.shape[1]
         count = min(self.most, self.end - width - 1)
         if width - reading.length > MOST_AGAIN:
@@ -125,10 +130,10 @@ class Speculator:
 
 
 def kept_or_drawn(p: Tensor, drafts: Tensor, q: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Tokens [N] that follow p [N, V], the `drafts` [N] drawn from q [N, V] wherever they can stay."""
+    """Return tokens [N] distributed as p [N, V], using the `drafts` [N] drawn from q [N, V] if accepted."""
     index = drafts.unsqueeze(1)
     chance = torch.rand(index.shape, generator=generator, dtype=p.dtype, device=p.device)
     stays = chance * q.gather(1, index) < p.gather(1, index)
     rest = (p - q).clamp_min(0)
-    rest = torch.where(rest.sum(1, keepdim=True) > 0, rest, p)  # equal distributions: every draft stays
+    rest = torch.where(rest.sum(1, keepdim=True) > 0, rest, p)  # equal distributions: every draft is accepted
     return torch.where(stays, index, torch.multinomial(rest, 1, generator=generator)).squeeze(1)

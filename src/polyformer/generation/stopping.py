@@ -1,4 +1,4 @@
-"""When a text has ended: at an end token, or once it contains a stop string."""
+"""The end of a text: an end token, or a stop string."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,19 +12,23 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclasses.dataclass(frozen=True)
 class Stopping:
-    """`eos`: the tokens that end a text. `strings`: need `decode` to be looked for."""
+    """The conditions that end a text.
+
+    eos: end tokens. strings: stop strings, which require `decode`.
+    """
 
     eos: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
     decode: Decode | None = None
 
     def ended(self, texts: Tensor) -> Tensor:
-        """Which of the texts [N, T] ended with their last token: [N] bool."""
+        """Return which of the texts [N, T] ended with their last token: [N] bool."""
         ended = torch.zeros(len(texts), dtype=torch.bool, device=texts.device)
         for token in self.eos:
             ended = ended | (texts[:, -1] == token)
         if self.strings and self.decode is not None:
-            # The whole text, since a token's text depends on its neighbours (bytes of one character, spaces).
+            # Decode the whole text: a token's text depends on its neighbours (bytes of one character,
+            # spaces).
             decoded = [self.decode(row) for row in texts.tolist()]
             stopped = [any(string in text for string in self.strings) for text in decoded]
             ended = ended | torch.tensor(stopped, device=texts.device)
@@ -32,6 +36,6 @@ class Stopping:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """`text` up to the first of the `stop` strings in it."""
+    """Return `text` up to the first of the `stop` strings in it."""
     ends = [text.index(string) for string in stop if string in text]
     return text[: min(ends)] if ends else text

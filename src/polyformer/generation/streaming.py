@@ -1,4 +1,4 @@
-"""Text as it is written: a callback for `generate` that shows each piece once it can no longer change."""
+"""Streaming: a callback for `generate` that shows each piece of text once it can no longer change."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ from polyformer.core.errors import InputError
 from polyformer.generation.stopping import Decode, cut
 
 UNFINISHED = "\ufffd"
-"""What decoders put where the bytes of a character are not all there yet."""
+"""The replacement that decoders use for an incomplete character."""
 
 
 class TextStreamer:
-    """Decodes the tokens of one text and passes on what is new.
+    """A callback that decodes the tokens of one text and writes the new part.
 
-    decode: a tokenizer's. stop: the strings that end the text; none of them is shown, nor a piece that may
-    become one. write: receives the pieces, by default to standard output.
+    decode: the `decode` of a tokenizer. stop: the strings that end the text; they are not shown, nor any
+    piece that may become part of them. write: receives the pieces, by default standard output.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class TextStreamer:
         self.shown = 0
 
     def __call__(self, tokens: Tensor) -> None:
-        """The next token, [1]."""
+        """Receive the next token, [1]."""
         if len(tokens) != 1:
             raise InputError(f"streamer: a TextStreamer shows one text, got a batch of {len(tokens)}")
         self.tokens += tokens.tolist()
@@ -36,7 +36,7 @@ class TextStreamer:
         self._show(whole, len(whole) - (_unsure(text, self.stop) if whole == text else 0))
 
     def finish(self) -> None:
-        """Show what was held back."""
+        """Show the rest of the text."""
         whole = cut(self.decode(self.tokens), self.stop)
         self._show(whole, len(whole))
 
@@ -47,7 +47,7 @@ class TextStreamer:
 
 
 def _unsure(text: str, stop: Sequence[str]) -> int:
-    """How many characters at the end of `text` may still change or become a stop string."""
+    """Return the number of characters at the end of `text` that may still change or become a stop string."""
     unfinished = len(text) - len(text.rstrip(UNFINISHED))
     starts = (size for string in stop for size in range(1, len(string)) if text.endswith(string[:size]))
     return max(unfinished, max(starts, default=0))

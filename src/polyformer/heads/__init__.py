@@ -1,4 +1,4 @@
-"""Heads: what is predicted from the hidden states."""
+"""Heads: modules that compute predictions and losses from the hidden states."""
 
 from polyformer.core.registry import import_modules
 from polyformer.heads.adaptive import AdaptiveSoftmaxConfig
@@ -6,6 +6,7 @@ from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLa
 from polyformer.heads.choose import ChooseConfig
 from polyformer.heads.classification import ClassifyConfig, SpanConfig, TagConfig
 from polyformer.heads.detection import DetectConfig
+from polyformer.heads.distilled import DistilledConfig
 from polyformer.heads.embed import EmbedConfig
 from polyformer.heads.masked import EnhancedMaskedConfig, MaskedConfig
 from polyformer.heads.pretraining import PretrainingConfig
@@ -18,6 +19,7 @@ __all__ = [
     "ChooseConfig",
     "ClassifyConfig",
     "DetectConfig",
+    "DistilledConfig",
     "EmbedConfig",
     "EnhancedMaskedConfig",
     "Head",

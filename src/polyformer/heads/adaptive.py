@@ -1,10 +1,9 @@
 """Adaptive softmax over a vocabulary in clusters: see `polyformer.ops.adaptive_softmax` for the equation.
 
-Beside adaptive embeddings (`embedding.adaptive`) the head has their clusters and, where tied, their
-vectors; beside a plain table, clusters of its own. What it predicts are log-probabilities: as logits they
-give the same distribution. Tokens are taken to be numbered from frequent to rare, as those of word-level
-vocabularies; with others the result is as exact, and more is computed. Grave et al. 2017; Baevski and Auli
-2019, section 3.
+With adaptive embeddings (`embedding.adaptive`) the head has the same clusters and, if tied, the same vectors;
+with a plain table it has separate clusters. The predictions are log-probabilities; used as logits they give
+the same distribution. Tokens should be numbered from frequent to rare, as in word-level vocabularies; other
+orders give equally exact results, but cost more. Grave et al. 2017; Baevski and Auli 2019, section 3.
 """
 
 import dataclasses
@@ -23,18 +22,21 @@ from polyformer.stack import AdaptiveConfig, AdaptiveEmbedding
 Table = Tensor | Int8Weight | AdaptiveEmbedding
 
 COMMON = 3 / 40, 9 / 40
-"""Where the second and third cluster begin by default: after 20,000 and 60,000 of WikiText-103's 267,735
-words, as in Baevski and Auli 2019."""
+"""The shares of the vocabulary at which the second and third cluster begin by default: after 20,000 and
+60,000 of WikiText-103's 267,735 words, as in Baevski and Auli 2019."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveSoftmaxConfig(HeadConfig):
-    """The clusters of the vocabulary, and what the output has in common with the embeddings.
+    """Adaptive softmax: the vocabulary is split into clusters, and rare tokens cost less.
 
-    `clusters`: by default those of the embeddings where these are adaptive, and else 3/40 and 9/40 of the
-    vocabulary as cut-offs, with narrower vectors unless they are those of a plain table. `tie_projs`: for
-    each cluster whether its projection is the embedding's too, by default of all but the first where there
-    are adaptive embeddings. `bias`: whether tokens and clusters have one.
+    The options are the clusters of the vocabulary, and the weights that the output shares with the
+    embeddings.
+
+    `clusters`: by default the clusters of adaptive embeddings, or else 3/40 and 9/40 of the vocabulary as
+    cut-offs, with narrower vectors unless the vectors are tied to a plain table. `tie_projs`: for each
+    cluster whether it shares the embedding's projection, by default true with adaptive embeddings for all
+    clusters except the first. `bias`: whether tokens and clusters have a bias.
     """
 
     clusters: AdaptiveConfig | None = None
@@ -46,19 +48,19 @@ class AdaptiveSoftmaxConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveSoftmaxConfig", ...]:
-        """The defaults, and no bias."""
+        """Return the defaults, and an example without a bias."""
         return cls(), cls(clusters=AdaptiveConfig(cutoffs=(4,), div_val=1), bias=False)
 
     def build(self, shape: HeadShape) -> "AdaptiveSoftmax":
-        """Vectors of the clusters, projections and biases; vectors of tokens where not tied."""
+        """Return the head; it has vectors of tokens only if it is not tied."""
         return AdaptiveSoftmax(shape, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Token ids [B, T]."""
+        """Return token ids [B, T]."""
         return torch.randint(vocab_size, (rows, length))
 
     def settled(self, shape: HeadShape) -> AdaptiveConfig:
-        """The clusters in a model of this shape; `InputError` for others than those of tied embeddings."""
+        """Return the clusters for this shape; `InputError` if tied embeddings have other clusters."""
         if shape.adaptive is not None:
             if shape.tied and self.clusters not in (None, shape.adaptive):
                 raise InputError(
@@ -82,7 +84,7 @@ class AdaptiveSoftmaxConfig(HeadConfig):
 
 
 class AdaptiveSoftmax(Head):
-    """Predicts the next token, or a masked one in an encoder."""
+    """A head that predicts the next token, or in an encoder masked tokens."""
 
     predicts_next = True
     spreads = True
@@ -114,15 +116,15 @@ class AdaptiveSoftmax(Head):
         )
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """The loss without logits that no label needs; predictions are log-probabilities."""
+        """Return the loss, without logits that no label needs; predictions are log-probabilities."""
         clusters = self._clusters(inputs)
         loss = None if labels is None else adaptive_cross_entropy(inputs.hidden, clusters, labels)
         return loss, lambda: log_probabilities(inputs.hidden, clusters)
 
     def _clusters(self, inputs: HeadInput) -> list[Cluster]:
-        """What predicts the tokens of each cluster."""
+        """Return the weights that predict the tokens of each cluster."""
         tables, biases = self._tables(inputs.table), list(self.biases)
-        if self.single:  # split, whose gradient is one table; each slice would have a whole one
+        if self.single:  # `split` has a single gradient table; each slice would have its own
             sizes = [run.stop - run.start for run in self.clusters]
             tables = list(tables[0].split(sizes))
             biases = [part for bias in biases for part in bias.split(sizes)]
@@ -136,7 +138,7 @@ class AdaptiveSoftmax(Head):
         return result
 
     def _tables(self, table: Table) -> list[Tensor]:
-        """The vectors of tokens: this head's own, or the embedding's."""
+        """Return the vectors of tokens: the head's or the embedding's."""
         if len(self.tables):
             return [weight_of(own) for own in self.tables]
         if isinstance(table, AdaptiveEmbedding):
@@ -153,7 +155,7 @@ class AdaptiveSoftmax(Head):
 
 
 def _tied_projections(config: AdaptiveSoftmaxConfig, number: int, able: bool) -> tuple[bool, ...]:
-    """For each cluster whether its projection is the embedding's; False where there is none to tie."""
+    """Return for each cluster whether it shares the projection of an existing embedding."""
     wanted = config.tie_projs
     if wanted is None:
         wanted = (False, *(True for _ in range(number - 1)))

@@ -1,4 +1,4 @@
-"""What every head has in common: hidden states in, a loss or predictions out."""
+"""The interface of heads: hidden states in, a loss or predictions out."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,73 +13,75 @@ from polyformer.stack import AdaptiveConfig, AdaptiveEmbedding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadShape:
-    """The model that a head is built for: E, the table of V token vectors, and whether the head reads it."""
+    """The sizes of a head's model: E, the table of V token vectors, and whether the head shares the table."""
 
     hidden_size: int
     vocab_size: int
     tied: bool = True
-    table_size: int | None = None  # width of a token vector, where that is not E
-    adaptive: AdaptiveConfig | None = None  # the clusters of that table, where it has some
+    table_size: int | None = None  # width of a token vector, if not E
+    adaptive: AdaptiveConfig | None = None  # the clusters of the table, if it has some
 
     @property
     def vector_size(self) -> int:
-        """The width of a token vector."""
+        """Return the width of a token vector."""
         return self.table_size or self.hidden_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig(Config):
-    """Family of heads: `build(shape)` makes the module.
+    """The base class of heads: `build(shape)` returns the module.
 
-    `causal` says whether a decoder can have the head, `again` whether it runs the last layer again.
+    `causal`: whether a decoder can have the head. `again`: whether it runs the last layer again.
     """
 
+    option: ClassVar[str] = "model.head"
     causal: ClassVar[bool] = True
     again: ClassVar[bool] = False
 
     def build(self, shape: "HeadShape") -> "Head":
-        """The module with new weights."""
+        """Return the module with new weights."""
         raise NotImplementedError
 
     def parts(self) -> dict[str, str]:
-        """What of it a head of another kind can go on with, by name, and where that stands here ("" for all
-        of it): `pooler`, the pretrained layer of a text's first token, and `tokens`, what predicts masked
-        tokens."""
+        """Return the modules that a head of another kind can reuse, as a dictionary from name to path ("" for
+        the whole head): `pooler`, the pretrained layer of a text's first token, and `tokens`, which predicts
+        masked tokens."""
         return {}
 
     def longer(self, before: int, after: int) -> "HeadConfig":
-        """The same in a model of `after` positions in place of `before`."""
+        """Return the configuration for a model of `after` positions instead of `before`."""
         return self
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Which of the tokens [B, T] are global for patterns with `Marked()` where the caller marks none."""
+        """Return which of the tokens [B, T] `Marked()` makes global, if the caller marks none."""
         return None
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
-        """Random labels for texts [rows, length], for tests and measurements; None if it takes none."""
+        """Return random labels for texts [rows, length], for tests and measurements, or None."""
         return None
 
     def example_sentence_labels(self, rows: int) -> Tensor | None:
-        """The same of the texts as wholes."""
+        """Return random labels for whole texts; None if it takes none."""
         return None
 
 
 Predicted = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
-"""The loss, None without labels, and what makes the predictions: one tensor, or tokens' and texts'."""
+"""The loss, None without labels, and a function that returns the predictions: a tensor, or a pair for tokens
+and texts."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadInput:
-    """What a head may look at.
+    """The inputs of a head.
 
     hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
-    table: [V, E], the token vectors, for heads that share them; a module where they are int8 or in clusters.
-    last: for heads that run that layer again.
-    sentence_labels: [B], for heads that predict something of the whole text beside its tokens. ids: [B, T],
-    the text's tokens, of an encoder-decoder the source's; None where they were read before. neighbour_ids:
-    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none. choices: how many rows that
-    follow one another are choices of one question; None where all are. score_positions: [B], the token of
-    each text that a choice is scored at; None for the one that the head pools.
+    table: [V, E], the token vectors, for heads that share them; a module if they are int8 or in clusters.
+    last: for heads that run the last layer again.
+    sentence_labels: [B], for heads that also predict a label of the whole text. ids: [B, T], the text's
+    tokens (for an encoder-decoder the source's); None if they were read in an earlier call. neighbour_ids:
+    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none. choices: the number of
+    consecutive rows that are choices of the same question; None if all are. score_positions: [B], the token
+    of each text from which a choice is scored; None for the token that the head pools.
     """
 
     hidden: Tensor
@@ -97,8 +99,8 @@ class HeadInput:
 class LastLayer:
     """An encoder's last layer.
 
-    read: [B, T, E], its input. pos: [T] or [B, T], the positions. run: its output for other queries
-    [B, T, E] that attend to what it read.
+    read: [B, T, E], its input. pos: [T] or [B, T], the positions. run: a function that returns its output for
+    other queries [B, T, E] with the same keys and values.
     """
 
     read: Tensor
@@ -107,17 +109,15 @@ class LastLayer:
 
 
 class Head(nn.Module):
-    """Predictions, and the loss when there are labels."""
+    """A module that returns predictions, and the loss if there are labels."""
 
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
-    spreads = False  # whether its loss is a mean over labels of single tokens, each made of that token alone
-    divides = (
-        False  # whether it can do with some of the rows of the token table: by an `Output`, or with none
-    )
+    spreads = False  # whether its loss is a mean over tokens that are independent of each other
+    divides = False  # whether it needs only some rows of the token table (with an `Output`), or none
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """The mean loss over labelled items (None without labels) and what makes the predictions."""
+        """Return the mean loss over labelled items (None without labels) and a function for predictions."""
         raise NotImplementedError

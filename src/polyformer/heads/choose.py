@@ -1,9 +1,9 @@
-"""Multiple choice: a score for each of several texts, one of which answers a question.
+"""Multiple choice: a score for each of several texts, among which one answers a question.
 
     p(c) = softmax_c(score(text_c))
 
-A question is put before each of its choices, and every such text is scored by itself. Radford et al. 2018,
-section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
+Each choice is appended to the question, and the resulting texts are scored independently. Radford
+et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
 """
 
 import dataclasses
@@ -24,10 +24,12 @@ def _scored() -> HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChooseConfig(HeadConfig):
-    """`text`: the head of one logit, 'classify', that scores a text.
+    """Multiple-choice head: a softmax over the scores of several texts.
 
-    `separator`: what stands twice between question and choice; all tokens of the choice are global where the
-    caller marks none, as Longformer's.
+    `text`: the head with a single logit, 'classify', that scores a text.
+
+    `separator`: the token that occurs twice between question and choice; all tokens of the choice are global
+    if the caller marks none, as in Longformer.
     """
 
     text: HeadConfig = dataclasses.field(default_factory=_scored)
@@ -43,11 +45,11 @@ class ChooseConfig(HeadConfig):
             raise InputError(f"{way}, got {self.text.kind if labels is None else f'{labels} labels'}")
 
     def parts(self) -> dict[str, str]:
-        """Those of the head that scores."""
+        """Return the parts of the head that scores."""
         return {part: ".".join(filter(None, ("text", where))) for part, where in self.text.parts().items()}
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """1 behind the first separator and the token after it; 0 everywhere in rows without one."""
+        """Return 1 after the first separator and the next token; 0 in rows without a separator."""
         if self.separator is None:
             return None
         ended = (ids == self.separator).cumsum(1) > 0
@@ -55,16 +57,16 @@ class ChooseConfig(HeadConfig):
         return behind if mask is None else behind * mask
 
     def build(self, shape: HeadShape) -> "Choose":
-        """The head that scores, for the same model."""
+        """Return the head with the head that scores, for the same model."""
         return Choose(self, shape)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """The answer [1] of one question, whose choices are the rows; [0] without any."""
+        """Return the answer [1] of a question with all rows as its choices; [0] without rows."""
         return torch.randint(max(rows, 1), (min(rows, 1),))
 
 
 class Choose(Head):
-    """labels [B] in 0..C-1, -100 for none; predictions [B, C], -inf for a choice without a real token."""
+    """A head with labels [B] in 0..C-1, or -100; predictions [B, C], -inf for choices without tokens."""
 
     reads_choices = True
 
@@ -74,7 +76,7 @@ class Choose(Head):
         self.divides = self.text.divides
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """Texts [B C, T, E] in the order of their questions; without `choices` they are all of one."""
+        """Score texts [B C, T, E] in the order of their questions; without `choices` of one question."""
         _, logits = self.text(inputs, None)
         rows = len(inputs.hidden)
         choices = max(rows, 1) if inputs.choices is None else inputs.choices

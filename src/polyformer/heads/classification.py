@@ -1,4 +1,4 @@
-"""Heads with a fixed set of labels: one for a sequence, one for every token, or a span."""
+"""Heads with a fixed set of labels: for a sequence, for every token, or for a span."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
-from polyformer.heads.problem_types import check_problem, label_loss, mean_cross_entropy
+from polyformer.heads.problem_types import check_problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.heads.transform import ResidualConfig, TransformConfig, build_transform
 from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
@@ -18,11 +18,14 @@ from polyformer.ops.pooling import check_pooling, pool
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(HeadConfig):
-    """`pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before.
+    """Classification head: logits over labels for a whole text or image.
 
-    `problem`: what the labels are, "single_label", "multi_label" or "regression"; by default what they look
-    like, a single logit being a number (problem_types.py). `end_token`: pooled where the text has the last
-    token of this id, as BART does at its last </s>; `pooling` is then of no account.
+    `pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before the
+    output.
+
+    `problem`: the kind of the labels, "single_label", "multi_label" or "regression"; by default it is
+    inferred from the labels, and a single logit is a number (problem_types.py). `end_token`: pools the last
+    token with this id, as BART does with the last </s>; `pooling` is then ignored.
     """
 
     num_labels: int = 2
@@ -31,11 +34,11 @@ class ClassifyConfig(HeadConfig):
     activation: str = "tanh"  # of that layer
     bias: bool = True  # of the last layer
     dropout: float = 0.1
-    drops_twice: bool = False  # dropout before that layer too, as RoBERTa's
-    marks_first: bool = False  # the first token is global where the caller marks none, as Longformer's
+    drops_twice: bool = False  # dropout before that layer too, as in RoBERTa
+    marks_first: bool = False  # the first token is global if the caller marks none, as in Longformer
     problem: str | None = None
     end_token: int | None = None
-    transform: TransformConfig | None = None  # in the place of the tanh layer
+    transform: TransformConfig | None = None  # instead of the tanh layer
 
     kind: ClassVar[str] = "classify"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
@@ -49,12 +52,12 @@ class ClassifyConfig(HeadConfig):
         _check_labels(self.num_labels)
 
     def parts(self) -> dict[str, str]:
-        """RoBERTa's hidden layer, between two dropouts, is the classifier's own and no pretrained pooler."""
+        """Return the hidden layer as the pooler, except RoBERTa's, which is not pretrained."""
         return {"pooler": "dense"} if self.hidden and not self.drops_twice else {}
 
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
-        """Each problem and each pooling once."""
+        """Return examples with each problem and each pooling."""
         return (
             cls(num_labels=3, problem="multi_label"),
             cls(pooling="last", hidden=False),
@@ -63,27 +66,23 @@ class ClassifyConfig(HeadConfig):
         )
 
     def build(self, shape: HeadShape) -> "Classify":
-        """Dropout, optional tanh layer E -> E, dropout, linear E -> num_labels."""
+        """Return dropout, an optional tanh layer E -> E, dropout, and a linear layer E -> num_labels."""
         return Classify(shape.hidden_size, self)
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """1 at the first real token of each row where `marks_first`."""
+        """Return 1 at the first real token of each row if `marks_first`, else None."""
         if not self.marks_first:
             return None
         real = torch.ones_like(ids) if mask is None else mask.long()
         return (real.cumsum(1) == 1).long() * real
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Classes [B]; zeros and ones, or real numbers, [B, num_labels] for the other problems."""
-        if self.problem == "multi_label":
-            return torch.randint(2, (rows, self.num_labels))
-        if self.problem == "regression" or (self.problem is None and self.num_labels == 1):
-            return torch.randn(rows, self.num_labels)
-        return torch.randint(self.num_labels, (rows,))
+        """Return classes [B], or [B, num_labels] for other problems than single_label."""
+        return random_labels(self.problem, rows, self.num_labels)
 
 
 class Classify(Head):
-    """labels [B] in 0..num_labels-1, or [B, num_labels] of other problems; predictions [B, num_labels]."""
+    """A head with labels [B], or for other problems [B, num_labels]; predictions [B, num_labels]."""
 
     divides = True
 
@@ -98,7 +97,7 @@ class Classify(Head):
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """logits = W_o act(W pool(h)), without act(W .) where `hidden` is False, or with a `transform`."""
+        """Compute W_o act(W pool(h)), or without `hidden` W_o pool(h), or with a `transform`."""
         if inputs.score_positions is not None:
             rows = torch.arange(len(inputs.hidden), device=inputs.hidden.device)
             pooled = inputs.hidden[rows, inputs.score_positions]
@@ -113,7 +112,7 @@ class Classify(Head):
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
     def _ends(self, inputs: HeadInput) -> Tensor:
-        """Where the text [B, T] has `end_token`."""
+        """Return the places of `end_token` in the text [B, T]."""
         shape = inputs.hidden.shape[:2]
         if inputs.ids is None or inputs.ids.shape != shape:
             raise InputError(
@@ -129,7 +128,7 @@ class Classify(Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TagConfig(HeadConfig):
-    """A label for every token."""
+    """Tagging head: logits over labels for every token."""
 
     num_labels: int = 2
     dropout: float = 0.1
@@ -143,20 +142,20 @@ class TagConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["TagConfig", ...]:
-        """Without and with a transform."""
+        """Return examples without and with a transform."""
         return cls(), cls(transform=TransformConfig())
 
     def build(self, shape: HeadShape) -> "Tag":
-        """Transform, dropout, linear E -> num_labels."""
+        """Return transform, dropout, and a linear layer E -> num_labels."""
         return Tag(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Classes [B, T]."""
+        """Return classes [B, T]."""
         return torch.randint(self.num_labels, (rows, length))
 
 
 class Tag(Head):
-    """labels [B, T], -100 where a token has none; predictions [B, T, num_labels]."""
+    """A head with labels [B, T], -100 for tokens without a label; predictions [B, T, num_labels]."""
 
     spreads = True
     divides = True
@@ -168,18 +167,19 @@ class Tag(Head):
         self.output = Linear(hidden_size, config.num_labels)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """logits_t = W h_t + b."""
+        """Compute logits_t = W h_t + b."""
         logits = self.output(self.dropout(self.transform(inputs.hidden)))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanConfig(HeadConfig):
-    """Where an answer starts and ends.
+    """Span head: logits for the start and the end of an answer in a text.
 
-    `separator`: the token that ends the question, all of which is global where the caller marks none.
-    `question_end`: the token that ends the question, in which no answer is but at the text's first token:
-    such places are `QUESTION` less likely. `residual`: a layer in the place of the `transform`.
+    `separator`: the token that ends the question; all tokens of the question are global if the caller marks
+    none. `question_end`: the token that ends the question, which contains no answer except at the text's
+    first token: `QUESTION` is subtracted from the logits of its other places. `residual`: a layer instead of
+    the `transform`.
     """
 
     separator: int | None = None
@@ -196,17 +196,17 @@ class SpanConfig(HeadConfig):
             raise InputError("transform, residual: expected one of them; leave the other out")
 
     def build(self, shape: HeadShape) -> "Span":
-        """Transform, dropout, linear E -> 2."""
+        """Return transform, dropout, and a linear layer E -> 2."""
         return Span(shape.hidden_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SpanConfig", ...]:
-        """Without and with a separator, whose question is global, with a transform, and with a residual."""
+        """Return examples with and without a separator, with a transform, and with a residual."""
         residual = ResidualConfig(intermediate_size=20)
         return cls(), cls(separator=2), cls(transform=TransformConfig()), cls(residual=residual)
 
     def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """1 before the first `separator`; 0 everywhere in rows without one."""
+        """Return 1 before the first `separator`; 0 everywhere in rows without a separator."""
         if self.separator is None:
             return None
         ends = ids == self.separator
@@ -214,16 +214,16 @@ class SpanConfig(HeadConfig):
         return before.long() if mask is None else before.long() * mask
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """First and last token [B, 2], in any order."""
+        """Return the first and last token [B, 2], in any order."""
         return torch.randint(length, (rows, 2))
 
 
 QUESTION = 1e6
-"""What the logits of a question's places are lowered by."""
+"""The number that is subtracted from the logits of a question's places."""
 
 
 class Span(Head):
-    """labels [B, 2], first and last token of the answer or -100; predictions [B, T, 2], padding at -inf."""
+    """A head with labels [B, 2], first and last token or -100; predictions [B, T, 2], padding -inf."""
 
     divides = True
 
@@ -235,20 +235,20 @@ class Span(Head):
         self.output = Linear(hidden_size, 2)
 
     def logits(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
-        """[B, T, 2] of hidden [B, T, E] and the text's ids [B, T], padding as any other token."""
+        """Return logits [B, T, 2] for hidden [B, T, E] and ids [B, T], without a mask for padding."""
         logits = self.output(self.dropout(self.transform(hidden)))
         if self.question_end is None or ids is None:
             return logits
         return logits - QUESTION * self._of_question(ids).unsqueeze(2).to(logits.dtype)
 
     def _of_question(self, ids: Tensor) -> Tensor:
-        """Places [B, T] up to the first `question_end`, without the first of all; of no place without one."""
+        """Return the places [B, T] up to the first `question_end` in a row, except the first place."""
         ends = ids == self.question_end
         before = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
         return before & (torch.arange(ids.shape[1], device=ids.device) > 0)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """(start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
+        """Compute (start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
         logits = self.logits(inputs.hidden, inputs.ids)
         if inputs.mask is not None:
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)

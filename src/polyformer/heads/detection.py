@@ -1,8 +1,8 @@
-"""Replaced-token detection: which tokens of a text are not its own. Clark et al. 2020 (ELECTRA), section 2.
+"""Replaced-token detection: classify which tokens were replaced. Clark et al. 2020 (ELECTRA), section 2.
 
     logit_t = w . act(W h_t + b) + c;    the loss is the binary cross-entropy of sigmoid(logit_t)
 
-Its mean is over real tokens, all of which are learned from, where masked language modelling learns from 15 %.
+The mean is over all real tokens, while masked language modelling learns only from 15 % of them.
 """
 
 import dataclasses
@@ -20,7 +20,10 @@ from polyformer.ops.linear import ExactLinear, Linear
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectConfig(HeadConfig):
-    """One layer with an activation, and a logit for every token: above 0 where it was replaced."""
+    """Replaced-token detection head: a logit for every token.
+
+    A layer with an activation, and a logit for every token: above 0 if the token was replaced.
+    """
 
     activation: str = "gelu"
 
@@ -31,16 +34,16 @@ class DetectConfig(HeadConfig):
         activation(self.activation)
 
     def build(self, shape: HeadShape) -> "Detect":
-        """Linear E -> E, activation, linear E -> 1."""
+        """Return a linear layer E -> E, an activation, and a linear layer E -> 1."""
         return Detect(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Zeros and ones [B, T]."""
+        """Return zeros and ones [B, T]."""
         return torch.randint(2, (rows, length))
 
 
 class Detect(Head):
-    """labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
+    """A head with labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
 
     spreads = True
     divides = True
@@ -52,9 +55,9 @@ class Detect(Head):
         self.output = ExactLinear(hidden_size, 1)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """logit_t = w . act(W h_t + b) + c."""
+        """Compute logit_t = w . act(W h_t + b) + c."""
         hidden = self.activation(self.dense(inputs.hidden))
-        # a sum, as the last bits of BLAS's product with one vector depend on where that lies in memory
+        # A sum, as the last bits of BLAS's product with a vector depend on the vector's memory address.
         logits = (hidden * self.output.weight.squeeze(0)).sum(-1) + self.output.bias
         return None if labels is None else self._loss(logits, labels, inputs.mask), lambda: logits
 

@@ -1,4 +1,4 @@
-"""Sentence embedding: one vector for a text, compared by its angle. Reimers and Gurevych 2019, section 3."""
+"""Sentence embeddings: a vector for a text, compared by angles. Reimers and Gurevych 2019, section 3."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,8 +15,11 @@ from polyformer.ops.pooling import check_pooling, pool
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedConfig(HeadConfig):
-    """The pooled hidden states, scaled to length 1 when `normalize`; `hidden` adds BERT's pooler, a layer
-    with an activation, before."""
+    """Sentence embedding head: one vector represents a whole text.
+
+    The vector is the pooled hidden states, scaled to length 1 if `normalize`; `hidden` adds BERT's pooler, a
+    layer with an activation, before.
+    """
 
     pooling: str = "mean"
     hidden: bool = False
@@ -31,21 +34,21 @@ class EmbedConfig(HeadConfig):
         activation(self.activation)
 
     def parts(self) -> dict[str, str]:
-        """The layer after pooling is BERT's pooler."""
+        """Return the layer after pooling as BERT's pooler."""
         return {"pooler": "dense"} if self.hidden else {}
 
     @classmethod
     def examples(cls) -> tuple["EmbedConfig", ...]:
-        """The normalised mean, and BERT's pooler as it is."""
+        """Return the normalized mean, and BERT's pooler without normalization."""
         return cls(), cls(pooling="first", normalize=False, hidden=True)
 
     def build(self, shape: HeadShape) -> "Embed":
-        """Weights only where `hidden`: linear E -> E."""
+        """Return the head, which has weights only if `hidden`: a linear layer E -> E."""
         return Embed(shape.hidden_size, self)
 
 
 class Embed(Head):
-    """Predictions [B, E]; no labels."""
+    """A head with predictions [B, E] and no labels."""
 
     divides = True
 
@@ -56,7 +59,7 @@ class Embed(Head):
         self.activation = activation(config.activation)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """v / |v| of v = pool(h), or of act(W pool(h)) where `hidden`."""
+        """Compute v / |v| for v = pool(h), or for act(W pool(h)) if `hidden`."""
         if labels is not None:
             raise InputError("labels: an embedding head has no loss of its own; leave them out")
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)

@@ -3,19 +3,23 @@
 import dataclasses
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.heads.base import HeadInput, HeadShape
 from polyformer.heads.vocabulary import VocabularyConfig, VocabularyHead
 from polyformer.ops.activations import activation
 from polyformer.ops.linear import Linear
+from polyformer.ops.norms import LayerNorm
 from polyformer.position import Learned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedConfig(VocabularyConfig):
-    """BERT's transform (dense, activation, norm) before the vocabulary."""
+    """Masked-language-model head: logits over the vocabulary for masked tokens.
+
+    It applies BERT's transform (dense, activation, norm) before the vocabulary matrix.
+    """
 
     activation: str = "gelu"
     eps: float = 1e-12  # of the norm
@@ -30,21 +34,21 @@ class MaskedConfig(VocabularyConfig):
         activation(self.activation)
 
     def parts(self) -> dict[str, str]:
-        """The whole head predicts masked tokens."""
+        """Return the whole head as the part that predicts masked tokens."""
         return {"tokens": ""}
 
     @classmethod
     def examples(cls) -> "tuple[MaskedConfig, ...]":
-        """With and without biases."""
+        """Return examples with and without biases."""
         return cls(), cls(dense_bias=False, norm_bias=False, bias=False)
 
     def build(self, shape: HeadShape) -> "MaskedHead":
-        """Linear E -> width of a token vector, activation, norm, vocabulary."""
+        """Return a linear layer E -> width of a token vector, activation, norm, vocabulary matrix."""
         return MaskedHead(shape, self)
 
 
 class MaskedHead(VocabularyHead):
-    """Predicts the masked tokens."""
+    """A head that predicts masked tokens."""
 
     spreads = True
 
@@ -52,23 +56,23 @@ class MaskedHead(VocabularyHead):
         super().__init__(shape, bias=config.bias)
         self.activation = activation(config.activation)
         self.dense = Linear(shape.hidden_size, shape.vector_size, bias=config.dense_bias)
-        self.norm = nn.LayerNorm(shape.vector_size, eps=config.eps, bias=config.norm_bias)
+        self.norm = LayerNorm(shape.vector_size, eps=config.eps, bias=config.norm_bias)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """norm(act(W h + b))."""
+        """Return norm(act(W h + b))."""
         return self.norm(self.activation(self.dense(hidden)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnhancedMaskedConfig(MaskedConfig):
-    """DeBERTa's enhanced mask decoder: absolute positions enter where masked tokens are predicted, no sooner.
+    """DeBERTa's enhanced mask decoder: absolute positions are added only where masked tokens are predicted.
 
         z = h + P[pos];   `passes` times: z = last_layer(queries z, keys and values of h);   logits of z
 
-    h is the input of the encoder's last layer, whose weights all passes share: the paper's n = 2 (section
-    3.2). As in the released training code that layer belongs to the encoder and stays for fine-tuning, but
-    its own output, `last_hidden_state`, takes no part here; the paper's table could also be other
-    information. Where a layer normalises its input (pre-norm), z and h are normalised by it as usual.
+    h is the input of the encoder's last layer, and all passes share the weights of this layer: the paper's n
+    = 2 (section 3.2). As in the released training code the layer belongs to the encoder and remains for
+    fine-tuning, but its direct output, `last_hidden_state`, is not used here; the paper's table could also
+    contain other information. If a layer normalizes its input (pre-norm), it normalizes z and h as usual.
     """
 
     passes: int = 2
@@ -85,16 +89,16 @@ class EnhancedMaskedConfig(MaskedConfig):
             raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
 
     def longer(self, before: int, after: int) -> "EnhancedMaskedConfig":
-        """The table of positions grows to `after` rows, and never shrinks."""
+        """Return the configuration with a table of at least `after` positions; it never shrinks."""
         return dataclasses.replace(self, max_position_embeddings=max(self.max_position_embeddings, after))
 
     def build(self, shape: HeadShape) -> "EnhancedMaskedHead":
-        """The masked head and the table P; the last layer stays the encoder's."""
+        """Return the masked head and the table P; the last layer remains in the encoder."""
         return EnhancedMaskedHead(shape, self)
 
 
 class EnhancedMaskedHead(MaskedHead):
-    """Predicts the masked tokens from their positions too."""
+    """A head that predicts masked tokens also from their positions."""
 
     spreads = False
 
@@ -104,7 +108,7 @@ class EnhancedMaskedHead(MaskedHead):
         self.position = Learned([shape.hidden_size], config.max_position_embeddings)
 
     def states(self, inputs: HeadInput) -> Tensor:
-        """z = h + P[pos], then `passes` times z = last_layer(z, h, h)."""
+        """Return z = h + P[pos] after `passes` times z = last_layer(z, h, h)."""
         last = inputs.last
         assert last is not None, "a model gives it to heads that declare `again`"
         z = self.position.embed(last.read, last.pos, 0)

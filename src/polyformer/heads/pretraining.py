@@ -1,10 +1,11 @@
-"""Two heads side by side: one for the tokens, one for the text as a whole, or for which of several it is.
+"""Two parallel heads: for the tokens, and for the text as a whole or the choice among several texts.
 
     loss = tokens' loss + sentence's loss
 
-BERT's pre-training predicts masked tokens and whether the second sentence follows the first (Devlin et al.
-2019, section 3.1); ALBERT's whether two sentences stand in their order (Lan et al. 2020, section 3.1).
-GPT predicts the next tokens of several texts while it chooses among them (Radford et al. 2018, section 3.2).
+BERT's pre-training predicts masked tokens and whether the second sentence follows the first (Devlin
+et al. 2019, section 3.1); ALBERT's predicts whether two sentences are in order (Lan et al. 2020, section
+3.1). GPT predicts the next tokens of several texts while it chooses among them (Radford et al. 2018, section
+3.2).
 """
 
 import dataclasses
@@ -26,7 +27,10 @@ def _classify() -> HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(HeadConfig):
-    """`tokens` reads `labels`, `sentence` reads `sentence_labels`."""
+    """Pre-training head: a token head and a sentence head, trained on the sum of their losses.
+
+    `tokens` reads `labels`, `sentence` reads `sentence_labels`.
+    """
 
     tokens: HeadConfig = dataclasses.field(default_factory=_masked)
     sentence: HeadConfig = dataclasses.field(default_factory=_classify)
@@ -36,7 +40,7 @@ class PretrainingConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["PretrainingConfig", ...]:
-        """BERT's, and GPT's."""
+        """Return BERT's and GPT's heads."""
         scored = {"kind": "classify", "num_labels": 1, "pooling": "last", "hidden": False}
         return cls(), cls(
             tokens=HeadConfig.from_dict("language_model"),
@@ -44,7 +48,7 @@ class PretrainingConfig(HeadConfig):
         )
 
     def parts(self) -> dict[str, str]:
-        """Those of both heads, behind `tokens.` and `sentence.`."""
+        """Return the parts of both heads, with the prefixes `tokens.` and `sentence.`."""
         heads = {"tokens": self.tokens, "sentence": self.sentence}
         return {
             part: ".".join(filter(None, (name, where)))
@@ -53,25 +57,25 @@ class PretrainingConfig(HeadConfig):
         }
 
     def longer(self, before: int, after: int) -> "PretrainingConfig":
-        """Only the head of the tokens can depend on positions."""
+        """Return the configuration with longer `tokens`; `sentence` does not depend on positions."""
         return dataclasses.replace(self, tokens=self.tokens.longer(before, after))
 
     def build(self, shape: HeadShape) -> "Pretraining":
-        """The head of the tokens and the head of the text, for the same model."""
+        """Return the head of the tokens and the head of the text, for the same model."""
         return Pretraining(self, shape)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
-        """Those of the head of the tokens, [B, T]."""
+        """Return labels for the head of the tokens, [B, T]."""
         return self.tokens.example_labels(rows, length, vocab_size)
 
     def example_sentence_labels(self, rows: int) -> Tensor | None:
-        """Those of the head of the text, [B]."""
+        """Return labels for the head of the text, [B]."""
         return self.sentence.example_labels(rows, 1, 1)
 
 
 class Pretraining(Head):
-    """Predictions are a pair: of the tokens, and of the text; of B questions with C choices each [B C, T, V]
-    and [B, C]."""
+    """A head with a pair of predictions: for the tokens, and for the text; for B questions with C choices
+    each [B C, T, V] and [B, C]."""
 
     predicts_sentence = True
 
@@ -83,7 +87,7 @@ class Pretraining(Head):
         self.divides = self.tokens.divides and self.sentence.divides
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """loss = loss of the tokens + loss of the text, of which either may be missing."""
+        """Return the sum of both losses, where either may be missing, and both predictions."""
         loss, tokens = self.tokens(inputs, labels)
         other, sentence = self.sentence(inputs, inputs.sentence_labels)
         losses = [term for term in (loss, other) if term is not None]

@@ -18,14 +18,14 @@ PROBLEMS = ("single_label", "multi_label", "regression")
 
 
 def check_problem(name: str | None) -> None:
-    """Raises `InputError` unless `name` is a problem, or None."""
+    """Raise `InputError` unless `name` is a problem, or None."""
     if name is not None and name not in PROBLEMS:
         raise unknown("problem", name, PROBLEMS)
 
 
 def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of logits [..., n]. Without a problem, one logit is a number, and labels that are no integers
-    say which of several hold."""
+    """Return the loss of logits [..., n]. Without a `problem`, a single logit is a number, and floating-point
+    labels are for several labels that can hold at once."""
     if problem is None:
         several = "multi_label" if labels.is_floating_point() else "single_label"
         problem = "regression" if logits.shape[-1] == 1 else several
@@ -46,14 +46,23 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that are not -100, 0 when there is none; logits [..., classes]."""
+    """Return the mean over the labels that are not -100, 0 if there is none; logits [..., classes]."""
     check_labels(labels, logits.shape[:-1], logits.shape[-1])
     total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
     return total / (labels != -100).sum().clamp_min(1)
 
 
+def random_labels(problem: str | None, rows: int, num_labels: int) -> Tensor:
+    """Return labels for texts: classes [rows], or ones and zeros or numbers [rows, num_labels]."""
+    if problem == "multi_label":
+        return torch.randint(2, (rows, num_labels))
+    if problem == "regression" or (problem is None and num_labels == 1):
+        return torch.randn(rows, num_labels)
+    return torch.randint(num_labels, (rows,))
+
+
 def _check_shares(labels: Tensor) -> None:
-    """Raises where looking is cheap: on the CPU, outside compiled code."""
+    """Raise `InputError` for labels outside [0, 1], on the CPU and outside compiled code."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return
     low, high = (float(bound) for bound in labels.aminmax())

@@ -1,15 +1,15 @@
-"""A language model that reads what followed similar contexts in a text: SPALM.
+"""A language model that uses the tokens that followed similar contexts in a text: SPALM.
 
     m_t = sum_i softmax_i(w_i . h_t) w_i          w_i: the vectors of the neighbours' tokens, rows of W
     g_t = sigmoid(w_g . h_t)
     z_t = (1 - g_t) m_t + g_t h_t
     p(next | text) = softmax(W z_t)               W: the token table, tied
 
-The neighbours of token t are the tokens that followed the k contexts of a datastore nearest to its own; a
-frozen model finds them (`polyformer.datastore.neighbours`), and with `memory: recurrent` the decoder is the
-paper's. Gradients reach h, w_g and W, there also by way of the w_i. The distances of the neighbours are not
-read. A token without neighbours (-1) leaves the softmax, and where none is left z_t = h_t: the model without
-a datastore is a plain language model. Yogatama et al. 2021, section 3.
+The neighbours of token t are the tokens that followed the k contexts in a datastore that are nearest to the
+context of t. A frozen model finds them (`polyformer.datastore.neighbours`), and with `memory: recurrent` the
+decoder is the paper's. Gradients reach h, w_g and W, also through the w_i. The distances of the neighbours
+are not used. A missing neighbour (-1) is left out of the softmax, and if all are missing z_t = h_t: the model
+without a datastore is a plain language model. Yogatama et al. 2021, section 3.
 
 Cost: k rows of W for each token, O(k E) operations and memory.
 """
@@ -31,7 +31,10 @@ from polyformer.stack import AdaptiveEmbedding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SemiparametricConfig(LanguageModelConfig):
-    """SPALM: `gate` is a number for each token, as in the paper, or one for each of its dimensions."""
+    """Semiparametric head: a gate mixes hidden states with tokens that followed similar contexts.
+
+    SPALM: `gate` is a number for each token, as in the paper, or a number for each of its dimensions.
+    """
 
     gate: Literal["scalar", "vector"] = "scalar"
 
@@ -40,16 +43,16 @@ class SemiparametricConfig(LanguageModelConfig):
 
     @classmethod
     def examples(cls) -> tuple["SemiparametricConfig", ...]:
-        """Both gates."""
+        """Return an example of each gate."""
         return cls(), cls(gate="vector", label_smoothing=0.1, bias=True)
 
     def build(self, shape: HeadShape) -> "SemiparametricHead":
-        """The gate's weight, and what a language model's head has."""
+        """Return a language model's head with a gate."""
         return SemiparametricHead(shape, self)
 
 
 class SemiparametricHead(LanguageModelHead):
-    """Predicts the next token from the hidden state and the neighbours' tokens."""
+    """A head that predicts the next token from the hidden state and the neighbours' tokens."""
 
     reads_neighbours = True
     spreads = False
@@ -60,7 +63,7 @@ class SemiparametricHead(LanguageModelHead):
         self.gate = Linear(shape.hidden_size, 1 if config.gate == "scalar" else shape.hidden_size, bias=False)
 
     def states(self, inputs: HeadInput) -> Tensor:
-        """z [B, T, E]."""
+        """Return z [B, T, E]."""
         h, near = inputs.hidden, inputs.neighbour_ids
         if near is None:
             return h

@@ -1,4 +1,4 @@
-"""The layers that heads of ModernBERT and BigBird have before their last one."""
+"""Layers before the last layer in the heads of ModernBERT and BigBird."""
 
 import dataclasses
 
@@ -9,11 +9,12 @@ from polyformer.core.errors import InputError
 from polyformer.ops.activations import activation
 from polyformer.ops.dropout import Dropout
 from polyformer.ops.linear import Linear
+from polyformer.ops.norms import LayerNorm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformConfig(Config):
-    """norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
+    """The transform norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
 
     activation: str = "gelu"
     eps: float = 1e-5  # of the norm
@@ -26,19 +27,19 @@ class TransformConfig(Config):
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> "Transform":
-        """The module for vectors [..., width]."""
+        """Return the module for vectors [..., width]."""
         return Transform(width, self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResidualConfig(Config):
-    """norm(h + W_2 act(W_1 h)), a feed-forward layer of BERT's, before the last layer of BigBird's answers.
-    Zaheer et al. 2020, appendix E.2 (question answering)."""
+    """The layer norm(h + W_2 act(W_1 h)), a feed-forward layer as in BERT, before the last layer of BigBird's
+    question answering. Zaheer et al. 2020, appendix E.2 (question answering)."""
 
     intermediate_size: int = 3072
     activation: str = "gelu"
     eps: float = 1e-12  # of the norm
-    dropout: float = 0.1  # of h before W_1, and of what is added to it
+    dropout: float = 0.1  # of h before W_1, and of the term that is added to h
 
     def __post_init__(self) -> None:
         activation(self.activation)
@@ -48,39 +49,39 @@ class ResidualConfig(Config):
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> "Residual":
-        """The module for vectors [..., width]."""
+        """Return the module for vectors [..., width]."""
         return Residual(width, self)
 
 
 class Residual(nn.Module):
-    """x [..., E] -> [..., E]."""
+    """A feed-forward layer with a residual connection: x [..., E] -> [..., E]."""
 
     def __init__(self, width: int, config: ResidualConfig):
         super().__init__()
         self.up, self.down = Linear(width, config.intermediate_size), Linear(config.intermediate_size, width)
         self.activation = activation(config.activation)
-        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.norm = LayerNorm(width, eps=config.eps)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """norm(x + W_2 act(W_1 x))."""
+        """Return norm(x + W_2 act(W_1 x))."""
         return self.norm(x + self.dropout(self.down(self.activation(self.up(self.dropout(x))))))
 
 
 class Transform(nn.Module):
-    """x [..., E] -> [..., E]."""
+    """A linear layer with an activation and a norm: x [..., E] -> [..., E]."""
 
     def __init__(self, width: int, config: TransformConfig):
         super().__init__()
         self.dense = Linear(width, width, bias=config.dense_bias)
         self.activation = activation(config.activation)
-        self.norm = nn.LayerNorm(width, eps=config.eps, bias=config.norm_bias)
+        self.norm = LayerNorm(width, eps=config.eps, bias=config.norm_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """norm(act(W x))."""
+        """Return norm(act(W x))."""
         return self.norm(self.activation(self.dense(x)))
 
 
 def build_transform(config: TransformConfig | ResidualConfig | None, width: int) -> nn.Module:
-    """The module, or the identity where there is none."""
+    """Return the module, or the identity if `config` is None."""
     return nn.Identity() if config is None else config.build(width)

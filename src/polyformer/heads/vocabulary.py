@@ -1,4 +1,4 @@
-"""What heads that predict tokens have in common, and the one that predicts the next: the language model."""
+"""The base classes of heads that predict tokens, and the language-model head for the next token."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,21 +16,24 @@ from polyformer.stack import AdaptiveEmbedding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularyConfig(HeadConfig):
-    """Heads whose labels are tokens."""
+    """The base class of heads with tokens as labels."""
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Token ids [B, T]."""
+        """Return token ids [B, T]."""
         return torch.randint(vocab_size, (rows, length))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(VocabularyConfig):
-    """Logits over the vocabulary; `label_smoothing` is the mass spread evenly, in training only."""
+    """Language-model head: logits over the vocabulary for the next token.
+
+    `label_smoothing` is the probability mass that is spread evenly over the vocabulary, only in training.
+    """
 
     label_smoothing: float = 0.0
     bias: bool = False
-    frozen_bias: bool = False  # that bias is never trained, as BART's
-    scaled: bool = False  # hidden states divided by sqrt(hidden_size) first, as T5's where tied
+    frozen_bias: bool = False  # the bias is never trained, as in BART
+    scaled: bool = False  # hidden states are divided by sqrt(hidden_size) first, as in T5 if tied
     transform: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
 
     kind: ClassVar[str] = "language_model"
@@ -42,7 +45,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
-        """The defaults, every option switched on, and a layer before the vocabulary."""
+        """Return the defaults, all options, and an example with a layer before the vocabulary."""
         transform = TransformConfig(dense_bias=True, norm_bias=True)
         return (
             cls(),
@@ -51,14 +54,14 @@ class LanguageModelConfig(VocabularyConfig):
         )
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
-        """No weights of its own where tied and without bias."""
+        """Return the head, which has no weights if it is tied and has no bias."""
         return LanguageModelHead(shape, self)
 
 
 class Output:
-    """What heads make of hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
+    """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
-    `polyformer.parallel.vocabulary` has another, for processes that have some of the rows each.
+    `polyformer.parallel.vocabulary` has a version for processes that each have some of the rows.
     """
 
     def loss(
@@ -69,16 +72,16 @@ class Output:
         labels: Tensor,
         smoothing: float,
     ) -> Tensor:
-        """As `linear_cross_entropy`, which never builds the logits [..., V] at once."""
+        """Return `linear_cross_entropy`, which never builds the logits [..., V] at once."""
         return linear_cross_entropy(hidden, as_matrix(weight), bias, labels, smoothing)
 
     def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
-        """[..., V]."""
+        """Return the logits [..., V]."""
         return matrix_product(hidden, weight, bias)
 
 
 class VocabularyHead(Head):
-    """logits = transform(hidden) W^T + b, where W is the token table itself when `tied`."""
+    """A head with logits = transform(hidden) W^T + b, where W is the token table itself if `tied`."""
 
     divides = True
     bias: Tensor | None
@@ -101,18 +104,18 @@ class VocabularyHead(Head):
             self.register_parameter("bias", None if zeros is None else nn.Parameter(zeros))
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """What is done to the hidden states before they meet the vocabulary."""
+        """Transform the hidden states before the vocabulary matrix."""
         return hidden
 
     def states(self, inputs: HeadInput) -> Tensor:
-        """The hidden states [B, T, E] that are decoded."""
+        """Return the hidden states [B, T, E] from which tokens are predicted."""
         return inputs.hidden
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
-        """The logits [B, T, V] are computed only when they are asked for."""
+        """Return the loss, and a function that computes the logits [B, T, V] when it is called."""
         weight = inputs.table if self.weight is None else self.weight
         assert not isinstance(weight, AdaptiveEmbedding)
-        bias = self.bias  # read now: `torch.func.functional_call` lends other tensors for this call alone
+        bias = self.bias  # read now: `torch.func.functional_call` replaces tensors only during this call
         hidden = self.transform(self.states(inputs))
         loss = None
         if labels is not None:
@@ -122,7 +125,7 @@ class VocabularyHead(Head):
 
 
 class LanguageModelHead(VocabularyHead):
-    """Predicts the next token."""
+    """A head that predicts the next token."""
 
     predicts_next = True
     spreads = True
@@ -142,6 +145,6 @@ class LanguageModelHead(VocabularyHead):
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """h, or what the `transform` makes of it, divided by sqrt(E) where `scaled`."""
+        """Return h after the optional `transform`, divided by sqrt(E) if `scaled`."""
         hidden = self.layer(hidden)
         return hidden * self.factor if self.factor != 1.0 else hidden

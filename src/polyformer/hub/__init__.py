@@ -1,10 +1,10 @@
-"""A polyformer inside transformers: `AutoModel*`, `pipeline`, `Trainer` and PEFT take it as one of their own.
+"""Wrappers of polyformer models for transformers: `AutoModel*`, `pipeline`, `Trainer` and PEFT accept them.
 
     import polyformer.hub                                      # registers the model_type "polyformer"
     model = polyformer.hub.wrap(polyformer.from_pretrained(DIR))
     model.save_pretrained(OUT)                                 # for AutoModelForMaskedLM.from_pretrained
 
-Any model can be wrapped, of a public family or not. Needs transformers (`pip install 'polyformer[hub]'`).
+Any model can be wrapped, of a public family or not. Requires transformers (`pip install 'polyformer[hub]'`).
 """
 
 from polyformer.hub.answers import PolyformerForQuestionAnswering

@@ -1,8 +1,9 @@
-"""Wrapped models that find answers, whose padding is computed as transformers computes it.
+"""Wrapped models for question answering, which compute padding in the same way as transformers.
 
-transformers counts padded places among those an answer may start or end at, so its loss and gradients depend
-on what a model makes of padding. Here too, then, padding is computed (`Transformer.unpads`), and stands where
-it stands there. What stays different is said in docs/design.md.
+transformers counts padded positions among the possible starts and ends of an answer, so its loss and
+gradients depend on the model's outputs at padding. The wrapper therefore computes padding too
+(`Transformer.unpads`), and leaves it at the same positions as transformers. docs/design.md lists the
+remaining differences.
 """
 
 import dataclasses
@@ -19,29 +20,32 @@ from polyformer.outputs import ModelOutput
 from polyformer.position.learned import Learned
 
 ZEROED = ("xlm",)
-"""Families whose hidden states at padding are 0."""
+"""Families with zero hidden states at padding."""
 
 BLIND = ("longformer",)
-"""Families whose padded tokens attend to nothing."""
+"""Families in which padded tokens attend to no token."""
 
 LEARN_PADDING = ("gpt2", "gptj", "gpt_neo", "t5")
-"""Families whose padding token's vector has gradients, as any other's."""
+"""Families in which the embedding of the padding token has gradients, like any other."""
 
 
 class PolyformerForQuestionAnswering(PolyformerModel):
-    """Where an answer starts and ends; a place outside the text counts for nothing, as in transformers."""
+    """A question-answering model: start and end of the answer.
+
+    A position outside the text does not count in the loss, as in transformers.
+    """
 
     result = outputs.QuestionAnsweringModelOutput
     both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
 
     @taking(*TEXT, "start_positions", "end_positions", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         places = [arguments.pop(name, None) for name in ("start_positions", "end_positions")]
         if all(position is not None for position in places):
             arguments["answers"] = places
             arguments.setdefault("use_cache", False)
-        arguments.pop("num_items_in_batch", None)  # theirs too takes the mean of every part of a batch
+        arguments.pop("num_items_in_batch", None)  # transformers also takes the mean per microbatch
         return self._answered(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
@@ -64,7 +68,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         return result, {"start_logits": start, "end_logits": end}
 
     def _settle_question(self, arguments: Arguments) -> None:
-        """Token types where the head knows the question's end and none are there: 1 behind it."""
+        """Set token types if the head knows the question's end and none are given: 1 after the question."""
         end, ids = getattr(self.model.config.head, "question_end", None), arguments.get("input_ids")
         if end is None or ids is None or "token_type_ids" in arguments:
             return
@@ -74,7 +78,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         arguments["token_type_ids"] = (~question).long()
 
     def _settle_padding(self, arguments: Arguments, family: str) -> None:
-        """Positions and what padding sees, as in transformers' `family`."""
+        """Set positions and the attention of padding as in transformers' `family`."""
         ids, mask, pad = arguments.get("input_ids"), arguments.get("attention_mask"), self.config.pad_token_id
         if pad is not None and family not in LEARN_PADDING:
             self.model.tokens.padding_idx = pad
@@ -93,12 +97,14 @@ class PolyformerForQuestionAnswering(PolyformerModel):
                 self._behind_padding(arguments, ids != pad)
         if family in BLIND and mask is not None and "document_ids" not in arguments:
             edges = (mask.diff(dim=1, prepend=mask[:, :1]) != 0).cumsum(1)
-            if int(edges.max()) == 1:  # padding as a document of its own, whose keys are not valid either
+            if int(edges.max()) == 1:  # padding is a separate document, and its keys are not valid either
                 arguments["document_ids"] = edges
 
     def _behind_padding(self, arguments: Arguments, real: Tensor) -> None:
-        """Positions of `real` tokens [B, T], counted from 0, and -1 at padding: the row before all, which
-        learns nothing. Left to the model where a mask does not say what the ids say."""
+        """Set positions of `real` tokens [B, T], counted from 0, and -1 at padding: the row of the table
+        before all others, which has no gradient. If the mask differs from the padding in the ids, the model
+        sets the positions.
+        """
         mask = arguments.get("attention_mask")
         if mask is None or bool((mask.bool() & ~real).any()):
             del arguments["position_ids"]
@@ -111,7 +117,9 @@ class PolyformerForQuestionAnswering(PolyformerModel):
 
 
 def _loss(logits: Tensor, places: Tensor) -> Tensor:
-    """Of logits [B, T], padding's too; the mean over the places [B] or [B, 1] that are in the text."""
+    """Return the loss of logits [B, T] with padding: the mean over the positions [B] or [B, 1] in the
+    text.
+    """
     length = logits.shape[1]
     goals = places.flatten().clamp(0, length).to(logits.device)
     return F.cross_entropy(logits, goals, ignore_index=length)

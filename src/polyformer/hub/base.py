@@ -1,4 +1,4 @@
-"""What all wrapped models have in common: how they are built, called and changed."""
+"""The base class of all wrapped models: construction, calls and changes."""
 
 import dataclasses
 import inspect
@@ -12,10 +12,12 @@ from transformers import modeling_outputs as outputs
 from transformers.utils.generic import ModelOutput as TheirOutput
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.hub.cache import PolyformerCache, adopted, caches
+from polyformer.hub.borrowed_cache import borrowed
+from polyformer.hub.cache import PolyformerCache, caches
 from polyformer.hub.config import TRAJECTORY, PolyformerConfig
 from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, settle_text, taking
 from polyformer.hub.offload import loaded
+from polyformer.hub.output_matrix import output_matrix, replace_output_matrix
 from polyformer.hub.remote import auto_map, write_module
 from polyformer.hub.resize import check_resizable, resize
 from polyformer.hub.uploading import card_of, push
@@ -32,7 +34,7 @@ SAVED_BY = {
     "safe_serialization",
     "save_function",
 } - {"self", "kwargs", "save_directory"}
-"""What `save_pretrained` takes; transformers' own passes over all other names."""
+"""Arguments that `save_pretrained` accepts; transformers ignores all other names."""
 
 UPLOADED_BY = {*inspect.signature(push).parameters, "push_to_hub"} - {
     "model",
@@ -40,13 +42,13 @@ UPLOADED_BY = {*inspect.signature(push).parameters, "push_to_hub"} - {
     "max_shard_size",
     "token",
 }
-"""What `save_pretrained` hands on to an upload."""
+"""Arguments that `save_pretrained` passes to an upload."""
 
 OUTPUT_OPTIONS = ("output_attentions", "output_hidden_states")
 
 
 class PolyformerModel(transformers.PreTrainedModel):
-    """What all wrappers have in common; by itself the one of models without a task."""
+    """The base class of all wrappers, and the wrapper of models without a task."""
 
     config_class = PolyformerConfig
     base_model_prefix = "model"
@@ -55,15 +57,16 @@ class PolyformerModel(transformers.PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules: ClassVar[list[str]] = ["Layer"]
     gradient_checkpointing = False
-    model: Any  # a `Transformer`, but for trajectories
+    model: Any  # a `Transformer`, except for trajectories
     result: ClassVar[Any] = outputs.BaseModelOutputWithPoolingAndCrossAttentions
     both_result: ClassVar[Any] = outputs.Seq2SeqModelOutput
 
-    for_trajectories: ClassVar[Any] = None  # what `AutoModel` makes of a Decision Transformer
+    for_trajectories: ClassVar[Any] = None  # the result of `AutoModel` for a Decision Transformer
 
-    def __new__(cls, config: PolyformerConfig, *options: Any, **more: Any) -> Any:
-        reads_steps = cls is PolyformerModel and TRAJECTORY in (config.polyformer or {})
-        kind: Any = cls.for_trajectories if reads_steps else cls
+    def __new__(cls, config: PolyformerConfig | None = None, *options: Any, **more: Any) -> Any:
+        """Return an instance of the class for `config`, which is missing in copying and unpickling."""
+        tree = config.polyformer if cls is PolyformerModel and config is not None else None
+        kind: Any = cls.for_trajectories if TRAJECTORY in (tree or {}) else cls
         return super().__new__(kind)
 
     def __init__(self, config: PolyformerConfig):
@@ -75,19 +78,19 @@ class PolyformerModel(transformers.PreTrainedModel):
         return Transformer(config.transformer())
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: `Transformer` has initialised itself."""
+        """Do nothing: `Transformer` has initialized its weights."""
 
     @classmethod
     def can_generate(cls) -> bool:
-        """False: only decoders with a language-model head generate (`Writer`)."""
+        """Return False: only decoders with a language-model head generate (`Writer`)."""
         return False
 
     def gradient_checkpointing_enable(self, *options: Any, **more: Any) -> None:
-        """Layers are computed again in the backward pass, by our own means, which have no options."""
+        """Enable our activation checkpointing, which has no options."""
         self._recompute(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """The reverse."""
+        """Disable activation checkpointing."""
         self._recompute(False)
 
     activation_checkpointing_enable = gradient_checkpointing_enable
@@ -100,15 +103,24 @@ class PolyformerModel(transformers.PreTrainedModel):
                 stack.recompute = wanted
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token table [V, E]; an encoder-decoder's source table."""
+        """Return the token table [V, E]; for an encoder-decoder the source table."""
         return self.model.tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token table; a tied head reads the new one."""
+        """Replace the token table; a tied head uses the new table."""
         self.model.tokens = value
 
-    def get_output_embeddings(self) -> None:
-        """None: the head reads the token table, or has a matrix of its own that `resize` knows of."""
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the module with the matrix [V, E] of the logits: the head, or a tied head's token table."""
+        return output_matrix(self.model)
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Use another module's matrix, and bias; a tied head stays tied, so its token table is replaced."""
+        replace_output_matrix(self.model, new_embeddings)
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Module, *sizes: Any, **options: Any) -> nn.Module:
+        """Return the head unchanged: `resize` has fitted it."""
+        return old_lm_head
 
     def _resize_token_embeddings(
         self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -121,11 +133,13 @@ class PolyformerModel(transformers.PreTrainedModel):
 
     @taking(*TEXT, *MORE_TEXT, *SOURCE, *STATE, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models are called, with their results; see `polyformer.hub.inputs`."""
+        """Return the result of transformers' models; the arguments are the same, see
+        `polyformer.hub.inputs`.
+        """
         return self._answered(arguments)
 
     def _answered(self, arguments: Arguments) -> Any:
-        """The model's output for `arguments`, as the result class of transformers."""
+        """Return the model's output for `arguments`, as the result class of transformers."""
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         items = arguments.pop("num_items_in_batch", None)
         for name in OUTPUT_OPTIONS:
@@ -137,18 +151,17 @@ class PolyformerModel(transformers.PreTrainedModel):
             source = self._settle_source(arguments, cache, source)
             result, predictions = self._call(arguments)
             fields = {**self._fields(result), **predictions}
-        if items is not None and result.loss is not None:  # of a batch that comes in several parts
+        if items is not None and result.loss is not None:  # the batch consists of several microbatches
             share = self._counted(arguments).to(result.loss.device) / items
             fields["loss"] = result.loss * share
-        if cache is not None:
-            cache.state = result.state
-            fields["past_key_values"] = cache
+        if cache is not None and result.state is not None:
+            fields["past_key_values"] = cache.advanced(result.state)
         if source is not None:
             fields["encoder_last_hidden_state"] = source[0]
         return self._shown(fields, as_dict)
 
     def _cache(self, arguments: Arguments) -> PolyformerCache | None:
-        """The cache that the call continues from, if any; its state is put into `arguments`."""
+        """Return the cache from which the call continues, if any, and put its state into `arguments`."""
         past, wanted = arguments.pop("past_key_values", None), arguments.pop("use_cache", None)
         if self.model.decoder is None:
             if past is not None or (wanted and "use_cache" in arguments):
@@ -158,7 +171,7 @@ class PolyformerModel(transformers.PreTrainedModel):
             quietly = self.config.use_cache and not self.training and "labels" not in arguments
             if not (wanted or (wanted is None and quietly and caches(self.model))):
                 return None
-        cache = PolyformerCache() if past is None else adopted(past, self.model)
+        cache = PolyformerCache() if past is None else borrowed(past, self.model, arguments)
         arguments["use_cache"] = True
         if cache.state is None and self.model.encoder is None:
             cache.state = self.model.new_state(cache.reserve)
@@ -166,7 +179,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         return cache
 
     def _settle_source(self, arguments: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
-        """The output of the encoder of an encoder-decoder, where it was computed before this call."""
+        """Return the output of an encoder-decoder's encoder if it was computed before this call."""
         if not self.config.is_encoder_decoder:
             if source is not None:
                 raise InputError("encoder_outputs: this model reads no source; leave them out")
@@ -178,7 +191,7 @@ class PolyformerModel(transformers.PreTrainedModel):
             return source
         if source is None and past is None:
             return None
-        if source is None:  # a prefix of the decoder's own, and a source to read
+        if source is None:  # a prefix for the decoder, and a source that is not encoded yet
             source = self.get_encoder()(
                 **{name: arguments[name] for name in (*TEXT, *MORE_TEXT) if name in arguments}
             )
@@ -194,7 +207,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         return source
 
     def _fields(self, result: ModelOutput) -> Arguments:
-        """What theirs returns, by the names that some class of theirs has for it."""
+        """Return the outputs of transformers, by the names that some class of transformers has for them."""
         both = self.config.is_encoder_decoder
         side = "decoder_" if both else ""
         return {
@@ -209,14 +222,16 @@ class PolyformerModel(transformers.PreTrainedModel):
         }
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
-        """What our model returns, and what it predicts by the names of theirs."""
+        """Return the output of our model, and its predictions by the names of transformers."""
         result = self.model(**arguments)
         head = self.model.config.head
-        pools = self.model.config.origin is None or head.hidden  # theirs without a pooler say nothing
+        pools = (
+            self.model.config.origin is None or head.hidden
+        )  # transformers' models without a pooler have no such output
         return result, {"pooler_output": result.logits} if pools else {}
 
     def _logits(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
-        """As `_call`, of models with logits, which may be asked for those of some tokens alone."""
+        """Return the same as `_call`, for models with logits, if required for some tokens only."""
         kept = arguments.pop("logits_to_keep", 0)
         result = self.model(**arguments)
         if isinstance(kept, int) and not kept:
@@ -225,7 +240,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         return result, {"logits": self.model.logits_at(result, places)}
 
     def _counted(self, arguments: Arguments) -> Tensor:
-        """How many items the mean loss is over."""
+        """Return the number of items over which the mean loss is computed."""
         return (arguments["labels"] != -100).sum()
 
     def _shown(self, fields: Arguments, as_dict: bool | None) -> Any:
@@ -240,9 +255,11 @@ class PolyformerModel(transformers.PreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *arguments: Any, **options: Any
     ) -> None:
-        """As transformers' models are saved, with a card (README.md) where no other stands. Names that
-        transformers would pass over are refused, and so are pickles; `save_function` changes nothing in what
-        is written, there as here."""
+        """Save like transformers' models, with a card (README.md) unless there is another card.
+
+        Raises `InputError` for names that transformers would ignore, and for pickles. As in transformers,
+        `save_function` does not change the written files.
+        """
         for name in options:
             if name not in SAVED_BY:
                 raise unknown("argument of save_pretrained", name, SAVED_BY)
@@ -262,29 +279,32 @@ class PolyformerModel(transformers.PreTrainedModel):
             push(self, upload.pop("repo_id", folder.absolute().name), card=folder / CARD, **size, **upload)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """As transformers' models are uploaded, with our card where the repository has none of somebody's
-        own; returns the address of the commit. Options: see `polyformer.hub.uploading.push`."""
+        """Upload like transformers' models and return the address of the commit.
+
+        Our card is added unless the repository has a card that somebody wrote. Options: see
+        `polyformer.hub.uploading.push`.
+        """
         return push(self, repo_id, **options)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: what is saved names the package's classes, and holds no copy of their source."""
+        """Do nothing: saved files name the package's classes, and contain no copy of their source."""
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":
-        """The encoder of an encoder-decoder as a module of its own; `modality` changes nothing."""
+        """Return the encoder of an encoder-decoder as a separate module; `modality` has no effect."""
         return Encoder(self)
 
 
 class Encoder(nn.Module):
-    """The encoder of an encoder-decoder, called by itself, as transformers' generation does."""
+    """The encoder of an encoder-decoder as a separate module, which transformers' generation calls."""
 
     def __init__(self, owner: PolyformerModel):
         super().__init__()
-        self.owner = [owner]  # no submodule of this one
+        self.owner = [owner]  # not registered as a submodule
 
     @taking(*TEXT, *MORE_TEXT, *ASKED, others=False)
     def forward(self, arguments: Arguments) -> Any:
-        """BaseModelOutput."""
+        """Return a BaseModelOutput."""
         model = self.owner[0].model
         settle_text(arguments, model, None)
         names = {field.name for field in dataclasses.fields(ModelInputs)}

@@ -1,73 +1,72 @@
-"""Our state as transformers' `Cache`: what a decoder has read so far, of any mechanism."""
+"""The state of a decoder with any mechanism as transformers' `Cache`."""
 
-from typing import Any
-
-import transformers
 from torch import Tensor
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 
 from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state import State
 from polyformer.model import Transformer
 from polyformer.outputs import ModelState
-from polyformer.sequence.tokens import Tokens
-from polyformer.stack import LayerState
 
 
 class PolyformerCache(Cache):
-    """Holds a `ModelState`, None before the first token; a model that is given the cache moves it on.
+    """A cache with a `ModelState`, None before the first token; a model that is given the cache updates it.
 
-    `reserve`: for how many tokens there should be room at once.
+    `reserve`: the number of tokens for which memory is allocated at once.
     """
 
-    max_cache_len = -1  # no limit, as PEFT asks
+    max_cache_len = -1  # no limit, as PEFT expects
 
     def __init__(self, state: ModelState | None = None, reserve: int = 0):
         super().__init__(layers=[])
         self.state, self.reserve = state, reserve
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of tokens read so far, the same in every layer."""
+        """Return the number of tokens read so far, the same in every layer."""
         return 0 if self.state is None else self.state.tokens.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no limit."""
+        """Return -1: no limit."""
         return -1
 
     def __len__(self) -> int:
         return 0 if self.state is None else len(self.state.layers)
+
+    def advanced(self, state: ModelState) -> Cache:
+        """Return the cache after a call that ended in `state`: this cache, updated."""
+        self.state = state
+        return self
 
     def reset(self) -> None:
         """Forget all tokens."""
         self.state = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row b becomes row beam_idx[b], for beam_idx [B]."""
+        """Reorder the rows: row b becomes row beam_idx[b], for beam_idx [B]."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`, in that order."""
+        """Keep the rows `indices`, in this order."""
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times in succession: [B, ...] -> [B * repeats, ...]."""
+        """Repeat each row `repeats` times in succession: [B, ...] -> [B * repeats, ...]."""
         if self.state is not None:
             self.state = self.state.map(lambda tensor: tensor.repeat_interleave(repeats, 0))
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers' `generate` leaves the forward pass over this cache uncompiled."""
+        """Return False: transformers' `generate` does not compile the forward pass over this cache."""
         return False
 
     @property
     def is_croppable(self) -> bool:
-        """Whether every layer can take tokens back, which are no sums of the past there."""
+        """Return whether every layer can remove tokens, unlike a state that is a sum of the past."""
         return self.state is None or self.state.truncated_(0) is not None
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens: their number, whichever its sign (as transformers' caches)."""
+        """Remove the last tokens; the argument is their number with any sign, as in transformers' caches."""
         if self.state is None:
             return
         shorter = self.state.truncated_(abs(tokens_to_remove))
@@ -80,7 +79,7 @@ class PolyformerCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """The number of rows, -1 where nothing was read."""
+        """Return the number of rows, -1 if the cache is empty."""
         tensors = [] if self.state is None else _tensors(self.state)
         return len(tensors[0]) if tensors else -1
 
@@ -91,38 +90,8 @@ def _tensors(state: State) -> list[Tensor]:
     return tensors
 
 
-def adopted(past: Any, model: Transformer) -> PolyformerCache:
-    """`past` as our cache: ours, or keys and values for every layer in one of transformers' (a learned
-    prefix, say), of which the cross-attention's part is left to the source.
-
-    Raises `InputError` for anything else.
-    """
-    if isinstance(past, PolyformerCache):
-        return past
-    own = past.self_attention_cache if isinstance(past, EncoderDecoderCache) else past
-    assert model.decoder is not None
-    expected = model.decoder.new_states(0)
-    layers = getattr(own, "layers", [])
-    if not isinstance(own, transformers.Cache) or len(layers) != len(expected):
-        raise InputError(
-            f"past_key_values: expected what an earlier output returned, or keys and values of "
-            f"{len(expected)} layers, got {type(past).__name__} with {len(layers)}"
-        )
-    bare = [
-        layer.feedforward is None and isinstance(layer.self_attention, KeyValueCache) for layer in expected
-    ]
-    if not all(bare):
-        raise InputError(
-            "past_key_values: this model keeps more of the past than keys and values; give what "
-            "an earlier output returned"
-        )
-    length = own.get_seq_length()
-    states = tuple(LayerState(KeyValueCache(layer.keys, layer.values, length, [length])) for layer in layers)
-    return PolyformerCache(ModelState(Tokens(length), states))
-
-
 def caches(model: Transformer) -> bool:
-    """Whether the model's decoder can go on from a state."""
+    """Return whether the model's decoder can continue from a state."""
     if model.decoder is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The configuration of a wrapped model: ours as plain data, and what transformers' tools read of it."""
+"""The configuration of a wrapped model: ours as plain data, and the attributes for transformers' tools."""
 
 from typing import Any, ClassVar, Literal
 
@@ -13,19 +13,21 @@ PROBLEMS = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-"""Our names of what labels are, and theirs."""
+"""Our names for the kinds of labels, and the names in transformers."""
 
 TRAJECTORY = "max_timesteps"
-"""The option by which a `TrajectoryConfig` is known."""
+"""The option that identifies a `TrajectoryConfig`."""
 
 Tree = dict[str, Any]
 
 
 class PolyformerConfig(transformers.PreTrainedConfig):
-    """`polyformer`: a `ModelConfig` or a `TrajectoryConfig` as plain data, which all sizes are taken from.
+    """The configuration of a wrapped model: `polyformer` is a `ModelConfig` or `TrajectoryConfig` as plain
+    data.
 
-    What may be set beside it, and then changes the model: `vocab_size`, `num_labels` (or `id2label`) and
-    `problem_type`. `training_record` and `license` stand in the model's card (`polyformer.model.card`).
+    All sizes come from `polyformer`. The other arguments that change the model are `vocab_size`, `num_labels`
+    (or `id2label`) and `problem_type`. `training_record` and `license` appear in the model's card
+    (`polyformer.model.card`).
     """
 
     model_type = "polyformer"
@@ -59,15 +61,15 @@ class PolyformerConfig(transformers.PreTrainedConfig):
             both["decoder_start_token_id"] = special.get("bos")
         start = both.pop("decoder_start_token_id", None)
         super().__post_init__(**both)
-        if start is not None:  # the base class takes settings of generation for old files' and drops them
+        if start is not None:  # the base class accepts the generation settings of old files and drops them
             self.decoder_start_token_id = start
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: what is saved names the package's class, and holds no copy of its source."""
+        """Do nothing: saved files name the package's class, and contain no copy of its source."""
 
     def settled(self) -> ModelConfig | TrajectoryConfig:
-        """Our configuration, with what was set beside it."""
+        """Return our configuration, with the arguments that change it."""
         if self.polyformer is None:
             raise InputError(
                 "polyformer: expected the model's configuration, got none; use polyformer.hub.wrap"
@@ -82,14 +84,14 @@ class PolyformerConfig(transformers.PreTrainedConfig):
         return ModelConfig.from_dict({**self.polyformer, "head": head, "vocab_size": self.vocab_size})
 
     def transformer(self) -> ModelConfig:
-        """Our configuration, of a model that reads tokens."""
+        """Return our configuration, for a model that reads tokens."""
         settled = self.settled()
         assert isinstance(settled, ModelConfig)
         return settled
 
 
 def sizes(tree: Tree) -> Tree:
-    """What transformers' tools look for in a configuration, by their names."""
+    """Return the attributes that transformers' tools read from a configuration, by their names."""
     if not tree:
         return {"vocab_size": 0}
     stack = tree.get("decoder") or tree["encoder"]
@@ -120,7 +122,7 @@ def sizes(tree: Tree) -> Tree:
 
 
 def config_of(model: Any) -> PolyformerConfig:
-    """The configuration for our `model`, with the labels' names of the checkpoint that it came from."""
+    """Return the configuration for our `model`, with the label names of its checkpoint."""
     tree = model.config.to_dict()
     origin = tree.get("origin") or {}
     names = {int(i): name for i, name in (origin.get("fields", {}).get("id2label") or {}).items()}

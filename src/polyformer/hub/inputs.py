@@ -1,4 +1,4 @@
-"""What `forward` takes: signatures made of tables, and every argument honoured or refused by its name."""
+"""The arguments of `forward`: signatures from tables; every argument is used, or refused by its name."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.model import Transformer
 from polyformer.patterns.marked import reads_marks
 
@@ -21,7 +21,7 @@ SOURCE = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "dec
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
 
 BESIDE = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
-"""Honoured without standing in a signature: transformers' tools read it for the names of columns."""
+"""Arguments that are used but not in the signature, from which transformers' tools read column names."""
 
 REFUSED = {
     "encoder_hidden_states": "a stack alone reads no other; wrap an encoder-decoder",
@@ -33,20 +33,20 @@ REFUSED = {
     "output_router_logits": "the balance of experts is part of the loss in training; leave it out",
     "is_causal": "a decoder is causal and an encoder is not; leave it out",
 }
-"""Arguments of transformers' models that ours cannot honour, and the way out."""
+"""Arguments of transformers' models that ours cannot use, with the alternative."""
 
 EMPTY = ("output_router_logits",)
-"""Those of them that say nothing where they are false."""
+"""Arguments of `REFUSED` that are allowed if they are false."""
 
 PASSED_OVER = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
-"""Arguments that change no number: what others say too, and what transformers' own model does not read."""
+"""Arguments without effect: other arguments determine the same, or transformers' own model ignores them."""
 
 
 def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for `forward(self, arguments)`: called with these arguments, all optional, in this order.
+    """Return a decorator for `forward(self, arguments)`, with these optional arguments in this order.
 
-    Beside them `BESIDE` is taken, and arguments that are None (`others`: the signature says so). Raises
-    `InputError` for `REFUSED`, and TypeError for others.
+    The result also accepts `BESIDE`, and unknown arguments that are None (`others`: the signature shows
+    them). Raises `InputError` for `REFUSED`, and TypeError for others.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,9 +85,9 @@ def _checked(arguments: Arguments, names: tuple[str, ...]) -> Arguments:
 
 
 def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> None:
-    """Convert the inputs of the text in `arguments`, in place, to what our models take."""
+    """Convert the inputs of the text in `arguments`, in place, to the inputs of our models."""
     ids = arguments.get("input_ids", arguments.get("inputs_embeds"))
-    if ids is None:  # the source was encoded before
+    if ids is None:  # the source is encoded already
         return
     if "lengths" in arguments:
         if "attention_mask" in arguments:
@@ -100,7 +100,6 @@ def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> No
         if pads is not None and ids.dim() == 2 and bool(pads.any()):
             places = torch.arange(ids.shape[1], device=ids.device)
             arguments["attention_mask"] = places < (~pads).sum(1, keepdim=True)
-    _settle_types(arguments, model)
     if origin is not None and origin.model_type in OFFSET and "position_ids" in arguments:
         arguments["position_ids"] = _counted_from_0(
             arguments["position_ids"], (pad or 0) + 1, arguments.get("attention_mask")
@@ -115,19 +114,23 @@ def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> No
     marks = arguments.get("global_attention_mask")
     if marks is not None and not bool(marks.any()) and not _marked(model):
         del arguments["global_attention_mask"]
+    _settle_types(arguments, model)  # last, since it may replace the ids by their embeddings
 
 
 def _settle_types(arguments: Arguments, model: Transformer) -> None:
-    """Token types of all zeros say nothing to a model that has none."""
+    """Drop token types of all zeros for a model without token types, unless its family adds their embeddings.
+
+    Raises `InputError` for other token types in a model without token types.
+    """
     types = arguments.get("token_type_ids")
     if types is None or model.config.embedding.type_vocab_size:
         return
     origin = model.config.origin
     if origin is not None and origin.model_type in ADD_TOKENS:
-        raise InputError(
-            f"token_type_ids: transformers' {quote(origin.model_type)} adds the vectors of the tokens with "
-            "these numbers, which is not supported; leave them out"
-        )
+        ids, vectors = arguments.pop("input_ids", None), arguments.get("inputs_embeds")
+        own = model.tokens(ids) if vectors is None else vectors
+        arguments["inputs_embeds"] = own + model.tokens(arguments.pop("token_type_ids"))
+        return
     if bool(types.any()):
         raise InputError(
             "token_type_ids: this model has none (embedding.type_vocab_size is 0); leave them out"
@@ -136,15 +139,15 @@ def _settle_types(arguments: Arguments, model: Transformer) -> None:
 
 
 ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
-"""Families that look token types up in the token table."""
+"""Families that use token types as token ids, and add their embeddings."""
 
 
 FIND_PADDING = ("xlm",)
-"""Families that look for padding among the ids where no mask shows it."""
+"""Families that derive padding from the ids if there is no mask."""
 
 
 OFFSET = ("roberta", "xlm-roberta", "longformer")
-"""Families whose positions count from the padding token's id plus 1, and that put padding before."""
+"""Families whose positions start at the padding token's id plus 1, with padding at the position before."""
 
 
 def _counted_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tensor:
@@ -156,7 +159,7 @@ def _counted_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tens
 
 
 def _settle_documents(arguments: Arguments, ids: Tensor) -> None:
-    """document_ids of packed documents, from their numbers, their starts, or positions that restart."""
+    """Set document_ids of packed documents, from their numbers, their starts, or positions that restart."""
     positions = arguments.get("position_ids")
     numbers, starts = arguments.pop("seq_idx", None), arguments.pop("cu_seq_lens_q", None)
     if "document_ids" in arguments:
@@ -174,7 +177,7 @@ def _settle_documents(arguments: Arguments, ids: Tensor) -> None:
 
 
 def packed_documents(positions: Tensor) -> Tensor | None:
-    """Documents [B, T] that positions [B, T] tell by not rising by one; None for one document a row."""
+    """Return documents [B, T], which start where positions [B, T] do not rise by 1; None for one per row."""
     breaks = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
     return breaks.cumsum(-1) if bool(breaks.any()) else None
 
@@ -184,7 +187,7 @@ def _pools_last(model: Transformer) -> bool:
 
 
 def _up_to_last(real: Tensor) -> Tensor | None:
-    """Mask [B, T] of all tokens up to the last real one; None where that is the last of all."""
+    """Return the mask [B, T] of all tokens up to the last real token; None if every last token is real."""
     places = torch.arange(real.shape[1], device=real.device)
     last = (places * real).amax(1, keepdim=True)
     return None if bool(real[:, -1].all()) else (places <= last).long()

@@ -1,8 +1,9 @@
-"""Weights that accelerate keeps elsewhere (`cpu_offload`, a device map with "disk"), brought for a call.
+"""Weights that accelerate offloads (`cpu_offload`, a device map with "disk"), loaded for a call.
 
-accelerate loads a module's weights when the module is called and drops them after. Some of ours are read by
-others: the token table by the head, a position scheme by attention. Those stay while the model runs; linear
-layers, norms and convolutions, which hold nearly all weights, come and go one by one.
+accelerate loads a module's weights when the module is called and drops them afterwards. Some of our weights
+are read by other modules: the token table by the head, a position scheme by attention. These stay loaded
+while the model runs; linear layers, norms and convolutions, which have nearly all weights, are loaded
+individually.
 """
 
 import contextlib
@@ -14,15 +15,15 @@ from torch import nn
 from polyformer.ops.linear import Linear
 
 CALLED = (Linear, nn.LayerNorm, nn.Conv1d)
-"""Modules whose weights nobody reads but they themselves, unless they are part of `READ`."""
+"""Modules with weights that no other module reads, unless they are part of `READ`."""
 
 READ = ("tokens", "decoder_tokens", "head", "encoder.position", "decoder.position")
-"""Parts of a model whose weights others read."""
+"""Parts of a model with weights that other modules read."""
 
 
 @contextlib.contextmanager
 def loaded(model: nn.Module) -> Iterator[None]:
-    """All weights of `model` that are read from outside their module stay at hand inside."""
+    """Keep all weights of `model` that other modules read loaded within the context."""
     hooks: list[tuple[Any, Any]] = [(module, module._hf_hook) for module in _kept(model)]
     forwards = [(module, module.forward) for module, _ in hooks]
     for module, hook in hooks:
@@ -38,7 +39,7 @@ def loaded(model: nn.Module) -> Iterator[None]:
 
 
 def _kept(model: nn.Module) -> list[nn.Module]:
-    """The modules to hold, of those that accelerate has put a hook on."""
+    """Return the modules to keep loaded, among the modules with a hook of accelerate."""
     if not any("_hf_hook" in vars(module) for module in model.modules()):
         return []
     return [

@@ -1,4 +1,4 @@
-"""Which class wraps which model, and their registration with transformers."""
+"""The wrapper class of each model, and the registration with transformers."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ BY_HEAD: dict[str, type[PolyformerModel]] = {
     "pretraining": PolyformerForPreTraining,
     "detect": PolyformerForPreTraining,
 }
-"""The class of a head's kind; a language model's depends on its stacks."""
+"""The class for each kind of head; for a language model it depends on its stacks."""
 
 AUTO = {
     transformers.AutoModel: PolyformerModel,
@@ -50,10 +50,11 @@ AUTO = {
 
 
 def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = None) -> PolyformerModel:
-    """`model` as one of transformers' models; the weights are its own, not copied. `license`, an identifier
-    of the hub's such as "apache-2.0", is stated in the card of what is saved.
+    """Return `model` as a model of transformers; the weights are shared, not copied.
 
-    Raises `InputError` for a head or a model that transformers has no class for, and for weights in int8.
+    `license`, an identifier of the hub such as "apache-2.0", appears in the card of a saved model.
+
+    Raises `InputError` for a head or a model without a class in transformers, and for weights in int8.
     """
     if not isinstance(model, Transformer | TrajectoryTransformer):
         raise InputError(f"wrap: transformers has no class for a {type(model).__name__}")
@@ -73,7 +74,7 @@ def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = No
 
 
 def _settings(model: Transformer, default: GenerationConfig) -> GenerationConfig:
-    """What the checkpoint's generation_config.json said, or else its config.json."""
+    """Return the settings in the checkpoint's generation_config.json, or else in its config.json."""
     if model.generation is not None:
         return GenerationConfig.from_dict(dict(model.generation))
     origin = model.config.origin
@@ -102,4 +103,4 @@ transformers.AutoConfig.register("polyformer", PolyformerConfig)
 for auto, wrapper in AUTO.items():
     auto.register(PolyformerConfig, wrapper)
 modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["polyformer"] = PolyformerForCausalLM.__name__
-"""The Trainer knows by this table whose labels label smoothing has to shift."""
+"""The table from which the Trainer knows the models with labels to shift in label smoothing."""

@@ -1,8 +1,7 @@
-"""What lets `AutoModel` load a saved folder where polyformer is installed and nobody has imported it.
+"""The module in a saved folder by which `AutoModel` loads it if polyformer is installed but not imported.
 
 config.json names, for each Auto class, a class of a module in the folder (`auto_map`), which transformers
-imports when it is asked to (`trust_remote_code=True`). The module holds one import: the code is the
-package's.
+imports with `trust_remote_code=True`. The module contains only one import: the code is in the package.
 """
 
 from os import PathLike
@@ -15,7 +14,7 @@ MODULE = "modeling_polyformer"
 
 
 def auto_map(kind: type[Any]) -> dict[str, str]:
-    """The classes by the names of transformers' Auto classes, for a model of the class `kind`."""
+    """Return the classes by the names of transformers' Auto classes, for a model of the class `kind`."""
     task = kind.__name__.removeprefix("Polyformer")
     names = {"AutoConfig": "PolyformerConfig", "AutoModel": "PolyformerModel"}
     if task.startswith("For"):
@@ -24,7 +23,7 @@ def auto_map(kind: type[Any]) -> dict[str, str]:
 
 
 def write_module(folder: str | PathLike[str], names: dict[str, str]) -> None:
-    """The module that `names`, an `auto_map`, speaks of."""
+    """Write the module that `names`, an `auto_map`, refers to."""
     classes = ", ".join(sorted({name.removeprefix(f"{MODULE}.") for name in names.values()}))
     text = (
         '"""Read by transformers with trust_remote_code=True. It needs `pip install polyformer`."""\n\n'

@@ -1,4 +1,4 @@
-"""More or fewer tokens: everything of a model that has a row for each."""
+"""A larger or smaller vocabulary: all parts of a model with a row for each token."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from polyformer.stack import AdaptiveEmbedding
 
 
 def check_resizable(model: nn.Module) -> None:
-    """Raises `InputError` for vocabularies in clusters, in which another size means other clusters."""
+    """Raise `InputError` for vocabularies in clusters, in which another size would change the clusters."""
     if any(isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax) for module in model.modules()):
         raise InputError(
             "resize_token_embeddings: adaptive embeddings and softmax have clusters of fixed sizes; make a "
@@ -22,8 +22,10 @@ def check_resizable(model: nn.Module) -> None:
 
 
 def resize(model: nn.Module, size: int) -> None:
-    """Fit `model`, whose token table has `size` rows already, to it: new rows of matrices are the mean of the
-    old ones, new biases 0."""
+    """Fit `model`, whose token table already has `size` rows, to this size.
+
+    New rows of matrices are the mean of the old rows, new biases are 0.
+    """
     if not isinstance(model, Transformer):
         raise InputError(f"resize_token_embeddings: {type(model).__name__} reads no tokens")
     for module in model.head.modules():
@@ -53,7 +55,7 @@ def _resized_table(table: nn.Embedding, size: int) -> nn.Embedding:
 
 
 def _rows(old: Tensor, size: int, fill: float | None) -> Tensor:
-    """The first `size` rows of `old`, and as many more as are wanted: `fill`, or the mean."""
+    """Return the first `size` rows of `old`; missing rows are `fill`, or the mean of the old rows."""
     with torch.no_grad():
         more = max(size - len(old), 0)
         shape = (more, *old.shape[1:])

@@ -1,4 +1,4 @@
-"""Wrapped models with a task that writes nothing: one class for each kind of head."""
+"""Wrapped models for tasks without generation: one class for each kind of head."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -19,13 +19,13 @@ from polyformer.outputs import ModelOutput
 
 
 class Labelled(PolyformerModel):
-    """Models with logits and `labels`."""
+    """The base class of models with logits and `labels`."""
 
     result: ClassVar[Any] = outputs.MaskedLMOutput
 
     @taking(*TEXT, "labels", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         return self._answered(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
@@ -33,23 +33,24 @@ class Labelled(PolyformerModel):
 
 
 class PolyformerForMaskedLM(Labelled):
-    """Predicts masked tokens; also an encoder that predicts every token (XLM)."""
+    """A model that predicts masked tokens; also an encoder that predicts every token (XLM)."""
 
     @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         return self._answered(arguments)
 
 
 class PolyformerForSequenceClassification(Labelled):
-    """A label for a text."""
+    """A model that predicts a label for a text."""
 
     result = outputs.SequenceClassifierOutputWithPast
     both_result = outputs.Seq2SeqSequenceClassifierOutput
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         labels, config = arguments.get("labels"), self.model.config
-        soft = labels is not None and labels.is_floating_point() and labels.shape[-1] > 1
+        count = config.head.num_labels
+        soft = labels is not None and labels.is_floating_point() and labels.shape[1:] == (count,) != (1,)
         named = config.origin is not None and config.origin.model_type in SOFT
         if not (soft and named and config.head.problem is None):
             return self._logits(arguments)
@@ -59,23 +60,23 @@ class PolyformerForSequenceClassification(Labelled):
 
 
 SOFT = ("deberta", "deberta-v2")
-"""Families that take the numbers of several labels as shares of one, without a `problem_type`."""
+"""Families that interpret several labels as probabilities of one label, without a `problem_type`."""
 
 
 class PolyformerForTokenClassification(Labelled):
-    """A label for every token."""
+    """A model that predicts a label for every token."""
 
     result = outputs.TokenClassifierOutput
 
 
 class PolyformerForMultipleChoice(Labelled):
-    """Which of the texts [B, C, T] answers a question."""
+    """A model that chooses among the texts [B, C, T] the answer to a question."""
 
     result = outputs.MultipleChoiceModelOutput
 
     @taking(*TEXT, "labels", *MORE_TEXT, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         return self._of_choices(arguments)
 
     def _of_choices(self, arguments: Arguments) -> Any:
@@ -101,15 +102,16 @@ class PolyformerForMultipleChoice(Labelled):
 
 
 class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
-    """GPT's and GPT-2's two heads: predicts tokens, and which of the texts [B, C, T] answers a question.
+    """GPT's and GPT-2's two heads: a language model that also chooses among the texts [B, C, T].
 
-    `mc_token_ids` [B, C] are our `score_positions`, by default the last real token of each text, where theirs
-    takes the last one, padding or not. As theirs it returns the two losses apart.
+    `mc_token_ids` [B, C] are our `score_positions`, by default the last real token of each text, where
+    transformers takes the last token, even if it is padding. As in transformers, it returns the two losses
+    separately.
     """
 
     @taking(*TEXT, "mc_token_ids", "labels", "mc_labels", *MORE_TEXT, *STATE, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         if "mc_token_ids" in arguments:
             arguments["score_positions"] = arguments.pop("mc_token_ids")
         return self._of_choices(arguments)
@@ -121,7 +123,7 @@ class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
         assert scores is not None
         predictions["logits"] = predictions["logits"].unflatten(0, shape)
         predictions["mc_logits"] = scores
-        if result.hidden_states is not None:  # theirs lays out the last alone as the ids are
+        if result.hidden_states is not None:  # transformers arranges only the last layer like the ids
             *before, last = result.hidden_states
             predictions["hidden_states"] = (*before, last.unflatten(0, shape))
         if answers is not None:
@@ -135,14 +137,15 @@ class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
 
 
 class PolyformerForPreTraining(Labelled):
-    """Predicts tokens and something of the whole text (BERT, ALBERT), or replaced tokens (ELECTRA).
+    """A pre-training model of tokens and a label of the whole text (BERT, ALBERT), or of replaced tokens
+    (ELECTRA).
 
     `next_sentence_label` and `sentence_order_label` are two names of the text's label.
     """
 
     @taking(*TEXT, "labels", "next_sentence_label", "sentence_order_label", *MORE_TEXT, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' models of this task are called, with their results."""
+        """Return the result of transformers' models for this task; the arguments are the same."""
         for name in ("next_sentence_label", "sentence_order_label"):
             if name in arguments:
                 arguments["sentence_labels"] = arguments.pop(name).flatten()
@@ -166,5 +169,5 @@ class PolyformerForPreTraining(Labelled):
             return torch.tensor(len(arguments["sentence_labels"]))
         chosen = arguments["labels"] != -100
         if not self.model.head.predicts_sentence and arguments.get("attention_mask") is not None:
-            chosen &= arguments["attention_mask"].bool()  # replaced tokens are looked for among real ones
+            chosen &= arguments["attention_mask"].bool()  # replaced tokens are counted among real tokens
         return chosen.sum()

@@ -14,7 +14,7 @@ from polyformer.model import TrajectoryConfig, TrajectoryTransformer
 
 
 class PolyformerDecisionTransformer(PolyformerModel):
-    """Reads returns, states and actions; predicts what follows."""
+    """A Decision Transformer, which reads returns, states and actions and predicts the next of each."""
 
     main_input_name = "states"
 
@@ -24,12 +24,14 @@ class PolyformerDecisionTransformer(PolyformerModel):
         return TrajectoryTransformer(settled)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Always an `InputError`: there is no token table."""
+        """Raise `InputError`: there is no token table."""
         raise InputError("get_input_embeddings: a Decision Transformer reads no tokens")
 
     @taking("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' model is called, with its results; `rewards` are read by neither."""
+        """Return the result of transformers' model; the arguments are the same, and `rewards` are not
+        used.
+        """
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         arguments.pop("rewards", None)
         for name in OUTPUT_OPTIONS:

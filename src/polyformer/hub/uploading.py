@@ -10,8 +10,10 @@ from polyformer.model.record import TrainingRecord
 
 
 def card_of(model: Any, name: str, *, measured: bool = True, tags: tuple[str, ...] = ()) -> Card:
-    """What the card of the wrapped `model` is made from; `name` of the folder or the repository. Without
-    `measured` its weights are not those that its training's metrics are of."""
+    """Return the data of the card of the wrapped `model`; `name` is the name of the folder or the repository.
+
+    `measured`: the metrics of the training belong to these weights.
+    """
     config = model.config
     record = config.training_record and TrainingRecord.from_dict(config.training_record)
     auto = [*auto_map(type(model))][-1]
@@ -47,10 +49,10 @@ def push(
     tags: list[str] | str | None = None,
     card: Path | None = None,
 ) -> str:
-    """Upload the wrapped `model` by huggingface_hub; the address of the commit.
+    """Upload the wrapped `model` with huggingface_hub and return the address of the commit.
 
-    Options are those of transformers' `push_to_hub`. The README.md that somebody wrote stays: that of the
-    repository, or else the file `card`; a generated one is made anew.
+    The options are the same as in transformers' `push_to_hub`. A README.md that somebody wrote is kept: the
+    file in the repository, or else the file `card`; a generated README.md is replaced.
     """
     from huggingface_hub import HfApi
 
@@ -77,19 +79,19 @@ def push(
 
 
 def _remote_card(hub: Any, name: str, revision: str | None, folder: Path) -> Path | None:
-    """The repository's README.md, fetched into `folder`; None where it has none."""
+    """Return the path of the repository's README.md, fetched into `folder`; None if there is none."""
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RevisionNotFoundError
 
     try:
         return Path(hub.hf_hub_download(name, CARD, revision=revision, local_dir=folder))
-    except LocalEntryNotFoundError:  # the hub did not answer: there may be one
+    except LocalEntryNotFoundError:  # the hub did not answer: there may be a file
         raise
     except (EntryNotFoundError, RevisionNotFoundError):
         return None
 
 
 def _own(path: Path | None) -> str | None:
-    """The text of the card in the file `path` where somebody wrote or changed it."""
+    """Return the text of the card in the file `path` if somebody wrote or changed it."""
     if path is None or not path.is_file():
         return None
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Wrapped models that write: transformers' `generate`, over our state."""
+"""Wrapped models that generate: transformers' `generate` with our state."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,6 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers import modeling_outputs as outputs
 
-from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import next_labels
 from polyformer.hub.base import PolyformerModel
 from polyformer.hub.cache import PolyformerCache, caches
@@ -15,19 +14,19 @@ from polyformer.hub.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Argumen
 from polyformer.outputs import ModelOutput
 
 GROWING = ("langs", "segment_ids", "document_ids")
-"""Numbers of tokens, of which new tokens have the last one."""
+"""Inputs with a number per token; new tokens get the number of the last token."""
 
 
 UNSHIFTED = ("bart",)
-"""Families whose decoder alone is given what each token should predict as `labels`."""
+"""Families whose decoder without an encoder takes shifted `labels`: the target of each token."""
 
 
 class Writer(PolyformerModel, GenerationMixin):
-    """What decoders with a language-model head have in common."""
+    """The base class of decoders with a language-model head."""
 
     @classmethod
     def can_generate(cls) -> bool:
-        """True: `forward` returns the logits of the next token."""
+        """Return True: `forward` returns the logits of the next token."""
         return True
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
@@ -41,37 +40,40 @@ class Writer(PolyformerModel, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        """Our state in place of theirs, where attention keeps one."""
-        if generation_config.cache_implementation not in (None, "dynamic"):
-            raise InputError(
-                f"cache_implementation: this model keeps a state of its own, got "
-                f"{quote(generation_config.cache_implementation)}; leave it out"
-            )
-        past = model_kwargs.get("past_key_values")
-        if past is not None:
-            past._is_user_defined = True
-        elif not caches(self.model):
+        """Use our state instead of a dynamic cache; other kinds of cache stay transformers' own."""
+        theirs: Any = super()
+        past, kind = model_kwargs.get("past_key_values"), generation_config.cache_implementation
+        if past is None and not caches(self.model):
             generation_config.use_cache = False
+        elif past is not None or kind not in (None, "dynamic"):
+            theirs._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
         elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = PolyformerCache(reserve=max_cache_length)
 
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **more: Any) -> Tensor | None:
+        """Return the mask [B, T] itself; transformers would make a mask with 4 axes for a static cache."""
+        return attention_mask
+
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: Any) -> None:
-        """None: our models count the real tokens themselves."""
+        """Return None: our models count the real tokens themselves."""
 
 
 class PolyformerForCausalLM(Writer):
-    """Continues texts."""
+    """A causal language model, which continues texts."""
 
     result: ClassVar[Any] = outputs.CausalLMOutputWithCrossAttentions
 
     @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' causal language models are called, with their results."""
+        """Return the result of transformers' causal language models; the arguments are the same."""
         origin = self.model.config.origin
         if origin is not None and origin.model_type in UNSHIFTED and "labels" in arguments:
             arguments.setdefault("shift_labels", arguments["labels"])
         if "shift_labels" in arguments:
-            arguments.pop("labels", None)  # they say the same
+            arguments.pop("labels", None)  # labels are the same targets
         return self._answered(arguments)
 
     def _counted(self, arguments: Arguments) -> Tensor:
@@ -82,9 +84,16 @@ class PolyformerForCausalLM(Writer):
             goals = next_labels(labels, arguments.get("document_ids"), valid)
         return (goals != -100).sum()
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """The inputs of the next step: languages, segments and the like of the tokens not read yet."""
-        arguments = GenerationMixin.prepare_inputs_for_generation(self, input_ids, **kwargs)  # type: ignore[arg-type]
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the inputs of the next step, for the tokens that are not read yet, with languages and
+        segments.
+
+        `generate` accepts `inputs_embeds` because this signature names them.
+        """
+        theirs: Any = super()
+        arguments = theirs.prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
         ids = arguments.get("input_ids")
         length = (arguments["inputs_embeds"] if ids is None else ids).shape[1]
         for name in (*GROWING, "global_attention_mask"):
@@ -105,15 +114,15 @@ class PolyformerForCausalLM(Writer):
 
 
 class PolyformerForSeq2SeqLM(Writer):
-    """Makes one text of another."""
+    """A sequence-to-sequence model, which generates a text from another text."""
 
     both_result: ClassVar[Any] = outputs.Seq2SeqLMOutput
 
     @taking(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *MORE_TEXT, *STATE, *ASKED)
     def forward(self, arguments: Arguments) -> Any:
-        """As transformers' encoder-decoders are called, with their results."""
+        """Return the result of transformers' encoder-decoders; the arguments are the same."""
         return self._answered(arguments)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """labels [B, T] one token later, after the token that output starts from: what collators ask for."""
+        """Return labels [B, T] shifted right by one, after the decoder's start token, for data collators."""
         return self.model.shifted_right(labels, None)

@@ -1,1 +1,1 @@
-"""Inside transformers: its own models, any that dispatch, with our attention in their layers."""
+"""Our attention in the layers of transformers' own models, for any model that dispatches."""

@@ -1,6 +1,6 @@
 """The architectures of transformers that are tested with our attention, each as a model of two small layers.
 
-The tests compare every one with transformers' own attention; docs/transformers.md shows the same table.
+The tests compare each with transformers' own attention; docs/transformers.md shows the same table.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 class Architecture:
     """A model of transformers to test: its class, its kind and a small configuration.
 
-    window: the options that give it a sliding window of its own, of 4 tokens, where it has one.
-    features: what of its attention is more than a mask.
+    window: the options that give it a sliding window of 4 tokens, if it has sliding windows.
+    features: the features of its attention beyond a mask.
     """
 
     model: str
@@ -59,7 +59,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """The class without what it is for: "Llama", say."""
+        """The class without its task, for example "Llama"."""
         return self.model.partition("For")[0].partition("LMHead")[0].removesuffix("Model")
 
 
@@ -216,4 +216,4 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row("Wav2Vec2Model", "audio", AUDIO),
     _row("HubertModel", "audio", AUDIO),
 )
-"""Every architecture that is tested."""
+"""All tested architectures."""

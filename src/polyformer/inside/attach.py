@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.inside.find import attention_layers
 from polyformer.inside.layer import NAME, attached
 from polyformer.inside.setting import IMPLEMENTATION, SAVED, Which, apply, setting
@@ -23,26 +23,29 @@ def attach(
     position: str | dict[str, Any] | PositionConfig | None = None,
     score_mod: ScoreMod | None = None,
 ) -> Model:
-    """Gives the self-attention layers of a transformers model a pattern, a position scheme, a `score_mod`.
+    """Attach a pattern, a position scheme or a `score_mod` to the self-attention layers of a transformers
+    model.
 
-    All layers then run `attend`. What a model's own mask hides stays hidden: the future, padding, other
-    documents, what lies outside its own windows. A later call replaces what earlier ones gave its layers.
+    All layers then run `attend`. The model's own mask still applies: the future, padding, other documents,
+    and keys outside its own windows remain hidden. A later call replaces earlier attachments.
 
     Args:
         model: any model of transformers whose layers dispatch through its `AttentionInterface`.
         attention: a pattern, its text such as "Window(512) | Global(1)", or a `mask_mod`; `PerLayer` and
-            `PerHead` give layers and heads their own. None for all that the model's own mask allows.
+            `PerHead` have a pattern for each layer or head. None for all keys of the model's own mask.
         layers: numbers of layers in their stack, or (parts of) names such as "encoder" or "text_model.*.3".
-        position: a scheme that is added to scores, "alibi" or "t5(num_buckets=32)"; it begins at 0.
+        position: a scheme that is added to scores, "alibi" or "t5(num_buckets=32)"; it starts from 0.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
 
     Returns:
-        The model itself. `save_pretrained` keeps patterns and schemes in config.json (functions cannot be);
-        `from_pretrained` restores them where `polyformer.transformers_attention` is imported.
+        The model itself. `save_pretrained` saves patterns and schemes in config.json, but no functions;
+        `from_pretrained` restores them if `polyformer.transformers_attention` is imported.
 
     Raises:
-        InputError: a model that does not dispatch, layers that it does not have, what does not read.
+        InputError: a model that does not dispatch, unknown layers, arguments that cannot be parsed.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"attach: expected a model of transformers first, got {quote(model)}")
     call = setting(attention, layers, position, score_mod)
     dispatching = attention_layers(model)
     if not dispatching:
@@ -50,7 +53,7 @@ def attach(
             f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
             "expected one of its models that does"
         )
-    apply(model, call)
+    apply(model, [call])
     config: Any = model.config
     earlier = [] if call.layers is None else getattr(config, SAVED, None) or []
     _run_ours(model)
@@ -59,7 +62,7 @@ def attach(
 
 
 def _run_ours(model: Any) -> None:
-    """Makes all layers run `attend`, and has config.json say so."""
+    """Make all layers run `attend`, and record it in config.json."""
     import polyformer.inside.registration  # noqa: F401  (only here: it imports transformers)
 
     config = model.config
@@ -73,10 +76,12 @@ def _run_ours(model: Any) -> None:
 
 
 def detach(model: Model) -> Model:
-    """Takes away what `attach` gave the layers; they run what they ran before (sdpa, for a loaded model).
+    """Remove the attachments of `attach`; the layers run their previous attention (sdpa, for a loaded model).
 
-    Raises `InputError` for a model to which nothing is attached.
+    Raises `InputError` for a model without attachments.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"detach: expected a model of transformers, got {quote(model)}")
     config: Any = getattr(model, "config", None)
     layers = [layer for layer in attention_layers(model) if attached(layer.module) is not None]
     if not layers and getattr(config, "_attn_implementation", None) != NAME:

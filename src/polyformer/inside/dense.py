@@ -1,4 +1,4 @@
-"""Masks and biases that come as tensors of all pairs: a pattern, and a function of scores."""
+"""Masks and biases in the form of tensors over all pairs: a pattern, and a function of scores."""
 
 import dataclasses
 
@@ -13,23 +13,23 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table(Pattern, named=False):
-    """The entries of a tensor [B or 1, H or 1, Tq or 1, Tk] of bool, True where a key is seen."""
+    """The pattern of a tensor [B or 1, H or 1, Tq or 1, Tk] of bool, True for attended keys."""
 
     entries: Tensor
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """entries[b, h, i, j]."""
+        """Return entries[b, h, i, j]."""
         return look_up(self.entries, b, h, q_idx, kv_idx)
 
 
 def look_up(table: Tensor, *places: Tensor) -> Tensor:
-    """Entries of a table of which an axis of length 1 stands for all."""
+    """Return entries of a table; an axis of length 1 broadcasts."""
     index = [place if size > 1 else torch.zeros_like(place) for place, size in zip(places, table.shape)]
     return table[tuple(index)]
 
 
 def added(bias: Tensor) -> ScoreMod:
-    """score + bias[b, h, i, j], of a tensor [B or 1, H or 1, Tq or 1, Tk]."""
+    """Return the function score + bias[b, h, i, j], for a tensor [B or 1, H or 1, Tq or 1, Tk]."""
 
     @step("bias of the pair")
     @broadcasts
@@ -40,7 +40,7 @@ def added(bias: Tensor) -> ScoreMod:
 
 
 def soft_capped(cap: float) -> ScoreMod:
-    """cap * tanh(score / cap): no score is farther from 0 than `cap` (Gemma 2)."""
+    """Return the function cap * tanh(score / cap), which limits scores to (-cap, cap) (Gemma 2)."""
 
     @step(f"soft cap: c tanh(score / c), c = {cap:g}")
     @broadcasts
@@ -51,10 +51,10 @@ def soft_capped(cap: float) -> ScoreMod:
 
 
 def as_entries(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:
-    """A mask of any model as entries of bool and a bias, either None where it says nothing.
+    """Return a mask of any model as entries of bool and a bias, either None if it has no effect.
 
-    mask: [B, Tk] with 0 at padding, or 4 axes that broadcast to [B, H, Tq, Tk]: bool, True where a key is
-    seen, or numbers to add to the scores; those near the least of their type hide a key.
+    mask: [B, Tk] with 0 at padding, or 4 axes that broadcast to [B, H, Tq, Tk]: bool, True for attended keys,
+    or numbers to add to the scores; numbers near the minimum of their type hide a key.
     """
     if mask.dim() == 2:
         mask = mask[:, None, None, :].bool()

@@ -1,4 +1,4 @@
-"""`polyformer.explain`: how a call of `attend` would run, or what the layers of a transformers model run."""
+"""`polyformer.explain`: the plan of a call of `attend`, or of the layers of a transformers model."""
 
 import dataclasses
 from typing import Any, overload
@@ -17,13 +17,13 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-    """What each attention layer of a model runs, `lines` by the layer's name: print it."""
+    """The attention of each layer of a model, `lines` by the layer's name, to be printed."""
 
     implementation: str
     lines: dict[str, str]
 
     def __str__(self) -> str:
-        """A line for each layer; layers in a row that run the same share one."""
+        """Return a line for each layer; successive layers with the same attention share a line."""
         rows: list[tuple[list[str], str]] = []
         for name, line in self.lines.items():
             if rows and rows[-1][1] == line:
@@ -41,7 +41,7 @@ def explain(
     k: Tensor,
     v: Tensor,
     *,
-    pattern: Pattern | MaskMod | None = ...,
+    pattern: Pattern | MaskMod | str | None = ...,
     mask_mod: MaskMod | None = ...,
     layout: Where | None = ...,
     score_mod: ScoreMod | None = ...,
@@ -55,10 +55,10 @@ def explain(
 @overload
 def explain(q: nn.Module) -> Explanation: ...
 def explain(q: Any, *inputs: Any, **options: Any) -> Any:
-    """The plan by which `attend` would run a call; for a model, what each of its attention layers runs.
+    """Return the plan by which `attend` would run a call; for a model, the attention of each layer.
 
     Args:
-        q: [B, H, Tq, D], with the other arguments of `attend`; or a model of transformers, alone.
+        q: [B, H, Tq, D], with the other arguments of `attend`; or only a model of transformers.
     """
     if not isinstance(q, nn.Module):
         return calls.explain(q, *inputs, **options)
@@ -72,7 +72,7 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
 
 
 def _line(layer: Layer, whole: str) -> str:
-    """What one layer runs."""
+    """Return a line with the attention of one layer."""
     config = getattr(layer.module, "config", None)
     implementation = getattr(config, "_attn_implementation", whole)
     if implementation != NAME:

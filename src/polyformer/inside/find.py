@@ -1,4 +1,4 @@
-"""The attention layers of a transformers model: modules that ask `AttentionInterface` what to run."""
+"""The attention layers of a transformers model: modules that dispatch through `AttentionInterface`."""
 
 import dataclasses
 import fnmatch
@@ -13,14 +13,16 @@ from torch import nn
 from polyformer.core.errors import InputError, quote
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_decoder|encoder_attention", re.IGNORECASE)
-"""Names of layers whose keys are those of another sequence."""
+"""Names of layers with keys of another sequence."""
 
 HEADS = "num_heads", "num_attention_heads", "n_heads", "n_head"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention layer: its module, its dotted name, its number in its stack; `cross`: of other keys."""
+    """An attention layer: its module, dotted name and number in its stack; `cross`: keys of another
+    sequence.
+    """
 
     module: nn.Module
     name: str
@@ -29,7 +31,7 @@ class Layer:
 
     @property
     def num_heads(self) -> int:
-        """Query heads; raises `InputError` where neither the module nor its configuration says."""
+        """The number of query heads; raises `InputError` if neither module nor configuration has it."""
         for owner in (self.module, getattr(self.module, "config", None)):
             for name in HEADS:
                 number = getattr(owner, name, None)
@@ -39,7 +41,7 @@ class Layer:
 
 
 def attention_layers(model: nn.Module) -> list[Layer]:
-    """All attention layers of a model that dispatch, in its order."""
+    """Return all attention layers of a model that dispatch, in the model's order."""
     layers, counts = [], dict[str, int]()
     for name, module in model.named_modules():
         if dispatches(type(module)):
@@ -53,13 +55,13 @@ def attention_layers(model: nn.Module) -> list[Layer]:
 
 
 def is_cross(module: Any) -> bool:
-    """Whether a module says of itself that its keys are of another sequence."""
+    """Return whether a module declares itself as cross-attention."""
     return bool(getattr(module, "is_cross_attention", False))
 
 
 @functools.cache
 def dispatches(kind: type[nn.Module]) -> bool:
-    """Whether modules of this class ask the interface for what they run."""
+    """Return whether modules of this class dispatch through the interface."""
     try:
         source = inspect.getsource(inspect.unwrap(kind.forward))
     except (OSError, TypeError):
@@ -68,10 +70,10 @@ def dispatches(kind: type[nn.Module]) -> bool:
 
 
 def chosen(layers: list[Layer], which: Iterable[int | str] | int | str | None) -> list[Layer]:
-    """The self-attention layers that `which` names: numbers in their stacks, or names with `*`; None for all.
+    """Return the self-attention layers of `which`: numbers in their stacks, or names with `*`; None for all.
 
-    A name may leave out what stands before and after: "encoder" or "text_model.*.3". Raises `InputError`
-    where nothing has that number or name.
+    A name may be a part of the full name: "encoder" or "text_model.*.3". Raises `InputError` if no layer has
+    the number or name.
     """
     own = [layer for layer in layers if not layer.cross]
     if which is None:
@@ -79,6 +81,8 @@ def chosen(layers: list[Layer], which: Iterable[int | str] | int | str | None) -
     found_by = [which] if isinstance(which, int | str) else list(which)
     for part in found_by:
         if not any(_named(layer, part) for layer in own):
+            if not own:
+                raise InputError(f"layers: the model has no self-attention layers, got {quote(part)}")
             stacks = sorted({re.sub(r"\d+", "*", layer.name) for layer in own})
             numbers = sorted({layer.index for layer in own})
             raise InputError(

@@ -1,4 +1,4 @@
-"""What one attention layer of a model has been given, as a module inside it."""
+"""The attachments of one attention layer, as a module inside the layer."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ NAME = "polyformer"
 
 
 class Attached(nn.Module):
-    """A pattern, a position scheme and a `score_mod` for one layer; it is called by nobody.
+    """A pattern, a position scheme and a `score_mod` for one layer; the module is never called.
 
-    A scheme's own parameters start from 0, so that the model computes at first what it did.
+    A scheme's own parameters start from 0, so that the model's outputs are unchanged at first.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Attached(nn.Module):
         self.site = Site(index, _no_projection, _no_projection)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        """What the scheme adds by distance to the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
+        """Return the scheme's relative terms for the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
         return None if self.position is None else self.position.relative(q, k, context, self.site)
 
     def mods(self, q: Tensor, k: Tensor, context: Context) -> list[ScoreMod]:
-        """What changes scores by any function: the scheme's, then the user's, for indices that broadcast."""
+        """Return the functions that change scores: the scheme's, then the user's; their indices broadcast."""
         own = None if self.position is None else self.position.score_mod(q, k, context, self.site)
         return [
             mod if is_own(mod) else Mod.of(mod, "score_mod", _score(q), q.device, start)
@@ -50,12 +50,12 @@ class Attached(nn.Module):
         ]
 
     def extra_repr(self) -> str:
-        """What runs here."""
+        """Return a description of the attachments."""
         return described(self.pattern, self.position_config, self.score_mod)
 
 
 def described(pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None) -> str:
-    """What a layer has been given, in one line."""
+    """Return the attachments of a layer in one line."""
     parts = [] if pattern is None else [text_of(pattern)]
     if position is not None:
         options = ", ".join(f"{name}={value}" for name, value in _options(position).items())
@@ -66,7 +66,7 @@ def described(pattern: Pattern | None, position: PositionConfig | None, score_mo
 
 
 def text_of(pattern: Pattern) -> str:
-    """A pattern as an expression, or what it is called where a function has no text."""
+    """Return a pattern as an expression, or the name of its function if it has no text."""
     try:
         return pattern.to_text()
     except InputError:
@@ -74,9 +74,9 @@ def text_of(pattern: Pattern) -> str:
 
 
 def built(config: PositionConfig, num_heads: int) -> Position:
-    """The module of a scheme for one layer, its parameters 0.
+    """Return the module of a scheme for one layer, its parameters 0.
 
-    Raises `InputError` for a scheme that needs more than scores: the input, or the layer's projections.
+    Raises `InputError` for a scheme that requires more than scores: the input, or the layer's projections.
     """
     position = config.build(Shape(hidden_size=2 * num_heads, num_heads=num_heads, head_size=2))
     if not _is_bias(position, num_heads):
@@ -90,7 +90,7 @@ def built(config: PositionConfig, num_heads: int) -> Position:
 
 
 def _is_bias(position: Position, num_heads: int) -> bool:
-    """Whether a scheme does no more than add numbers by distance, or by a function of its own, to scores."""
+    """Return whether a scheme only adds numbers to scores, by distance or by its own function."""
     kind = type(position)
     plain = kind.embed is Position.embed and kind.rotate is Position.rotate and changes_scores(position)
     if not plain or position.adds_to_queries or position.num_relations:
@@ -102,13 +102,13 @@ def _is_bias(position: Position, num_heads: int) -> bool:
 
 
 def attached(module: nn.Module) -> Attached | None:
-    """What a layer has been given, if anything."""
+    """Return the attachments of a layer, or None."""
     inside = module._modules.get(NAME)
     return inside if isinstance(inside, Attached) else None
 
 
 def _options(config: PositionConfig) -> dict[str, object]:
-    """The options of a scheme that are not its defaults."""
+    """Return the options of a scheme that differ from their defaults."""
     return {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
@@ -117,7 +117,7 @@ def _options(config: PositionConfig) -> dict[str, object]:
 
 
 def _score(q: Tensor) -> Tensor:
-    """A score of the type that a function will get."""
+    """Return a zero score of the type that score functions receive."""
     return torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
 
 

@@ -1,7 +1,7 @@
-"""The mask that transformers' models hand to their layers, as a description in place of n x n entries.
+"""The mask that transformers' models pass to their layers, as a description instead of n x n entries.
 
-A `Mask` is a tensor by its type and shape, [B, 1, Tq, Tk] of bool, so that models pass it on as they pass
-any mask, and holds one number. Whoever computes with it gets the entries, made then and there.
+A `Mask` has the type and shape of a tensor, [B, 1, Tq, Tk] of bool, so that models pass it on like any mask,
+but stores only one number. Any computation with it gets the entries, which are made at that moment.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import masking_utils as theirs
 
+from polyformer.dot_product.request import is_traced
 from polyformer.inside.mask_functions import Place, Rule, both, rule_of
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.window import Window
@@ -26,6 +27,8 @@ LOOKS = {
     Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
     Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
     Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.stride,
+    Tensor.storage_offset,
     Tensor.dim,
     Tensor.ndimension,
     Tensor.size,
@@ -33,33 +36,44 @@ LOOKS = {
     Tensor.is_floating_point,
     Tensor.__len__,
 }
-"""What asks for the type and the shape alone."""
+"""Functions that only read the type and the shape."""
 
 SAME = {Tensor.to, Tensor.contiguous, Tensor.detach, Tensor.bool}
-"""What gives the tensor itself where there is nothing to change."""
+"""Functions that return the tensor itself if no change is required."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Description:
-    """What a mask function of transformers was asked for: queries and keys by number, and who sees whom."""
+    """The arguments of a mask function of transformers: numbers of queries and keys, and the attended pairs.
+
+    Args:
+        q_offset: the number of the first query's token; a static cache counts it in a tensor.
+        attention_mask: [B, tokens], False at padding.
+        rule: the rule of `function` for all slots.
+        entries: [B, 1, Tq, Tk]. For a mask made inside a compiled graph, where `function` cannot be read.
+    """
 
     batch_size: int
     q_length: int
     kv_length: int
-    q_offset: int
+    q_offset: int | Tensor
     kv_offset: int
     function: Callable[..., Any]
-    attention_mask: Tensor | None  # [B, tokens], False at padding
+    attention_mask: Tensor | None
     use_vmap: bool
     device: torch.device
+    rule: Rule
+    entries: Tensor | None = None
 
     def dense(self) -> Tensor:
-        """All entries, [B, 1, Tq, Tk] bool."""
+        """Return all entries, [B, 1, Tq, Tk] bool."""
+        if self.entries is not None:
+            return self.entries[..., : self.kv_length]
         mask = theirs.sdpa_mask(
             batch_size=self.batch_size,
             q_length=self.q_length,
             kv_length=self.kv_length,
-            q_offset=self.q_offset,
+            q_offset=self.q_offset,  # type: ignore[arg-type]  # their code takes the cache's tensor
             kv_offset=self.kv_offset,
             mask_function=self.function,
             attention_mask=self.attention_mask,
@@ -71,87 +85,78 @@ class Description:
         return cast(Tensor, mask)
 
     def cropped(self, kv_length: int) -> "Description":
-        """The same over the first keys."""
+        """Return the description for the first `kv_length` keys."""
         return self if kv_length == self.kv_length else dataclasses.replace(self, kv_length=kv_length)
 
     @property
-    def start(self) -> int:
-        """The slot of the first query."""
-        return self.q_offset - self.kv_offset
+    def reach(self) -> int:
+        """The number of slots of keys and queries. Only in a static cache do the keys include all queries."""
+        if isinstance(self.q_offset, Tensor):
+            return self.kv_length
+        return max(self.kv_length, self.q_offset - self.kv_offset + self.q_length)
 
     @property
-    def reach(self) -> int:
-        """How many slots keys and queries lie in: queries may lie behind all keys."""
-        return max(self.kv_length, self.start + self.q_length)
-
-    @functools.cached_property
-    def rule(self) -> Rule:
-        """Who sees whom, padding included; its tables are of all slots."""
-        rule = rule_of(self.function, Place(self.batch_size, self.reach, self.kv_offset, self.device))
-        return dataclasses.replace(rule, valid=both(self._valid, rule.valid, torch.logical_and))
-
-    @functools.cached_property
     def pattern(self) -> Pattern | None:
-        """What the context does not say."""
+        """The part of the mask that the context does not describe."""
         pattern = self.rule.pattern
-        if self.rule.causal and isinstance(pattern, Window) and pattern.before:
+        if self.rule.causal and isinstance(pattern, Window):
             return Window(pattern.before, 0)
         return pattern
 
     @functools.cached_property
     def context(self) -> Context:
-        """Where queries and keys stand."""
-        rule, keys = self.rule, slice(self.kv_length)
-        queries = slice(self.start, self.start + self.q_length)
-        tables: dict[str, Any] = {} if rule.valid is None else {"kv_valid": rule.valid[:, keys]}
-        for name, table in (("doc", rule.documents), ("pos", self._positions)):
+        """The slots, positions, documents and padding of queries and keys, the same object for all layers."""
+        return dataclasses.replace(self, q_offset=int(self.q_offset)).placed()
+
+    def placed(self) -> Context:
+        """Return `context`, newly computed. A compiled graph reads no tensor for it: `q_start` may be one."""
+        tokens, keys = self._tokens, slice(self.kv_length)
+        start: Any = self.q_offset - self.kv_offset
+        queries = start + torch.arange(self.q_length, device=self.device)
+        valid = both(
+            None if tokens is None else tokens[:, self.kv_offset :], self.rule.valid, torch.logical_and
+        )
+        tables: dict[str, Any] = {} if valid is None else {"kv_valid": valid[:, keys]}
+        for name, table in (("doc", self.rule.documents), ("pos", self._positions(tokens))):
             if table is not None:
                 tables |= {f"q_{name}": table[..., queries], f"kv_{name}": table[..., keys]}
-        return Context(self.q_length, self.kv_length, rule.causal, q_start=self.start, **tables)
+        return Context(self.q_length, self.kv_length, self.rule.causal, q_start=start, **tables)
 
     @property
     def _tokens(self) -> Tensor | None:
-        """Which tokens are real, those before the first slot too; None where all are."""
+        """Return the mask of real tokens, including those before the first slot; None if all are real."""
         mask = theirs.prepare_padding_mask(self.attention_mask, self.reach, self.kv_offset)
         if mask is None:
             return None
         mask = mask[:, : self.kv_offset + self.reach].bool()
-        return None if bool(mask.all()) else mask
+        return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
-    @property
-    def _valid(self) -> Tensor | None:
-        """Which slots are real."""
-        tokens = self._tokens
-        return None if tokens is None else tokens[:, self.kv_offset :]
-
-    @property
-    def _positions(self) -> Tensor | None:
-        """The positions of all slots, by row or alike, where they are not their numbers."""
-        tokens = self._tokens
-        if tokens is not None and not bool(tokens[:, 0].all()):
+    def _positions(self, tokens: Tensor | None) -> Tensor | None:
+        """Return the positions of all slots, by row or shared; None if they equal the slot numbers."""
+        if tokens is not None and (torch.compiler.is_compiling() or not bool(tokens[:, 0].all())):
             return positions_from_mask(tokens)[:, self.kv_offset :]
         if self.rule.documents is not None:
-            return _counted(self.rule.documents)
+            return counted(self.rule.documents)
         if not self.kv_offset:
             return None
         return torch.arange(self.reach, device=self.device) + self.kv_offset
 
 
-def _counted(documents: Tensor) -> Tensor:
-    """Positions that begin anew with every document, [B, Tk]."""
+def counted(documents: Tensor) -> Tensor:
+    """Return positions that restart with every document, [B, Tk]."""
     slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.diff(documents, prepend=documents[:, :1] - 1) != 0
     return slots - torch.where(begins, slots, 0).cummax(-1).values
 
 
 class Mask(Tensor):
-    """A mask [B, 1, Tq, Tk] of bool with one number behind it; `description` says what it holds."""
+    """A mask [B, 1, Tq, Tk] of bool that stores one number; `description` defines its entries."""
 
     description: Description
 
     @staticmethod
     def of(description: Description) -> "Mask":
-        """The mask of a description."""
+        """Return the mask of a description."""
         shape = description.batch_size, 1, description.q_length, description.kv_length
         entry = torch.zeros((), dtype=torch.bool, device=description.device)
         mask = entry.expand(shape).as_subclass(Mask)
@@ -162,7 +167,7 @@ class Mask(Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Type and shape as they are; all else is computed with the entries."""
+        """Return type and shape from the tensor itself; compute all other functions with the entries."""
         kwargs = kwargs or {}
         if function in LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -178,14 +183,14 @@ class Mask(Tensor):
 
 
 def _entries(value: Any) -> Any:
-    """`value` with the entries of the masks in it."""
+    """Return `value` with masks replaced by their entries."""
     if isinstance(value, Mask):
         return value.description.dense()
     return type(value)(map(_entries, value)) if type(value) in (list, tuple) else value
 
 
 def _sliced(description: Description, index: Any) -> Description | None:
-    """The description of what an index picks, where that is all or the first keys; else None."""
+    """Return the description of an indexed mask, if the index selects all or the first keys; else None."""
     whole = (slice(None), Ellipsis)
     if not isinstance(index, tuple) or not all(isinstance(part, slice | type(Ellipsis)) for part in index):
         return None
@@ -199,7 +204,7 @@ def _sliced(description: Description, index: Any) -> Description | None:
 
 
 def _is_unchanged(description: Description, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether a conversion to these types and devices leaves a mask as it is."""
+    """Return whether a conversion to these types and devices leaves a mask unchanged."""
     wanted = [*arguments, *options.values()]
     return all(
         value is torch.bool
@@ -222,28 +227,35 @@ def create_mask(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
-    """A mask as `AttentionMaskInterface` asks for one: a `Mask`, or its entries where a graph is traced.
+    """Return a mask for `AttentionMaskInterface`: a `Mask`, or its entries in an exported graph.
 
     Args:
         batch_size, q_length, kv_length: B, Tq, Tk.
         q_offset, kv_offset: the numbers of the first query's and the first key's token.
-        mask_function: who sees whom, by those numbers.
+        mask_function: the attended pairs, by those numbers.
         attention_mask: [B, tokens], False at padding.
-        use_vmap: whether `mask_function` takes scalars alone.
-        device: where the call is computed.
+        use_vmap: whether `mask_function` accepts only scalars.
+        device: the device of the call.
     """
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    if not traced:
-        q_offset = int(q_offset)  # a static cache counts in a tensor
+    if isinstance(q_offset, Tensor):  # a static cache increments this tensor, and all steps have one shape
+        q_offset = q_offset.clone()
+        attention_mask = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     description = Description(
         batch_size,
         q_length,
         kv_length,
-        q_offset,  # type: ignore[arg-type]
+        q_offset,
         kv_offset,
         mask_function,
         attention_mask,
         use_vmap,
         torch.device(device),
+        Rule(),
     )
-    return description.dense() if traced else Mask.of(description)
+    if is_traced():
+        entries = description.dense()
+        if not torch.compiler.is_dynamo_compiling():
+            return entries
+        return Mask.of(dataclasses.replace(description, entries=entries))
+    rule = rule_of(mask_function, Place(batch_size, description.reach, kv_offset, description.device))
+    return Mask.of(dataclasses.replace(description, rule=rule))

@@ -1,8 +1,8 @@
-"""What transformers' mask functions say, read from the functions themselves.
+"""The rules of transformers' mask functions, read from the functions themselves.
 
-`create_causal_mask` and its like compose small functions of indices (`causal_mask_function`,
-`sliding_window_overlay(w)`, `and_masks(...)`, ...). Those that are known become what `attend` has a name for:
-causality, documents, padding, a window. Any other stays a function, which `attend` takes as it is.
+`create_causal_mask` and similar functions compose small functions of indices (`causal_mask_function`,
+`sliding_window_overlay(w)`, `and_masks(...)`, ...). Known functions become settings of `attend`: causality,
+documents, padding, a window. Any other remains a function, which `attend` accepts unchanged.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from polyformer.patterns.user_defined import MaskModPattern
 from polyformer.patterns.window import Window
 
 UNLIMITED = 2**31 - 1
-"""Keys after the query in a window that says nothing of them."""
+"""The number of keys after the query in a window without a limit there."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """Where the keys of a call lie: slots 0 .. kv_length - 1 are tokens kv_offset and on."""
+    """The place of a call's keys: slots 0 .. kv_length - 1 are tokens kv_offset, kv_offset + 1, ..."""
 
     batch_size: int
     kv_length: int
@@ -38,9 +38,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """Who sees whom: all that is there must allow a key.
+    """The rule for attended pairs: every condition that is set must allow a key.
 
-    documents: [B, Tk], numbers that do not decrease along a row; equal ones see each other. padding: [B, Tk].
+    documents: [B, Tk], numbers that do not decrease along a row; tokens with equal numbers see each other.
+    valid: [B, Tk], False at padding.
     """
 
     causal: bool = False
@@ -58,16 +59,16 @@ class Rule:
 
 
 def both(mine: Any, more: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """The two joined, or the one that is there."""
+    """Return the two joined, or the value that is not None."""
     if mine is None or more is None:
         return more if mine is None else mine
     return join(mine, more)
 
 
 def rule_of(function: MaskMod, place: Place, positions: Tensor | None = None) -> Rule:
-    """What a mask function says of the keys at `place`.
+    """Return the rule of a mask function for the keys at `place`.
 
-    positions: [B, Tk], what the function counts by in place of the tokens' numbers (packed sequences).
+    positions: [B, Tk], the numbers that the function uses instead of token numbers (packed sequences).
     """
     if function is theirs.causal_mask_function:
         return Rule(causal=True)
@@ -83,8 +84,8 @@ def rule_of(function: MaskMod, place: Place, positions: Tensor | None = None) ->
             return _all(parts, place, positions, packed)
         case "sliding_window_overlay":
             return Rule(pattern=Window(own["sliding_window"] - 1, UNLIMITED))
-        case "sliding_window_bidirectional_overlay" if own["sliding_window"] > 0:
-            return Rule(pattern=Window(own["sliding_window"]))
+        case "sliding_window_bidirectional_overlay":
+            return Rule(pattern=Window(own["sliding_window"], own["sliding_window"]))
         case "chunked_overlay":
             tokens = place.tokens if positions is None else positions
             chunks = (tokens - own["left_padding"].view(-1, 1)) // own["chunk_size"]
@@ -97,11 +98,11 @@ def rule_of(function: MaskMod, place: Place, positions: Tensor | None = None) ->
 
 
 def _all(parts: tuple[MaskMod, ...], place: Place, positions: Tensor | None, packed: bool) -> Rule:
-    """What several functions say together."""
+    """Return the combined rule of several functions."""
     rule = Rule()
     for part in parts:
         if packed and _name(part) == "remap_positions_for_packed_sequence":
-            own = dict(_captured(part))  # inside a sequence its positions rise by one a slot
+            own = dict(_captured(part))  # positions rise by 1 per slot within a sequence
             rule &= rule_of(own["mask_function"], place, own["position_ids"])
         else:
             rule &= rule_of(part, place, positions)
@@ -109,7 +110,7 @@ def _all(parts: tuple[MaskMod, ...], place: Place, positions: Tensor | None, pac
 
 
 def _as_pattern(function: MaskMod, place: Place, positions: Tensor | None) -> Pattern:
-    """Any function of tokens' numbers (or positions) as a pattern of slots."""
+    """Return any function of token numbers (or positions) as a pattern of slots."""
     first = place.kv_offset
     if positions is not None:
         return MaskModPattern(
@@ -121,19 +122,19 @@ def _as_pattern(function: MaskMod, place: Place, positions: Tensor | None) -> Pa
 
 
 def _name(function: MaskMod) -> str:
-    """The function of transformers that made this one, by name; else nothing."""
+    """Return the name of the function of transformers that made this function; "" for other functions."""
     if getattr(function, "__module__", None) != theirs.__name__:
         return ""
     return function.__qualname__.partition(".<locals>")[0]
 
 
 def _captured(function: MaskMod) -> Iterator[tuple[str, Any]]:
-    """What a function holds from where it was made, by name."""
+    """Yield the variables that a function has captured, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         yield name, cell.cell_contents
 
 
 def _both_documents(a: Tensor, b: Tensor) -> Tensor:
-    """Numbers that are equal where both are, and rise where either does."""
+    """Return numbers that are equal where both inputs are equal, and rise where either input rises."""
     least = b.min()
     return a * (b.max() - least + 1) + (b - least)

@@ -1,4 +1,4 @@
-"""transformers without its progress bars and reports, for commands that say in one line what is wrong."""
+"""transformers without its progress bars and reports, for commands that report an error in one line."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers shows no progress bars and says nothing short of an error."""
+    """Suppress transformers' progress bars, and its messages except errors, within the context."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -1,7 +1,8 @@
 """The registration with transformers, once, when this module is imported.
 
-What `attach` wrote into a config.json is put back as a model is built, at the end of its constructor, where
-transformers calls `post_init`: its own hook for that is the class's, so all classes' is wrapped.
+Attachments in a config.json are restored while a model is built, at the end of its constructor, where
+transformers calls `post_init`: its own hook for this belongs to the class, so the method of all classes is
+wrapped.
 """
 
 import functools
@@ -19,7 +20,7 @@ AttentionMaskInterface.register(NAME, create_mask)
 
 
 def _restoring(post_init: Any) -> Any:
-    """`PreTrainedModel.post_init`, before which the layers are given what the configuration says."""
+    """Return `PreTrainedModel.post_init`, wrapped to restore the configuration's attachments first."""
 
     @functools.wraps(post_init)
     def wrapped(self: PreTrainedModel) -> None:

@@ -1,6 +1,7 @@
-"""What one call of `attach` says: read, put into layers, kept in a configuration and read back."""
+"""The settings of one call of `attach`: parsed, put into layers, saved in a configuration and read back."""
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,24 +9,26 @@ from torch import nn
 
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
-from polyformer.inside.find import attention_layers, chosen
+from polyformer.core.limits import EXPRESSION_BYTES, PARTS
+from polyformer.core.sizes import check_most
+from polyformer.inside.find import Layer, attention_layers, chosen
 from polyformer.inside.layer import NAME, Attached
 from polyformer.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.position.base import PositionConfig
 
 SAVED = "polyformer_attention"
-"""The field of config.json that holds what was attached, a list of calls."""
+"""The field of config.json for attachments, a list of calls."""
 
 IMPLEMENTATION = "attn_implementation"
-"""The field by which transformers itself knows, when it loads the model, what its layers run."""
+"""The field from which transformers sets the attention of the layers when it loads the model."""
 
 Which = Iterable[int | str] | int | str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One call of `attach`, its arguments read."""
+    """The parsed arguments of one call of `attach`."""
 
     pattern: Pattern | None = None
     layers: tuple[int | str, ...] | None = None
@@ -33,7 +36,7 @@ class Setting:
     score_mod: ScoreMod | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As config.json holds it; a function is named, for it cannot be held."""
+        """Return the fields for config.json; a function is only named, since it cannot be saved."""
         functions: list[Any] = [self.score_mod]
         pattern: str | None = None
         if isinstance(self.pattern, MaskModPattern):
@@ -50,7 +53,7 @@ class Setting:
 
     @classmethod
     def from_dict(cls, fields: Any) -> "Setting":
-        """Read back; raises `InputError` for what this module has not written, and for functions."""
+        """Return settings from config.json; raises `InputError` for unknown fields, and for functions."""
         if not isinstance(fields, dict) or not fields.keys() <= {
             "attention",
             "layers",
@@ -58,9 +61,9 @@ class Setting:
             "functions",
         }:
             raise InputError(f"{SAVED}: expected what `attach` writes, got {quote(fields)}")
-        if fields.get("functions"):
+        if functions := fields.get("functions"):
             raise InputError(
-                f"{SAVED}: this model was saved with functions attached ({', '.join(fields['functions'])}), "
+                f"{SAVED}: this model was saved with functions attached ({quote(functions)}), "
                 f"which a file cannot hold; load it with {SAVED}=None and attach them again"
             )
         return setting(fields.get("attention"), fields.get("layers"), fields.get("position"), None)
@@ -72,9 +75,7 @@ def setting(
     position: str | dict[str, Any] | PositionConfig | None,
     score_mod: ScoreMod | None,
 ) -> Setting:
-    """The arguments of `attach`, read and checked by type."""
-    if isinstance(attention, str):
-        attention = Pattern.from_text(attention)
+    """Return the parsed arguments of `attach`, checked by type."""
     pattern = None if attention is None else as_pattern(attention, "attention")
     scheme = None
     if position is not None and position != "none":
@@ -82,16 +83,21 @@ def setting(
     if score_mod is not None and not callable(score_mod):
         raise InputError(f"score_mod: expected a function, got {quote(score_mod)}")
     if layers is not None:
+        if not isinstance(layers, int | str | Iterable):
+            raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
         layers = (layers,) if isinstance(layers, int | str) else tuple(layers)
         if not layers or not all(isinstance(part, int | str) for part in layers):
             raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
     return Setting(pattern=pattern, layers=layers, position=scheme, score_mod=score_mod)
 
 
-def apply(model: nn.Module, call: Setting) -> None:
-    """Puts what a call of `attach` says into the layers."""
+def apply(model: nn.Module, calls: Iterable[Setting]) -> None:
+    """Put the settings of calls of `attach` into the layers; the last of several calls for a layer counts."""
+    layers, last = attention_layers(model), dict[str, tuple[Layer, Setting]]()
+    for call in calls:
+        last |= {layer.name: (layer, call) for layer in chosen(layers, call.layers)}
     inside = []
-    for layer in chosen(attention_layers(model), call.layers):
+    for layer, call in last.values():
         pattern = None if call.pattern is None else call.pattern.layer_pattern(layer.index)
         num_heads = 1 if call.position is None else layer.num_heads
         inside.append((layer, Attached(layer.index, pattern, call.position, call.score_mod, num_heads)))
@@ -103,11 +109,21 @@ def apply(model: nn.Module, call: Setting) -> None:
 
 
 def restore(model: Any) -> None:
-    """Attaches what the configuration of a model says, as it is built: before its weights are read."""
+    """Attach the settings in a model's configuration while it is built, before its weights are read.
+
+    Raises `InputError` for fields that `attach` does not write, and for more calls and layer names than
+    `PARTS`.
+    """
     config = model.config
     calls = getattr(config, SAVED, None)
     if calls is None or config._attn_implementation != NAME:
         return
-    for fields in calls:
-        apply(model, Setting.from_dict(fields))
+    if not isinstance(calls, list | tuple):
+        raise InputError(f"{SAVED}: expected a list of what `attach` writes, got {quote(calls)}")
+    check_most(f"{SAVED}: calls", len(calls), PARTS)
+    check_most(f"{SAVED}: characters", len(json.dumps(calls, default=str)), EXPRESSION_BYTES)
+    settings = [Setting.from_dict(fields) for fields in calls]
+    names = sum(len(call.layers or ()) for call in settings)
+    check_most(f"{SAVED}: calls and names of layers", len(calls) + names, PARTS)
+    apply(model, settings)
     setattr(config, IMPLEMENTATION, NAME)

@@ -1,4 +1,4 @@
-"""Memories of the text before a segment, one file each."""
+"""Memories of the text before a segment; each file implements a memory."""
 
 from polyformer.core.registry import import_modules
 from polyformer.memory.base import Memory, MemoryConfig

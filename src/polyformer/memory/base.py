@@ -1,8 +1,9 @@
-"""What a stack remembers of the segments of a text that it has read: the seam of recurrence over segments.
+"""The interface of memories: recurrence over the segments of a text.
 
-A text is read in segments, each a call of the model with the state that the call before it returned. In
-training a layer's state is a memory of vectors, by which its tokens attend to earlier segments, and into
-which no gradient flows; in evaluation, where weights stay, a memory may keep the keys and values themselves.
+A text is read in segments. Each segment is a call of the model with the state that the previous call
+returned. In training a layer's state is a memory of vectors, through which its tokens attend to earlier
+segments, and which gets no gradient. In evaluation, where weights are constant, a memory may keep keys and
+values instead.
 """
 
 import dataclasses
@@ -21,43 +22,45 @@ from polyformer.sequence.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Config):
-    """Family of memories: `build(shape)` makes the module of a whole stack, None where there is none.
+    """The base class of memories: `build(shape)` returns the module of a whole stack, or None.
 
-    `reversible`: whether a stack may have it that keeps no activations.
+    `reversible`: whether a reversible stack, which keeps no activations, may have it.
     """
 
+    option: ClassVar[str] = "model.memory"
     reversible: ClassVar[bool] = True
 
     def build(self, shape: Shape) -> "Memory | None":
-        """The module, for all layers of a stack of this shape."""
+        """Return the module, for all layers of a stack of this shape."""
         raise NotImplementedError
 
 
 class Reader(Protocol):
-    """What a memory asks of the layer that has it."""
+    """The methods of a layer that its memory calls."""
 
     @property
     def index(self) -> int:
-        """The number of its weights in the stack."""
+        """Return the index of the layer's weights in the stack."""
         ...
 
     def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """What its heads find for x [B, T, E] in `read` [B, M, E], both as a memory keeps them, by content
-        alone: outputs [B, H, T, D] and weights [B, H, T, M]. Its own weights get no gradient."""
+        """Return attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory keeps, without
+        positions: outputs [B, H, T, D] and weights [B, H, T, M]. The layer's weights get no gradient."""
         ...
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [B, T, E], as a memory keeps it: [B, Hkv, T, D] each, before positions, without a graph."""
+        """Return keys and values [B, Hkv, T, D] of x [B, T, E] in the form that a memory keeps, before
+        positions and without a graph."""
         ...
 
 
 class Memory(nn.Module):
-    """One memory for a whole stack; what layers have of their own lies here too.
+    """A memory of a whole stack, including its parameters of single layers.
 
-    `length`: how many slots before a segment its tokens find at most; it may be changed at any time, and
-    holds from the end of the next call on. `keeps_keys`: whether in evaluation the last `length` keys and
-    values of a cache are the same function. `looks_up`: whether a layer has a store of entries that attention
-    does not reach, beside either form of its state.
+    `length`: the greatest number of slots before a segment; a change takes effect at the end of the next
+    call. `keeps_keys`: whether the last `length` keys and values of a cache are equivalent in evaluation.
+    `looks_up`: whether a layer has a store of entries beyond the reach of attention, in training and in
+    evaluation.
     """
 
     keeps_keys = True
@@ -69,48 +72,48 @@ class Memory(nn.Module):
         self.length = length
 
     def new_state(self, layer: int) -> State:
-        """What layer `layer` remembers before the first token, in training."""
+        """Return the memory of layer `layer` before the first token, in training."""
         raise NotImplementedError
 
     def before(self, state: State) -> Tensor | None:
-        """What a layer remembers of its inputs at the slots before a segment, [B, M, E]; None for nothing."""
+        """Return the remembered inputs of a layer at the slots before a segment, [B, M, E], or None."""
         raise NotImplementedError
 
     def after(self, state: State, x: Tensor, layer: Reader) -> State:
-        """The next state of `layer`, after a segment of which its inputs are x [B, T, E]."""
+        """Return the next state of `layer`, after a segment with the layer inputs x [B, T, E]."""
         raise NotImplementedError
 
     def kept(self, tokens: Tokens) -> Tokens:
-        """Where the tokens of the slots stand that the next segment finds, after `tokens`."""
+        """Return the positions and masks of the slots for the next segment, after `tokens`."""
         return tokens.last_kept(self.length)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What it holds at most, by the names of `polyformer evaluate`."""
+        """Return the maximum sizes of the memory, by the names of `polyformer evaluate`."""
         return {"memory_length": self.length}
 
     def added(self) -> None:
-        """Begin as what changes next to nothing: the memory of a model that was trained without."""
+        """Initialize a memory that is added to a trained model, so that it changes the model very little."""
 
     def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
-        """What of a model is trained whose decoder has these layers; None for all of it."""
+        """Return the trained parts of a model with these decoder layers; None for the whole model."""
         return None
 
     def new_store(self, layer: int) -> State | None:
-        """The store of layer `layer` before the first token, in training and in evaluation; None for none."""
+        """Return the store of layer `layer` before the first token, in training and evaluation, or None."""
         return None
 
     def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> State:
-        """The store after a segment of which the inputs of `layer` are x [B, T, E]."""
+        """Return the store after a segment with the inputs x [B, T, E] of `layer`."""
         raise NotImplementedError
 
     def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
-        """What heads put out, [B, H, T, D], where attention alone makes y of the queries q."""
+        """Return the heads' output [B, H, T, D] from the attention output y, the queries q and the store."""
         raise NotImplementedError
 
 
 def set_length(model: nn.Module, length: int) -> None:
-    """Every memory in `model` from now on of this length; `InputError` where there is none."""
+    """Set the length of every memory in `model`; raises `InputError` if there is none."""
     check_length(length)
     memories = [module for module in model.modules() if isinstance(module, Memory)]
     if not memories:
@@ -120,13 +123,13 @@ def set_length(model: nn.Module, length: int) -> None:
 
 
 def check_length(length: int) -> None:
-    """Raises `InputError` for a memory of less than nothing."""
+    """Raise `InputError` for a negative length."""
     if length < 0:
         raise InputError(f"memory.length: counts tokens, expected 0 or more, got {length}")
 
 
 def check_position(position: Position) -> None:
-    """Raises `InputError` for a scheme that says nothing of a text longer than its table."""
+    """Raise `InputError` for a position scheme with a limited number of positions or with labels of pairs."""
     way = "use a scheme of distances, such as 'transformer_xl', 'rope', 'alibi' or 't5'"
     if position.max_positions is not None:
         name, limit = type(position).__name__, position.max_positions

@@ -1,7 +1,7 @@
-"""Functions that make one vector of every `rate` vectors of an old memory. Rae et al. 2020, section 3.1.
+"""Functions that compress every `rate` vectors of an old memory to a vector. Rae et al. 2020, section 3.1.
 
-Each is a module: old [B, G, rate, E], the groups in order, to [B, G, E]. Only a layer's own weights, those of
-its index, are read.
+Each is a module: old [B, G, rate, E], the groups in order, to [B, G, E]. A layer uses only the weights with
+its index.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from polyformer.core.errors import unknown
 
 Usage = Callable[[Tensor], Tensor]
-"""How much every vector of a memory [B, M, E] is attended to: [B, M]."""
+"""A function that returns the attention weight of every vector of a memory [B, M, E]: [B, M]."""
 
 
 class Compression(nn.Module):
-    """Base of all: for `layers` layers, vectors of width E and groups of `rate`."""
+    """The base class of compressions, for `layers` layers, vectors of width E and groups of `rate`."""
 
     def __init__(self, layers: int, width: int, rate: int):
         super().__init__()
         self.rate = rate
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """[B, G, rate, E] -> [B, G, E]."""
+        """Compress [B, G, rate, E] to [B, G, E]."""
         raise NotImplementedError
 
 
@@ -32,7 +32,7 @@ class Mean(Compression):
     """Mean pooling."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """sum_r old_r / rate."""
+        """Return sum_r old_r / rate."""
         return old.mean(2)
 
 
@@ -40,15 +40,15 @@ class Max(Compression):
     """Max pooling."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """max_r old_r, each feature on its own."""
+        """Return max_r old_r, for each feature separately."""
         return old.amax(2)
 
 
 class MostUsed(Compression):
-    """Of every group the vector that the last segment attended to the most."""
+    """Selection of the vector in every group to which the last segment attended the most."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """old_r of the largest usage."""
+        """Return the old_r with the largest usage."""
         best = usage(old.flatten(1, 2)).unflatten(1, old.shape[1:3]).argmax(2)
         return old.take_along_dim(best[:, :, None, None], 2).squeeze(2)
 
@@ -61,13 +61,13 @@ class Convolution(Compression):
         self.maps = nn.ModuleList(nn.Linear(rate * width, width) for _ in range(layers))
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """sum_r W_r old_r + b."""
+        """Return sum_r W_r old_r + b."""
         return self.maps[layer](old.flatten(2))
 
 
 class DilatedConvolutions(Compression):
-    """Convolutions of kernel 2, dilated by 1, 2, 4, ... until the last output has read the whole group, with
-    a ReLU between them; zeros come before the group."""
+    """Convolutions of kernel 2 with dilations 1, 2, 4, ... until the last output sees the whole group, with a
+    ReLU between them; the group is padded with zeros on the left."""
 
     def __init__(self, layers: int, width: int, rate: int):
         super().__init__(layers, width, rate)
@@ -77,7 +77,7 @@ class DilatedConvolutions(Compression):
         )
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
-        """x_t = W [x_(t - dilation), x_t] + b for each in turn; the last x of the last."""
+        """Apply x_t = W [x_(t - dilation), x_t] + b for each convolution in turn, and return the last x."""
         x = old
         for number, (dilation, part) in enumerate(zip(self.dilations, self.maps[layer])):  # type: ignore[call-overload]
             x = F.relu(x) if number else x
@@ -93,11 +93,11 @@ COMPRESSIONS: dict[str, type[Compression]] = {
     "dilated": DilatedConvolutions,
 }
 LEARNED = ["convolution", "dilated"]
-"""Those that have weights."""
+"""The compressions that have weights."""
 
 
 def compression(name: str) -> type[Compression]:
-    """The function called `name`; `InputError` with the nearest names."""
+    """Return the compression called `name`; raises `InputError` with similar names if there is none."""
     if name not in COMPRESSIONS:
         raise unknown("compression", name, COMPRESSIONS)
     return COMPRESSIONS[name]

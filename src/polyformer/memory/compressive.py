@@ -1,19 +1,19 @@
-"""The Compressive Transformer's memory: what leaves the recent memory is compressed, not dropped.
+"""The Compressive Transformer's memory: the oldest vectors of the recent memory are compressed, not dropped.
 
-    [m, h] -> old, m'     m' the last `length` of them, old what came before, in groups of `rate`
+    [m, h] -> old, m'     m' the last `length` of them, old the vectors before, in groups of `rate`
     cm' = the last `compressed_length` of [cm, f(old)]
     k, v = [SG(cm), SG(m), h] (W_k, W_v)
 
-with h [B, T, E] the input of a layer for the segment, m [B, M, E] that of the tokens before, cm [B, C, E] and
-f a function of `compression.py`. No gradient of the main loss reaches f; it learns to keep what attention
-finds, or the memory itself, by a loss that trains nothing else (`reconstruction`):
+with h [B, T, E] the input of a layer for the segment, m [B, M, E] the input for the tokens before, cm
+[B, C, E] and f a function of `compression.py`. No gradient of the main loss reaches f. It learns to preserve
+the results of attention, or the memory itself, with a loss that trains only f (`reconstruction`):
 
     attention     | attention(h, old) - attention(h, f(old)) |^2, by content, its weights constant
-    autoencoding  | old - g(f(old)) |^2, g a linear map of one vector to `rate` vectors
+    autoencoding  | old - g(f(old)) |^2, g a linear map of a vector to `rate` vectors
 
-Rae et al. 2020, sections 3.1 and 3.2; the squares are means over all numbers. Tokens too few for a group stay
-in m until there are `rate` of them. Slots follow one another for positions, as in the paper: the slots of cm
-come right before those of m. A group with padding in it, or of two documents, is hidden.
+Rae et al. 2020, sections 3.1 and 3.2; the squares are means over all numbers. Tokens that do not fill a group
+stay in m until there are `rate` of them. Positions are consecutive over slots, as in the paper: the slots of
+cm come right before the slots of m. A group that contains padding, or tokens of two documents, is masked.
 """
 
 import dataclasses
@@ -33,10 +33,13 @@ from polyformer.sequence.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressiveConfig(MemoryConfig):
-    """`length` tokens as they were, and before them `compressed_length` vectors of `rate` tokens each.
+    """Compressive memory: old hidden states are compressed before they are dropped.
 
-    compression: mean, max, most_used, convolution or dilated. loss: what the last two learn by, attention or
-    autoencoding; by default attention.
+    It has the last `length` tokens uncompressed, and before them `compressed_length` vectors of `rate` tokens
+    each.
+
+    compression: mean, max, most_used, convolution or dilated. loss: for the training of the last two,
+    attention or autoencoding; by default attention.
     """
 
     length: int = 128
@@ -66,26 +69,26 @@ class CompressiveConfig(MemoryConfig):
 
     @classmethod
     def examples(cls) -> tuple["CompressiveConfig", ...]:
-        """A function that learns and one that asks for weights, and both losses."""
+        """Return a learned compression, another that needs attention weights, and both losses."""
         return cls(), cls(rate=2, loss="autoencoding"), cls(compression="most_used")
 
     def build(self, shape: Shape) -> "Compressive":
-        """With the functions of all layers."""
+        """Return the memory with the compressions of all layers."""
         return Compressive(self, shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompressedHidden(State):
-    """The inputs of one layer: recent [B, M, E], and compressed [B, C, E]; None before there are any."""
+    """The inputs of a layer: recent [B, M, E], and compressed [B, C, E]; None while there are none."""
 
     recent: Tensor | None = None
     compressed: Tensor | None = None
 
 
 class Compressive(Memory):
-    """First in, first out twice."""
+    """A queue of recent vectors, followed by a queue of compressed vectors."""
 
-    keeps_keys = False  # what is compressed are hidden states
+    keeps_keys = False  # hidden states are compressed, not keys
 
     def __init__(self, config: CompressiveConfig, shape: Shape):
         super().__init__(config.length)
@@ -98,17 +101,17 @@ class Compressive(Memory):
             self.decoders = nn.ModuleList(nn.Linear(width, config.rate * width) for _ in range(layers))
 
     def new_state(self, layer: int) -> CompressedHidden:
-        """Nothing."""
+        """Return an empty state."""
         return CompressedHidden()
 
     def before(self, state: State) -> Tensor | None:
-        """[cm, m]."""
+        """Return [cm, m]."""
         assert isinstance(state, CompressedHidden)
         parts = [part for part in (state.compressed, state.recent) if part is not None]
         return torch.cat(parts, 1) if parts else None
 
     def after(self, state: State, x: Tensor, layer: Reader) -> CompressedHidden:
-        """As above; in training the term of the loss is added."""
+        """Return the state with m' and cm'; in training this also adds the term of the loss."""
         assert isinstance(state, CompressedHidden)
         x = x.detach()
         recent = x if state.recent is None else torch.cat([state.recent.to(x.dtype), x], 1)
@@ -130,17 +133,18 @@ class Compressive(Memory):
         return CompressedHidden(recent[:, groups * self.rate :].clone(), kept)
 
     def _reconstruction(self, x: Tensor, old: Tensor, new: Tensor, layer: Reader) -> Tensor:
-        """What of old [B, G rate, E] cannot be found again in new [B, G, E]."""
+        """Return the loss of information in new [B, G, E], compared with old [B, G rate, E]."""
         if self.decoders is not None:
             return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
         return (layer.by_content(x, old)[0] - layer.by_content(x, new)[0]).square().mean()
 
     def _groups(self, recent: int) -> int:
-        """How many groups leave a recent memory of so many vectors."""
+        """Return the number of groups that leave a recent memory of `recent` vectors."""
         return max(0, recent - self.length) // self.rate
 
     def kept(self, tokens: Tokens) -> Tokens:
-        """Of a group of tokens its last stands for all; hidden, unless all are real and of its document."""
+        """Return the slots after compression. The last token of a group represents it; it is masked unless
+        all tokens of the group are real and of the same document."""
         first = tokens.merged
         groups = self._groups(tokens.length - first)
         if not groups:
@@ -157,7 +161,7 @@ class Compressive(Memory):
         valid = self._whole(tokens, first, last)
         if valid is not None:
             changes["valid"] = merge(valid)
-        if tokens.pos is not None and shorter.pos is not None:  # one by one up to the first not merged
+        if tokens.pos is not None and shorter.pos is not None:  # consecutive, up to the first uncompressed
             end = tokens.pos[:, last - 1 : last] + 1 - merged
             run = end + torch.arange(merged, device=end.device)
             changes["pos"] = torch.cat([run, shorter.pos[:, merged:]], 1)
@@ -166,8 +170,8 @@ class Compressive(Memory):
         )
 
     def _whole(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
-        """Which slots are real, [B, L], those of a group only where all are, and of one document; None where
-        that holds for all."""
+        """Return which slots are real, [B, L]; the slots of a group are real only if all are, and all are of
+        the same document. None if all slots are real."""
         if tokens.valid is not None:
             valid = tokens.valid
         elif tokens.doc is not None:

@@ -1,21 +1,21 @@
-"""The Memorizing Transformer: one layer near the top looks up old keys and values, the nearest alone.
+"""The Memorizing Transformer: a layer near the top attends to the nearest old keys and their values.
 
-    K = k / |k|, V = v             of every token that was read, before positions: the store, without gradient
+    K = k / |k|, V = v             for every earlier token, before positions: the store, without gradient
     s_j = t_h (q / |q|) . K_j      the `neighbours` entries j of the largest s, exactly
     y   = g_h softmax(s) V + (1 - g_h) y_local,    g_h = sigmoid(gate_h)
 
-with q, k, v of one layer, y_local what its attention finds in the segment and in the memory before it, and
-a temperature t_h > 0 and a gate g_h for each query head: two softmaxes mixed, not one over both. All other
-layers are Transformer-XL's (`recurrent.py`), local attention too, so that a model that had no store keeps it.
-Wu et al. 2022, section 3.
+with q, k, v of this layer, y_local the output of its attention to the segment and the memory before it, and a
+temperature t_h > 0 and a gate g_h for each query head: a mixture of two softmaxes, not a softmax over both.
+All other layers, and local attention, are as in Transformer-XL (`recurrent.py`), so that a store can be added
+to a trained model. Wu et al. 2022, section 3.
 
-A segment is a call. A token may be looked up when its segment is over and attention no longer reaches it,
-that is when it is no longer among the last `length` tokens: nothing is seen twice, and where the memory
-covers the text any split into segments is one pass. With `length=0` these are the tokens of all segments
-before. The store has the last `store` of them, of the row's present document alone, without padding; full,
-it drops its oldest entry. A query that finds nothing has y_local itself.
+A segment is a call. A token can be looked up when its segment is complete and attention no longer reaches it,
+which means that it is no longer among the last `length` tokens. Thus nothing is seen twice, and if the memory
+covers the text, any split into segments is equivalent to a single pass. With `length=0` all tokens of earlier
+segments can be looked up. The store has the last `store` of them, only from the row's present document,
+without padding; a full store drops its oldest entry. The output for a query without entries is y_local.
 
-Costs `store` keys and values a row for one layer, and for every query as many products of width D.
+Costs `store` keys and values per row for this layer, and for every query `store` products of width D.
 """
 
 import dataclasses
@@ -38,33 +38,37 @@ from polyformer.position import Shape
 from polyformer.sequence.context import Context
 
 TEMPERATURE = 16.0
-"""Of a new model: products of unit vectors lie between -1 and 1 (as Henry et al. 2020 begin for 500 keys)."""
+"""The temperature of a new model. Products of unit vectors are between -1 and 1 (Henry et al. 2020 start with
+this value for 500 keys)."""
 
 TRAINED = 32.0
-"""Of a model that was trained without a store: about |q| |k| / sqrt(D) of its heads (26 to 54 in the layers
-11 to 22 of SmolLM2-135M)."""
+"""The temperature for a model that was trained without a store: about |q| |k| / sqrt(D) of its heads (26 to
+54 in the layers 11 to 22 of SmolLM2-135M)."""
 
 CLOSED = -4.0
-"""The gate with which a store is added to a model that had none: 0.018 of what heads put out."""
+"""The gate of a store that is added to a trained model: 0.018 of the heads' output."""
 
 Trains = Literal["model", "memory", "layer", "above"]
 
 QUICK = 10.0
-"""Gates and temperatures are kept divided by it: Adam moves a parameter by its rate at most, and these have
-farther to go than the entries of a matrix."""
+"""The divisor of stored gates and temperatures. Adam moves a parameter by at most its learning rate, and
+these values must change more than the entries of a matrix."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemorizingConfig(MemoryConfig):
-    """The last `length` tokens in every layer, and in one a store of `store` more, looked up by content.
+    """Memorizing memory: one layer looks up nearest keys in a store of earlier tokens.
 
-    neighbours: entries a query attends to. layer: from 0; by default that at three fourths of the depth.
-    gate: before the sigmoid, and temperature: as both begin; by default 0 and 16, in a model that was trained
-    without a store -4 and 32. search: tiled, plain (the definition) or faiss, all exact. trains: all of the
-    model, or gates and temperatures (`memory`), also their `layer`, also all layers `above`. What is frozen
-    below them costs no backward pass. sinks: so many tokens at the start of every segment are not stored
-    (with `length=0` only): a checkpoint that was trained without a memory rests its attention on the first
-    token (Xiao et al. 2024), whose short key, at unit length, is nearer to most queries than all others.
+    Every layer has the last `length` tokens, and one layer has a store of `store` more, looked up by content.
+
+    neighbours: number of entries for each query. layer: from 0; by default at three fourths of the depth.
+    gate: before the sigmoid, and temperature: initial values; by default 0 and 16, or -4 and 32 in a model
+    that was trained without a store. search: tiled, plain (the definition) or faiss, all exact. trains: all
+    of the model, or only gates and temperatures (`memory`), also their `layer`, also all layers `above`.
+    Frozen layers below need no backward pass. sinks: the number of tokens at the start of every segment that
+    are not stored (only with `length=0`): a checkpoint that was trained without a memory uses the first token
+    as an attention sink (Xiao et al. 2024), and its short key, at unit length, is nearer to most queries than
+    all others.
     """
 
     length: int = 128
@@ -96,16 +100,16 @@ class MemorizingConfig(MemoryConfig):
 
     @classmethod
     def examples(cls) -> tuple["MemorizingConfig", ...]:
-        """With the fast search, and in the first layer with the plain one."""
+        """Return an example with the fast search, and an example with the plain search in the first layer."""
         return cls(), cls(layer=0, search="plain")
 
     def build(self, shape: Shape) -> "Memorizing":
-        """With a gate and a temperature for each head."""
+        """Return the memory with a gate and a temperature for each head."""
         return Memorizing(self, shape)
 
 
 class Memorizing(Recurrent):
-    """`size`: how many entries are looked through at most; it may be changed at any time."""
+    """A recurrent memory with a store. `size`: the number of entries to search, variable at any time."""
 
     looks_up = True
 
@@ -124,15 +128,15 @@ class Memorizing(Recurrent):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As for every memory."""
+        """Return the maximum sizes of the memory and the store."""
         return {**super().sizes, "store_size": self.size}
 
     def added(self) -> None:
-        """As for every memory: the gates nearly closed."""
+        """Initialize a memory that is added to a trained model, with nearly closed gates."""
         self._begin(CLOSED, TRAINED)
 
     def _begin(self, gate: float, temperature: float) -> None:
-        """Every head with these, or with what the configuration says."""
+        """Initialize all heads with the values of the configuration, or else with these values."""
         gate, temperature = (
             default if chosen is None else chosen for chosen, default in zip(self.begin, (gate, temperature))
         )
@@ -140,18 +144,19 @@ class Memorizing(Recurrent):
         nn.init.constant_(self.temperature, math.log(temperature) / QUICK)
 
     def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
-        """As for every memory, by `trains`."""
+        """Return the trained parts according to `trains`; None for all."""
         if self.trains == "model":
             return None
         stop = {"memory": self.layer, "layer": self.layer + 1, "above": len(layers)}[self.trains]
         return [self, *layers[self.layer : stop]]
 
     def new_store(self, layer: int) -> Store | None:
-        """Empty, in its one layer."""
+        """Return an empty store for the layer that has the store."""
         return Store() if layer == self.layer else None
 
     def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> Store:
-        """With the keys and values of the segment; as many as a memory may reach are kept beyond `size`."""
+        """Return the store with the keys and values of the segment. It keeps `length` entries more than
+        `size`, because the memory may cover the last `length`."""
         assert isinstance(store, Store)
         if self.sinks:
             x, keys = x[:, self.sinks :], context.kv_len
@@ -165,7 +170,7 @@ class Memorizing(Recurrent):
         return store.append(F.normalize(keys, dim=-1), values, context, self.size + self.length)
 
     def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
-        """As above; q [B, H, T, D] before positions."""
+        """Return the mixture of y and the retrieved values, as above; q [B, H, T, D] before positions."""
         assert isinstance(store, Store)
         rows, windows = [], store.windows(context, self.size)
         mark("gate of the store", lambda: self._gates(windows, q), "queries")
@@ -186,12 +191,12 @@ class Memorizing(Recurrent):
             mixed = gate * looked_up + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
         y = torch.stack(rows) if rows else y
-        if self.trains == "memory":  # where no query finds anything, the loss still has a graph
+        if self.trains == "memory":  # the loss has a graph even if no query finds an entry
             y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
         return y
 
     def _gates(self, windows: Sequence[Window], q: Tensor) -> Tensor:
-        """How much of each head's output is looked up, [B, H, T]; 0 for queries that find nothing."""
+        """Return the share of the store in each head's output, [B, H, T]; 0 for queries without entries."""
         gates = q.new_zeros(q.shape[:3])
         for own, window in zip(gates, windows):
             if window.start < window.stop:
@@ -199,9 +204,10 @@ class Memorizing(Recurrent):
         return gates
 
     def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor, seen: Window) -> Tensor:
-        """q [H, T, D] in keys and values [Hkv, N, D]: [H, T, D].
+        """Return the attention [H, T, D] of q [H, T, D] to its nearest keys and values [Hkv, N, D].
 
-        seen: where the entries begin among all that are stored, how many these are, and all queries.
+        seen: the start of the entries among all stored entries, the number of stored entries, and of all
+        queries.
         """
         (heads, length, _), kv_heads = q.shape, len(keys)
         q = F.normalize(q, dim=-1)
@@ -219,7 +225,7 @@ class Memorizing(Recurrent):
 
 
 def _retrieved(weights: Tensor, places: Tensor, seen: Window) -> Lookup:
-    """What a row's queries found, [H, T, k] both, counted from the oldest entry of the store."""
+    """Return the entries of a row's queries, [H, T, k] both, counted from the oldest entry of the store."""
     rows = torch.arange(seen.queries, device=weights.device)
     return Lookup(
         "retrieved from the store",
@@ -231,7 +237,7 @@ def _retrieved(weights: Tensor, places: Tensor, seen: Window) -> Lookup:
 
 
 def set_store(model: nn.Module, size: int) -> None:
-    """Every store in `model` from now on of this size; `InputError` where there is none."""
+    """Set the size of every store in `model`; raises `InputError` if there is none."""
     check_store(size)
     memories = [module for module in model.modules() if isinstance(module, Memorizing)]
     if not memories:
@@ -241,6 +247,6 @@ def set_store(model: nn.Module, size: int) -> None:
 
 
 def check_store(size: int) -> None:
-    """Raises `InputError` for a store of less than nothing."""
+    """Raise `InputError` for a negative size."""
     if size < 0:
         raise InputError(f"memory.store: counts entries, expected 0 or more, got {size}")

@@ -1,4 +1,4 @@
-"""No memory: a state keeps all of the text so far, and training sees a segment at a time."""
+"""No memory: a state keeps the whole text so far, and training sees single segments."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,10 +9,10 @@ from polyformer.position import Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoMemoryConfig(MemoryConfig):
-    """Nothing is built."""
+    """No memory: each segment is trained without the segments before it."""
 
     kind: ClassVar[str] = "none"
 
     def build(self, shape: Shape) -> None:
-        """None."""
+        """Return None."""
         return

@@ -1,13 +1,13 @@
-"""The keys of the largest products with a query, looked for among all of them, one file for every way.
+"""Exact search for the keys with the largest products with each query.
 
     q [H, R, D], keys [H, N, D]  ->  products [H, R, k] and places [H, R, k] of the k largest, largest first
 
-    plain    all products at once, R x N of them: the definition
-    tiled    the same, never more than a tile of products at a time
+    plain    all R x N products at once: the definition
+    tiled    the same, with at most a tile of products in memory
     faiss    the same by faiss.knn, in float32
 
-k is `count`, or N where there are fewer keys. Products are of float32 at least. Of equal products any may be
-taken.
+k is `count`, or N if there are fewer keys. Products are at least in float32. Among equal products the choice
+is arbitrary.
 """
 
 import math
@@ -24,20 +24,20 @@ Search = Literal["tiled", "plain", "faiss"]
 Found = tuple[Tensor, Tensor]
 
 TILE_QUERIES, TILE_KEYS = 128, 32768
-"""A tile of products, 16 MiB of them. Wide tiles have fewer groups to choose from in all."""
+"""The size of a tile of products, 16 MiB. Wide tiles need fewer groups in total."""
 
 SMALLEST_GROUP = 4
-"""Of smaller groups there would be nearly as much to look through as of all products."""
+"""The smallest group size that saves time; smaller groups have nearly as much to search as all products."""
 
 
 def plain(q: Tensor, keys: Tensor, count: int) -> Found:
-    """All products, and the largest of them."""
+    """Return the largest of all products."""
     q, keys = _exact(q), _exact(keys)
     return _pair((q @ keys.mT).topk(min(count, keys.shape[1])))
 
 
 def tiled(q: Tensor, keys: Tensor, count: int) -> Found:
-    """Tile by tile of the keys, with the largest so far."""
+    """Return the largest products, computed in tiles of the keys and merged with the largest so far."""
     heads, queries, number = *q.shape[:2], keys.shape[1]
     if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
         scores, places = _largest(product(_exact(q), _exact(keys).mT).flatten(0, 1), count)
@@ -51,7 +51,7 @@ def tiled(q: Tensor, keys: Tensor, count: int) -> Found:
 
 
 def _largest_of_keys(q: Tensor, keys: Tensor, count: int) -> Found:
-    """Of one head: q [R, D], keys [N, D] -> [R, k] each."""
+    """Return the largest products of a head: q [R, D], keys [N, D] -> [R, k] each."""
     q, number = _exact(q), len(keys)
     scores, places = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for start in range(0, number, TILE_KEYS):
@@ -64,10 +64,10 @@ def _largest_of_keys(q: Tensor, keys: Tensor, count: int) -> Found:
 
 
 def _largest(scores: Tensor, count: int) -> Found:
-    """The largest of scores [R, W], [R, k] each.
+    """Return the largest of scores [R, W], [R, k] each.
 
-    An element among the k largest is in one of the k groups that have the largest maxima (where it is not,
-    k others are as large), so that only those groups are looked through: W / size maxima and k size members.
+    Each of the k largest elements is in one of the k groups with the largest maxima (otherwise k other
+    elements would be at least as large). Only these groups are searched: W / size maxima and k size members.
     """
     rows, width = scores.shape
     size = math.isqrt(width // count)
@@ -87,7 +87,7 @@ def _largest(scores: Tensor, count: int) -> Found:
 
 
 def by_faiss(q: Tensor, keys: Tensor, count: int) -> Found:
-    """faiss.knn of every head, on the CPU."""
+    """Return the result of faiss.knn for every head, on the CPU."""
     faiss = _faiss()
     heads = zip(*(x.float().cpu().contiguous().numpy() for x in (q, keys)))
     best = [faiss.knn(*pair, min(count, keys.shape[1]), metric=faiss.METRIC_INNER_PRODUCT) for pair in heads]
@@ -96,13 +96,13 @@ def by_faiss(q: Tensor, keys: Tensor, count: int) -> Found:
 
 
 def entries(vectors: Tensor, places: Tensor) -> Tensor:
-    """Vectors [H, N, D] at places [H, R, k]: [H, R, k, D]."""
+    """Return the vectors [H, N, D] at places [H, R, k]: [H, R, k, D]."""
     near = [own.index_select(0, some.flatten()) for own, some in zip(vectors, places)]
     return torch.stack(near).unflatten(1, places.shape[1:])
 
 
 def _faiss() -> Any:
-    """The module; `InputError` says how it is installed."""
+    """Return the module; raises `InputError` with the way to install it."""
     try:
         import faiss
     except ImportError as error:
@@ -112,7 +112,7 @@ def _faiss() -> Any:
 
 
 def _exact(x: Tensor) -> Tensor:
-    """In float32 or float64."""
+    """Return x in float32 or float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,7 +1,7 @@
-"""A store of (key, value) for each row of a batch: first in, first out, of one document a row.
+"""A store of (key, value) pairs for each row of a batch: first in, first out, from a single document per row.
 
-The rows' entries lie one after another in a buffer with room behind them, so that an append costs O(1) per
-token: when it is full, what is kept moves to the front of another, at most twice as large as that.
+The rows' entries are contiguous in a buffer with free capacity at its end, so that an append costs O(1) per
+token: if the buffer is full, the kept entries move to the start of a new buffer of at most twice their size.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ FIRST_CAPACITY = 64
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What the first `queries` of a row's queries see: the entries start <= i < stop."""
+    """The entries start <= i < stop, which the first `queries` of a row's queries see."""
 
     start: int
     stop: int
@@ -28,11 +28,11 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Store(State):
-    """Keys and values [B, Hkv, C, D], of which row b has filled first[b] <= i < end[b].
+    """Keys and values [B, Hkv, C, D]; row b has the entries first[b] <= i < end[b].
 
-    first, end: [B]. document: [B], the number of the document that the entries are of; None where documents
-    have no numbers. A store is a value, as a key-value cache is: `high_water`, up to where each row of the
-    buffer is filled, tells when a second continuation must copy.
+    first, end: [B]. document: [B], the number of the entries' document; None if documents have no numbers. A
+    store is immutable, like a KV cache: `high_water`, the end of the used part of each row of the buffer,
+    shows when a second continuation must copy the buffer.
     """
 
     keys: Tensor | None = None
@@ -44,10 +44,13 @@ class Store(State):
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor, context: Context, keep: int) -> "Store":
-        """With the new tokens' keys and values [B, Hkv, T, D], those that `context` has as queries; of each
-        row the last `keep` entries of its last document stay. Padding is left out."""
+        """Return the store with the new tokens' keys and values [B, Hkv, T, D], the queries of `context`.
+
+        Each row keeps the last `keep` entries of its last document. Padding is left out. If keys are on the
+        meta device, counts are on the CPU, as they do not depend on values.
+        """
         rows, _, new, _ = keys.shape
-        zeros = torch.zeros(rows, dtype=torch.long, device=keys.device)
+        zeros = torch.zeros(rows, dtype=torch.long, device="cpu" if keys.is_meta else keys.device)
         store = self._of_last_document(context, zeros)
         taken = store._taken(context)
         counts = [new] * rows if taken is None else taken.sum(1).tolist()
@@ -62,15 +65,15 @@ class Store(State):
                 buffer[row, :, begin:stop] = own[:, own.shape[1] - (stop - begin) :]
             ends.append(stop)
         store.high_water[:] = ends
-        end = torch.tensor(ends, device=keys.device)
+        end = torch.tensor(ends, device=zeros.device)
         assert store.first is not None
         return dataclasses.replace(store, end=end, first=torch.maximum(store.first, end - keep))
 
     def windows(self, context: Context, size: int) -> list[Window]:
-        """What each row's queries see of its last `size` entries that attention does not reach itself.
+        """Return for each row the last `size` entries that its attention does not reach.
 
-        The keys that `context` has before its first query are the memory's, and the last entries of the store
-        are of the same tokens. Queries of a later document see nothing.
+        The keys that `context` has before its first query belong to the memory, and the last entries of the
+        store are the same tokens. Queries of a later document see no entries.
         """
         if self.first is None or self.end is None:
             return []
@@ -90,13 +93,13 @@ class Store(State):
         return [Window(*row) for row in torch.stack([start, stop, queries], 1).tolist()]
 
     def compact(self) -> Self:
-        """As for every state: without what was dropped, and without room to spare."""
+        """Return the store without dropped entries and free capacity."""
         if self.keys is None or self.values is None:
             return self
         return self._moved(self.keys, self.values, max(self._lengths(), default=0))
 
     def _of_last_document(self, context: Context, zeros: Tensor) -> "Store":
-        """Without the entries of a document that is over; zeros: [B]."""
+        """Return the store without the entries of a document that has ended; zeros: [B]."""
         first = zeros if self.first is None else self.first
         end = zeros if self.end is None else self.end
         if context.q_doc is None:
@@ -107,7 +110,7 @@ class Store(State):
         return dataclasses.replace(self, first=first, end=end, document=document.clone())
 
     def _taken(self, context: Context) -> Tensor | None:
-        """Which new tokens enter, [B, T] bool: the real ones of the row's last document; None for all."""
+        """Return which new tokens are stored, [B, T] bool: the last document's real tokens; None for all."""
         taken = None if context.kv_valid is None else context.kv_valid[:, -context.q_len :]
         if context.q_doc is not None and self.document is not None:
             last = context.q_doc == self.document.unsqueeze(1)
@@ -115,7 +118,7 @@ class Store(State):
         return None if taken is None or bool(taken.all()) else taken
 
     def _with_room(self, keys: Tensor, values: Tensor, counts: list[int], keep: int) -> "Store":
-        """This store, or a copy in another buffer when it is full or its next slots are somebody else's."""
+        """Return this store, or a copy in a new buffer if it is full or its next slots are in use."""
         assert self.end is not None
         ends = self.end.tolist()
         if self.keys is not None and self.high_water == ends:
@@ -128,7 +131,7 @@ class Store(State):
         return self._moved(keys, values, capacity, lengths)
 
     def _moved(self, keys: Tensor, values: Tensor, capacity: int, lengths: list[int] | None = None) -> Self:
-        """The last entries of each row, by default all, at the front of buffers like keys and values."""
+        """Return the last entries of each row, by default all, at the start of new buffers."""
         assert self.end is not None
         lengths = self._lengths() if lengths is None else lengths
         new = [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
@@ -136,20 +139,20 @@ class Store(State):
             for row, (end, length) in enumerate(zip(self.end.tolist(), lengths)):
                 if old is not None and length:
                     buffer[row, :, :length] = old[row, :, end - length : end]
-        end = torch.tensor(lengths, device=keys.device)
+        end = torch.tensor(lengths, device=self.end.device)
         first = torch.zeros_like(end)
         return dataclasses.replace(
             self, keys=new[0], values=new[1], first=first, end=end, high_water=list(lengths)
         )
 
     def _lengths(self) -> list[int]:
-        """How many entries each row has."""
+        """Return the number of entries in each row."""
         assert self.first is not None
         assert self.end is not None
         return (self.end - self.first).tolist()
 
     def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Self:
-        """As for every state; a copy in a buffer of its own has a high-water mark of its own too."""
+        """Apply the functions to all parts; a copy in another buffer gets a new high-water mark."""
         changed = super()._each(on_tensor, on_state)
         if self.keys is None or changed.keys is None or changed.end is None:
             return changed

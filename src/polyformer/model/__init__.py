@@ -1,4 +1,4 @@
-"""Whole models: the `Transformer` reads tokens, others returns, states and actions, or observations."""
+"""Whole models: a `Transformer` reads tokens; other models read images, recorded steps or observations."""
 
 from polyformer.model.kinds import (
     AnyConfig,
@@ -16,6 +16,7 @@ from polyformer.model.trajectory import (
     TrajectoryTransformer,
 )
 from polyformer.model.transformer import Transformer
+from polyformer.model.vision import VisionConfig, VisionTransformer
 from polyformer.model.zero_memory import zero_memory
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "TrajectoryOutput",
     "TrajectoryTransformer",
     "Transformer",
+    "VisionConfig",
+    "VisionTransformer",
     "build_model",
     "decode_config",
     "load_pretrained",

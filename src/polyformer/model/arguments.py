@@ -1,4 +1,4 @@
-"""The arguments of `Transformer.forward` beside the text, in the groups that the model passes on."""
+"""The arguments of `Transformer.forward` except the text, in the groups that the model passes on."""
 
 import dataclasses
 import inspect
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.labels import next_labels
+from polyformer.core.labels import check_range, next_labels
 from polyformer.heads import Head, HeadInput
 from polyformer.model.checks import check_labels, check_neighbours, check_score_positions, refuse
 from polyformer.sequence.inputs import ModelInputs
@@ -21,13 +21,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DecoderInputs:
-    """What the decoder of an encoder-decoder reads.
+    """The inputs of the decoder of an encoder-decoder.
 
     Args:
-        decoder_input_ids, decoder_attention_mask: [B, U], the target so far; by default `labels` shifted
-            right by one, or for a head that predicts no tokens the source is.
-        decoder_relation_ids: as relation_ids, of the target.
-        decoder_inputs_embeds: as inputs_embeds, in place of decoder_input_ids.
+        decoder_input_ids, decoder_attention_mask: [B, U], the target so far. The default is `labels` shifted
+            right by one token, or the shifted source for a head that predicts no tokens.
+        decoder_relation_ids: as relation_ids, for the target.
+        decoder_inputs_embeds: as inputs_embeds, instead of decoder_input_ids.
     """
 
     decoder_input_ids: Tensor | None = None
@@ -36,7 +36,7 @@ class DecoderInputs:
     decoder_inputs_embeds: Tensor | None = None
 
     def as_inputs(self) -> ModelInputs:
-        """The same as inputs of a stack."""
+        """Return the same values as the inputs of a stack."""
         return ModelInputs(
             self.decoder_input_ids,
             self.decoder_attention_mask,
@@ -45,7 +45,7 @@ class DecoderInputs:
         ).with_placeholder_ids("decoder_inputs_embeds")
 
     def check_absent(self, model: str) -> None:
-        """Raises `InputError` for the first that is given to a `model` without a source and a target."""
+        """Raise `InputError` for the first given argument, as `model` has no source and target."""
         refuse(
             model,
             decoder_input_ids=self.decoder_input_ids,
@@ -57,20 +57,21 @@ class DecoderInputs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labels:
-    """What the head is given beside hidden states: what should be predicted, and what else it reads.
+    """The labels and the other inputs that the head reads in addition to the hidden states.
 
-    `choices`: how many rows of the text belong to one question, as its shape told.
+    `choices`: the number of rows of the text for each question, from the shape of the input ids.
 
     Args:
-        labels: what should be predicted, -100 where nothing should. For a decoder alone they are the
-            input_ids: the shift by one happens here, and nothing is predicted across documents.
-        shift_labels: [B, T], in place of a decoder's labels: what each token should predict.
-        sentence_labels: [B], of the whole text, or of texts [B, C, T] which of them answers the question,
-            where the head predicts something of it too.
-        neighbour_ids: [B, T, k], for the head 'semiparametric': the tokens that followed the contexts in a
-            datastore nearest to that of each token (of an encoder-decoder's target), -1 for none.
-        score_positions: [B, C], for heads of multiple choice: the token of each text that its score is made
-            of, in place of the one that the head pools.
+        labels: the values to predict, -100 for tokens without a prediction. For a model with only a decoder
+            they are the input_ids: the model shifts them by one token, and predicts nothing across documents.
+        shift_labels: [B, T], instead of a decoder's labels: the token that each token should predict.
+        sentence_labels: [B], the class of the whole text, or for texts [B, C, T] the index of the text that
+            answers the question, for heads that also predict it.
+        neighbour_ids: [B, T, k], for the head 'semiparametric': the tokens that followed the k contexts in a
+            datastore that are nearest to the context of each token (for an encoder-decoder of each target
+            token), -1 for none.
+        score_positions: [B, C], for heads of multiple choice: the token from which the score of each text is
+            computed, instead of the token that the head pools.
     """
 
     labels: Tensor | None = None
@@ -81,7 +82,7 @@ class Labels:
     choices: int | None = None
 
     def check(self, head: Head, has_encoder: bool) -> None:
-        """Raises `InputError` for labels that `head` does not take."""
+        """Raise `InputError` for labels that `head` does not take."""
         if self.sentence_labels is not None and not head.predicts_sentence:
             raise InputError(
                 "sentence_labels: this model's head predicts nothing of the whole text; leave "
@@ -101,8 +102,8 @@ class Labels:
             )
 
     def of_choices(self, head: Head, inputs: ModelInputs) -> "tuple[ModelInputs, Labels]":
-        """For a head of multiple choice texts [B, C, T] as rows [B C, T], and what says so;
-        their labels too where it predicts the next tokens."""
+        """Return inputs and labels for the head. Texts [B, C, T] of multiple choice become rows [B C, T] with
+        `choices` C; so do their labels if the head predicts the next tokens."""
         ids = inputs.input_ids
         if not head.reads_choices or not isinstance(ids, Tensor) or ids.dim() != 3:
             return inputs, self
@@ -115,24 +116,29 @@ class Labels:
                     labels = dataclasses.replace(labels, **{name: value.flatten(0, 1)})
         return inputs, labels
 
-    def shifted(self, head: Head, document_ids: Tensor | None, tokens: Tokens) -> "Labels":
-        """Of a decoder alone that has read `tokens`: what each token should predict."""
+    def shifted(self, head: Head, document_ids: Tensor | None, tokens: Tokens, vocab_size: int) -> "Labels":
+        """Return the labels, shifted so that each of a decoder's `tokens` predicts the next token.
+
+        Raises `InputError` for labels out of range, even if the shift leaves them out.
+        """
         if self.shift_labels is not None:
             return dataclasses.replace(self, labels=self.shift_labels)
         if self.labels is None or not head.predicts_next:
             return self
+        check_range(self.labels, vocab_size)
+        # The last token of a document predicts nothing, as the next token belongs to another document.
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
 
     def of_share(self, share: Share | None) -> "Labels":
-        """Those of one process's tokens, `labels` shifted already; all where a process has all tokens."""
+        """Return the (already shifted) `labels` of a process's tokens; all if `share` is None."""
         if share is None:
             return self
         return Labels(None if self.labels is None else share.take(self.labels))
 
     def beside(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
-        """`inputs` of the head with all that is said here beside `labels`; raises `InputError` for what does
-        not fit them."""
+        """Return `inputs` of the head with all fields of this class except `labels`; raises `InputError` for
+        values that do not fit the inputs."""
         check_neighbours(self.neighbour_ids, inputs.hidden.shape[:2], vocab_size)
         check_score_positions(self.score_positions, inputs, self.choices)
         positions = self.score_positions
@@ -147,7 +153,7 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """What is returned beside the final output.
+    """The optional outputs of a model.
 
     Args:
         output_attentions: return the attention weights (and run attention densely).
@@ -162,8 +168,9 @@ NOTHING_MORE = OutputOptions()
 
 
 def documented_by(*groups: type) -> Callable[[Function], Function]:
-    """Puts what the docstring of a class says of its fields where a function's docstring names it in braces,
-    as {ModelInputs}: arguments that several functions take are described once, and `help` shows them."""
+    """Insert the descriptions of a class's fields into a function's docstring, where it names the class in
+    braces, as {ModelInputs}. Arguments that several functions take are thus described once, and `help` shows
+    them."""
 
     def document(function: Function) -> Function:
         for group in groups:

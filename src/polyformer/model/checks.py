@@ -1,6 +1,6 @@
-"""What a caller may hand to a model: tensors of the right shapes and types, and masks that are masks.
+"""Checks of the tensors that a caller passes to a model: shapes, types, and values of masks and ids.
 
-Values are looked at where that is cheap (on the CPU, outside compiled code); shapes and types always.
+Shapes and types are always checked; values only where this is cheap (on the CPU, outside compiled code).
 """
 
 from typing import Any
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.heads import HeadInput
-from polyformer.sequence.inputs import ModelInputs
+from polyformer.sequence.inputs import ModelInputs, expected_ids
 
 NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
-"""Inputs that are numbers of what a token belongs to."""
+"""The inputs that give the number of the document, segment, type or language of each token."""
 
 INTEGERS = (torch.int64, torch.int32)
-"""What a table can be looked up by."""
+"""The types of indices into a table."""
 
 
 def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
-    """Raises `InputError` for labels that are no tensors, and of `tokens` for all but integers [B, T]."""
+    """Raise `InputError` for labels that are not tensors and, if `tokens`, that are not integers [B, T]."""
     for name, value in (("labels", labels), ("sentence_labels", sentence_labels)):
         if value is not None and not isinstance(value, Tensor):
             raise InputError(f"{name}: expected a tensor, got {type(value).__name__} {quote(value)}")
@@ -31,9 +31,9 @@ def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
 
 
 def check_ids(name: str, ids: object, vocab_size: int) -> None:
-    """Raises `InputError` unless `ids` are integers [B, T] and, where looked at, of the vocabulary."""
+    """Raise `InputError` unless `ids` are integers [B, T] and, if values are checked, in the vocabulary."""
     if not isinstance(ids, Tensor):
-        raise InputError(f"{name}: expected token ids [batch, length], got {quote(ids)}")
+        raise expected_ids(name, ids)
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
     if _looks(ids):
@@ -43,10 +43,10 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
 
 
 def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: int = 0) -> None:
-    """Raises `InputError` unless `inputs`, of new tokens after `past` others, can be meant.
+    """Raise `InputError` unless `inputs`, which follow `past` earlier tokens, have valid shapes and values.
 
-    `prefix` is "decoder_" for the target of an encoder-decoder. Padding may stand at the `rows_before` rows
-    of a position table that come before position 0: -1 is the last of them.
+    `prefix` is "decoder_" for the target of an encoder-decoder. Padding may have the positions of the
+    `rows_before` rows of a position table that come before position 0: -1 is the last of them.
     """
     assert inputs.input_ids is not None
     rows, new = inputs.input_ids.shape
@@ -57,16 +57,17 @@ def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: 
         check_mask(f"{prefix}global_attention_mask", inputs.global_attention_mask, (rows, new))
     if positions is not None:
         if rows_before and mask is not None and mask.shape == positions.shape:
+            # Such positions of padding are valid, so the check below skips them.
             positions = torch.where((mask == 0) & (positions >= -rows_before), 0, positions)
         _check_numbers(f"{prefix}position_ids", positions, (rows, new), (new,), least=0)
     for name in NUMBERS:
         if (numbers := getattr(inputs, name)) is not None:
-            # Documents are counted on from row to row where padding is left out.
+            # Packing rows without padding renumbers documents, which must not be negative.
             _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
 
 
 def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
-    """Raises `InputError` unless `near` is None, or holds ids or -1 for each of the `tokens` [B, T]."""
+    """Raise `InputError` unless `near` is None, or contains ids or -1 for each of the `tokens` [B, T]."""
     if near is None:
         return
     if not isinstance(near, Tensor) or near.dim() != 3:
@@ -80,7 +81,7 @@ def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
 
 
 def check_score_positions(positions: object, inputs: HeadInput, choices: int | None) -> None:
-    """Raises `InputError` unless `positions` is None, or a real token of each of the texts in `inputs`."""
+    """Raise `InputError` unless `positions` is None, or is a real token of each of the texts in `inputs`."""
     if positions is None:
         return
     rows, length = inputs.hidden.shape[:2]
@@ -91,6 +92,7 @@ def check_score_positions(positions: object, inputs: HeadInput, choices: int | N
     if int(positions.max()) >= length:
         raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(positions.max())}")
     if inputs.mask is not None:
+        # Texts that are all padding have no real token to score.
         real = inputs.mask[torch.arange(rows), positions.flatten()] | ~inputs.mask.any(1)
         if not bool(real.all()):
             place = int(positions.flatten()[~real][0])
@@ -98,14 +100,14 @@ def check_score_positions(positions: object, inputs: HeadInput, choices: int | N
 
 
 def refuse(model: str, **arguments: Any) -> None:
-    """Raises `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
+    """Raise `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
     for name, value in arguments.items():
         if value is not None:
             raise InputError(f"{name}: {model} does not take it; leave it out")
 
 
 def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
-    """Raises `InputError` unless `mask` has one of the `shapes` and, looked at, holds ones and zeros."""
+    """Raise `InputError` unless `mask` has one of the `shapes` and, if checked, only ones and zeros."""
     mask = _check_shape(name, mask, shapes)
     if not _looks(mask) or mask.dtype == torch.bool:
         return
@@ -137,5 +139,5 @@ def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...])
 
 
 def _looks(tensor: Tensor) -> bool:
-    """Whether looking at values is cheap here."""
+    """Return whether values may be read: reading synchronizes a GPU and breaks the graph of compiled code."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0

@@ -1,4 +1,4 @@
-"""Parts that are trained alone, while the model that was trained without them stays as it is."""
+"""Training of single parts of a model, while the rest of the trained model stays frozen."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from polyformer.stack import Stack
 
 
 def freeze_around_alone(model: nn.Module, decoder: Stack | None) -> None:
-    """No gradients but for what the memory or the depth of `decoder` trains, where one trains a part."""
+    """Freeze all parameters except in the memory or depth of `decoder`, if it trains separately."""
     if decoder is None:
         return
     trained = [] if decoder.memory is None else decoder.memory.trained(decoder.sequence) or []

@@ -1,7 +1,7 @@
-"""The kinds of models by what describes them: a `Transformer` reads tokens, a `TrajectoryTransformer`
-recorded steps, and a `Policy` acts.
+"""The kinds of models and their configurations: a `Transformer` reads tokens, a `TrajectoryTransformer`
+recorded steps, a `VisionTransformer` images, and a `Policy` acts.
 
-What saves, loads and trains models asks here, and so knows no kind by name.
+Code that saves, loads or trains models uses this module, so that it does not depend on a single kind.
 """
 
 from pathlib import Path
@@ -13,32 +13,39 @@ from polyformer.model.policy import Policy, PolicyConfig
 from polyformer.model.saving import CONFIG
 from polyformer.model.trajectory import TrajectoryConfig, TrajectoryTransformer
 from polyformer.model.transformer import Transformer
+from polyformer.model.vision import VisionConfig, VisionTransformer
 
-AnyConfig = ModelConfig | TrajectoryConfig | PolicyConfig
-AnyModel = Transformer | TrajectoryTransformer | Policy
+AnyConfig = ModelConfig | TrajectoryConfig | VisionConfig | PolicyConfig
+AnyModel = Transformer | TrajectoryTransformer | VisionTransformer | Policy
 
-MARKS = {"max_timesteps": TrajectoryConfig, "num_actions": PolicyConfig}
-"""The options by which a configuration in our format is known as another than that of a `Transformer`."""
+MARKS = {"max_timesteps": TrajectoryConfig, "image_size": VisionConfig, "num_actions": PolicyConfig}
+"""The options that identify a configuration in polyformer's format; without them it is for a
+`Transformer`."""
 
-MODELS = {ModelConfig: Transformer, TrajectoryConfig: TrajectoryTransformer, PolicyConfig: Policy}
+MODELS = {
+    ModelConfig: Transformer,
+    TrajectoryConfig: TrajectoryTransformer,
+    VisionConfig: VisionTransformer,
+    PolicyConfig: Policy,
+}
 
 
 def decode_config(data: Any, where: str = "") -> AnyConfig:
-    """The configuration that `data` describes, of whichever kind; `InputError` where it describes none."""
+    """Return the configuration of any kind that `data` describes; raises `InputError` for none."""
     marks = MARKS.keys() & data.keys() if isinstance(data, dict) else ()
     return next((MARKS[mark] for mark in marks), ModelConfig).from_dict(data, where)
 
 
 def read_config(folder: Path) -> AnyConfig:
-    """The configuration that `save_pretrained` wrote into `folder`."""
+    """Return the configuration that `save_pretrained` wrote into `folder`."""
     return decode_config(read_json(folder / CONFIG, dict))
 
 
 def build_model(config: AnyConfig) -> AnyModel:
-    """The model that `config` describes, with fresh weights."""
+    """Return the model that `config` describes, with fresh weights."""
     return MODELS[type(config)](config)
 
 
 def load_pretrained(folder: Path) -> AnyModel:
-    """The model that `save_pretrained` wrote into `folder`, in evaluation mode."""
+    """Return the model that `save_pretrained` wrote into `folder`, in evaluation mode."""
     return MODELS[type(read_config(folder))].from_pretrained(folder)

@@ -1,13 +1,14 @@
-"""A policy: observations and what is remembered of the episode to an action, and its value.
+"""A policy: maps observations and a memory of the episode to the logits of actions and a value.
 
     x_t = ReLU(W o_t + b)        h_t = trunk(x_t, memory of the episode's steps before t)
     policy(a | o_1 ... o_t) = softmax(W_a h_t + b_a)_a        value(o_1 ... o_t) = W_v h_t + b_v
 
-An action that is a vector is normal(W_a h_t + b_a, exp(s)), whose deviations s depend on nothing (Schulman et
-al. 2015); -1 and 1 are the environment's bounds.
+Continuous actions are vectors from normal(W_a h_t + b_a, exp(s)), with deviations s that do not depend on the
+observations (Schulman et al. 2015); -1 and 1 are the environment's bounds.
 
-With a trunk of gated decoder layers it is GTrXL (Parisotto et al. 2019, section 3), with those of the block
-`post` the Transformer-XL beside it. The state is passed in and returned: see `polyformer.model.trunks`.
+With a trunk of gated decoder layers this is GTrXL (Parisotto et al. 2019, section 3); with layers of the
+block `post` it is the Transformer-XL that the paper compares with. The state is passed in and returned: see
+`polyformer.model.trunks`.
 """
 
 import contextlib
@@ -31,10 +32,10 @@ from polyformer.plugins import Saved
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Saved):
-    """The sizes of observations and of actions are an environment's."""
+    """The configuration of a policy; the environment determines the sizes of observations and actions."""
 
     observation_size: int = 4
-    num_actions: int = 4  # to choose from, or numbers in an action
+    num_actions: int = 4  # number of choices, or size of an action vector
     continuous: bool = False  # an action is a vector
     hidden_size: int = 64
     trunk: TrunkConfig = DecoderTrunkConfig()
@@ -54,9 +55,9 @@ class PolicyConfig(Saved):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyOutput:
-    """logits [B, T, A] of the actions (of vectors the means) and values [B, T] of T steps; hidden [B, T, E],
-    which both are read from; the state after them. attentions: where they were asked for, [B, H, T, M + T] a
-    layer."""
+    """The logits [B, T, A] of the actions (the means of continuous actions) and the values [B, T] of T steps;
+    hidden [B, T, E], the input of both; the state after the steps. attentions: if requested, [B, H, T, M + T]
+    per layer."""
 
     logits: Tensor
     values: Tensor
@@ -66,11 +67,11 @@ class PolicyOutput:
 
 
 class Policy(PretrainedMixin):
-    """See `forward`."""
+    """A policy network with an actor head and a value head on one trunk; see `forward`."""
 
     config_type = PolicyConfig
     config: PolicyConfig
-    remembers = True  # training hands it what the batch before left
+    remembers = True  # training passes the state of one batch to the next
 
     def __init__(self, config: PolicyConfig):
         super().__init__(config)
@@ -81,22 +82,22 @@ class Policy(PretrainedMixin):
         self.values = Linear(width, 1)
         initialize(self, config.initializer_range)
         with torch.no_grad():
-            self.actions.weight.mul_(0.01)  # every action is as likely at first
+            self.actions.weight.mul_(0.01)  # all actions have nearly equal probability at first
         if config.continuous:
             self.log_deviations = nn.Parameter(torch.zeros(config.num_actions))
 
     def new_state(self, rows: int) -> State:
-        """The state of `rows` rows before the first step."""
+        """Return the state of `rows` rows before the first step."""
         return self.trunk.new_state(rows)
 
     def distribution(self, logits: Tensor) -> Distribution:
-        """Of the actions of steps whose `logits` [..., A] are these."""
+        """Return the distribution of actions for `logits` [..., A]."""
         if not self.config.continuous:
             return Categorical(logits=logits)
         return Independent(Normal(logits, self.log_deviations.exp()), 1)
 
     def hidden(self, observations: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
-        """What the heads read, [B, T, E], and the next state: as `forward`, without the heads."""
+        """Return the input of the heads, [B, T, E], and the next state: as `forward`, without the heads."""
         size = self.config.observation_size
         if observations.dim() != 3 or observations.shape[-1] != size or not observations.is_floating_point():
             raise InputError(
@@ -117,14 +118,14 @@ class Policy(PretrainedMixin):
         state: State | None = None,
         output_attentions: bool = False,
     ) -> PolicyOutput:
-        """Read T steps of each row.
+        """Process T steps of each row.
 
         Args:
             observations: [B, T, O], of floating point.
-            starts: [B, T] bool, where an episode begins, which sees nothing of what is before; nowhere by
-                default.
-            state: what the steps before left; by default there were none.
-            output_attentions: return the weights too; the first M keys are the memory's.
+            starts: [B, T] bool, true at the first step of an episode, which sees no earlier steps; the
+                default is all false.
+            state: the state after the steps before; by default there were none.
+            output_attentions: also return the attention weights; the first M keys are the memory's.
 
         Raises `InputError` for shapes that do not fit.
         """

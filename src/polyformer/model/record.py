@@ -1,8 +1,8 @@
-"""What a run left about the training of its model, as far as it still holds for the weights.
+"""The record of a model's training run, if it still holds for the weights.
 
-`TrainingRecord` travels with a model: read where a run's folder is loaded, it stands in the config.json of
-what is saved for transformers, and a model card tells from it what the model was trained on and how well it
-did. Its figures are those of the weights with its digest; trained further, a model is another.
+A `TrainingRecord` is read with a model from the folder of its run. It is saved in the config.json for
+transformers, and a model card reports the training data and the metrics from it. The metrics belong to the
+weights with its digest, and no longer hold after further training.
 """
 
 import dataclasses
@@ -16,27 +16,28 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json, parse_yaml
+from polyformer.core.limits import JSON_BYTES, YAML_BYTES
+from polyformer.core.parsing import parse_json, parse_yaml
 
 RECIPE, RECORD = "recipe.yaml", "run.json"
-"""What makes a folder a run: everything resolved, and versions, data and metrics."""
+"""The files of a run's folder: the resolved recipe; and versions, data and metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-    """`recipe`: as in recipe.yaml, without places of files; `metrics` by split; `weights`: their digest."""
+    """`recipe`: as in recipe.yaml, without directories; `metrics` by split; `weights`: their digest."""
 
     recipe: dict[str, Any]
     metrics: dict[str, dict[str, float]]
     weights: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for config.json."""
+        """Return plain data, for config.json."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """The record that `to_dict` wrote; `InputError` for anything else."""
+        """Return the record that `to_dict` wrote; raises `InputError` for other data."""
         names = {"recipe": dict, "metrics": dict, "weights": str}
         if not isinstance(data, dict) or data.keys() != names.keys():
             raise InputError(f"training_record: expected {', '.join(names)}, got {quote(data)}")
@@ -48,12 +49,12 @@ class TrainingRecord:
         return cls(**data)
 
     def holds_for(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether `tensors` are the weights that the metrics are of."""
+        """Return whether the metrics were measured with the weights `tensors`."""
         return digest(tensors) == self.weights
 
 
 def read_record(folder: Path, tensors: Mapping[str, Tensor]) -> TrainingRecord | None:
-    """The record of the run in `folder`, whose result are `tensors`; None where no run ended there."""
+    """Return the record of the run in `folder` that produced `tensors`; None if no run ended there."""
     if not (folder / RECIPE).is_file() or not (folder / RECORD).is_file():
         return None
     # Perplexities may be infinite.
@@ -66,7 +67,7 @@ def read_record(folder: Path, tensors: Mapping[str, Tensor]) -> TrainingRecord |
 
 
 def without_places(part: Any) -> Any:
-    """`part` of a recipe, with the last part of files' absolute names: where they lay concerns nobody."""
+    """Return `part` of a recipe with only the file names of absolute paths; directories are private."""
     if isinstance(part, dict):
         return {name: without_places(value) for name, value in part.items()}
     if isinstance(part, list):
@@ -79,19 +80,20 @@ def without_places(part: Any) -> Any:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and numbers; empty where some are not in memory (`meta`)."""
+    """Return the SHA-256 of names, types, shapes and numbers; empty if some are not in memory (`meta`)."""
     if any(tensor.is_meta for tensor in tensors.values()):
         return ""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # numpy has no bfloat16, so the bytes are hashed.
         flat = tensor.detach().cpu().contiguous().flatten()
         total.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return total.hexdigest()
 
 
 def rows(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, float]]:
-    """(split, metric, value) of all that are numbers."""
+    """Yield (split, metric, value) for all values that are numbers."""
     for split, values in metrics.items():
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int | float):

@@ -1,9 +1,9 @@
-"""Models in folders: `save_pretrained` and `from_pretrained`, the same for every model.
+"""Saving and loading of models: `save_pretrained` and `from_pretrained`, the same for every model.
 
 config.json               the configuration
 model.safetensors         the weights, by their names in the module
-generation_config.json    settings for `generate`, where the model came with some
-unread.safetensors        tensors of a public checkpoint that no number depends on, where there are some
+generation_config.json    settings for `generate`, if the model has some
+unread.safetensors        tensors of a public checkpoint that no computation uses, if there are some
 """
 
 import importlib
@@ -23,17 +23,17 @@ from polyformer.model.weights import check_trainable
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
 FORMATS = {"polyformer": "polyformer.model.saving", "hub": "polyformer.checkpoints"}
-"""Formats of files, and the module whose `save` writes them, found when it is needed."""
+"""The file formats, and the module with the `save` function of each, imported when it is needed."""
 
 
 class PretrainedMixin(nn.Module):
-    """A model that is built from its `config`, of the class `config_type`, and from nothing else.
+    """A model that is built only from its `config`, of the class `config_type`.
 
-    generation: settings for `generate`, as generation_config.json holds them; None for the defaults.
-    unused_tensors: tensors that the model's public checkpoint has and never computes with, by name; see
+    generation: settings for `generate`, as in generation_config.json; None for the defaults.
+    unused_tensors: tensors of the model's public checkpoint that no computation uses, by name; see
     `polyformer.core.unused_tensors`.
-    record: of the run that the model was loaded from, for its card; None without one.
-    folder: where it was loaded from, which may hold its tokenizer; None of a model that was built.
+    record: of the run from which the model was loaded, for its card; None without a run.
+    folder: the folder from which it was loaded, which may contain its tokenizer; None for a new model.
     """
 
     config_type: ClassVar[Any]
@@ -47,31 +47,32 @@ class PretrainedMixin(nn.Module):
         self.folder: Path | None = None
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
-        """Write config.json and model.safetensors into `directory`, each whole or not at all.
+        """Write config.json and model.safetensors into `directory`, each file completely or not at all.
 
-        `format`: "polyformer", which holds any model, or "hub", which transformers reads: for models that
-        are of one of its families (`polyformer.checkpoints`).
-        Raises `InputError` for a model that is of none.
+        `format`: "polyformer", for any model, or "hub", which transformers reads, for models that belong to
+        one of its families (`polyformer.checkpoints`).
+        Raises `InputError` for a model that belongs to none.
         """
         if format not in FORMATS:
             raise unknown("format", format, FORMATS)
         importlib.import_module(FORMATS[format]).save(self, Path(directory))
 
     def train(self, mode: bool = True) -> Self:
-        """As torch's; `InputError` for weights that cannot be trained."""
+        """Set the mode as in torch; raises `InputError` for weights that cannot be trained."""
         if mode:
             check_trainable(self)
         return super().train(mode)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:
-        """The model that `save_pretrained` wrote, in evaluation mode; `InputError` for anything else."""
+        """Return the saved model in evaluation mode; raises `InputError` for other folders."""
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
         config = cls.config_type.from_dict(read_json(folder / CONFIG, dict))
         tensors = read_tensors(folder / WEIGHTS)
         check_layers(config, len(tensors), folder / WEIGHTS)
+        # The tensors of the file are assigned, so no new weights are allocated.
         with torch.device("meta"):
             model = cls(config)
         load_weights(model, tensors, folder / WEIGHTS)
@@ -88,19 +89,19 @@ def save(model: PretrainedMixin, folder: Path) -> None:
 
 
 def save_beside_weights(model: PretrainedMixin, folder: Path) -> None:
-    """Write all that `save` does but the weights, which must be in `folder` already: config.json says to
-    those who look that a model is there, so it comes last."""
+    """Write the files of `save` except the weights, which must already be in `folder`: config.json marks a
+    folder as a model, so it is written last."""
     write_generation(model, folder)
     write_unused_tensors(model.unused_tensors, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
-    """The settings for `generate` in a model's directory, where there are any."""
+    """Return the settings for `generate` in a model's directory; None if there are none."""
     return read_json(folder / GENERATION, dict) if (folder / GENERATION).is_file() else None
 
 
 def write_generation(model: PretrainedMixin, folder: Path) -> None:
-    """Write the model's settings for `generate` into its directory, where it has any."""
+    """Write the model's settings for `generate` into its directory, if it has some."""
     if model.generation is not None:
         write_json(folder / GENERATION, model.generation)

@@ -32,13 +32,13 @@ from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Source, S
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SideOutput:
-    """What a side computes.
+    """The output of a side.
 
-    hidden: [B, T, E], the stack's output. tokens: those read so far. layer_states: for the next call.
-    hidden_states, attentions: where they were asked for. last_layer: for heads that run it again.
-    auxiliary_losses: terms that parts of the stack add to the training loss. halting: what decided how many
-    layers each token went through, where that differs. share: of a sequence that is spread over processes,
-    the tokens of this one, to which all else but `tokens` belongs.
+    hidden: [B, T, E], the stack's output. tokens: all tokens so far. layer_states: for the next call.
+    hidden_states, attentions: if requested. last_layer: for heads that run the last layer again.
+    auxiliary_losses: terms that parts of the stack add to the training loss. halting: the decisions about the
+    number of layers of each token, if it varies. share: for a sequence that is spread over processes, the
+    tokens of this process, to which all fields except `tokens` refer.
     """
 
     hidden: Tensor
@@ -53,22 +53,22 @@ class SideOutput:
 
     @property
     def own_tokens(self) -> Tokens:
-        """Those of `hidden`."""
+        """Return the tokens of `hidden`."""
         return self.tokens if self.share is None else self.tokens.of_share(self.share)
 
     @property
     def slots(self) -> Tensor | None:
-        """Which tokens of the sequence these are, [T]; None where they are all."""
+        """Return the indices of these tokens in the sequence, [T]; None if they are all tokens."""
         return None if self.share is None else self.share.slots(self.hidden.device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """The modules of one side, by reference, and how they are run.
+    """The modules of one side, by reference, and the way to run them.
 
-    The model makes it anew for each call and registers the modules itself, so their tensors keep the names
-    that files have (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a caller has
-    replaced on the model, such as a resized token table, is the one that runs.
+    The model creates a new `Side` for each call and registers the modules itself. Thus their tensors keep the
+    names in files (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a caller has
+    replaced on the model, such as a resized token table, is used.
     """
 
     name: str  # "encoder" or "decoder"
@@ -77,7 +77,7 @@ class Side:
     embedding: Embedding
     stack: Stack
     head: Head
-    predict: Callable[[Tensor], Tensor] | None = None  # of hidden states, for those who look before the end
+    predict: Callable[[Tensor], Tensor] | None = None  # predictions from hidden states, for early exits
 
     def run(
         self,
@@ -87,16 +87,18 @@ class Side:
         cached: bool = True,
         unpads: bool = False,
     ) -> SideOutput:
-        """The stack over `inputs`, after the tokens in `state`.
+        """Run the stack on `inputs`, after the tokens in `state`.
 
-        cached: whether the layers' states go on with those in `state`. unpads: whether padding may be left
-        out of what is computed; it is where that pays and changes nothing.
+        cached: whether the layers continue from their states in `state`. unpads: whether padding may be left
+        out of the computation; it is left out if this is faster and changes no result.
         """
+        inputs = inputs.with_all_rows()
         self._check(inputs, state)
         over = current_spreading()
         if over is not None:
             return self._compute_share(inputs, options, over, state, cached)
         plain = state is None and not options.output_attentions and not self.config.head.again
+        # Rows without padding are packed as documents of a single row, for attention without a pattern.
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
             return self._compute(inputs, options, state, cached)
@@ -110,20 +112,20 @@ class Side:
         )
 
     def _check(self, inputs: ModelInputs, state: ModelState | None) -> None:
-        """Raises `InputError` for inputs that cannot be meant, by the names that `forward` has for them."""
+        """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
         prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
         check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
         rows_before = getattr(self.stack.position, "offset", 0)
         check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
 
     def _is_unrestricted(self) -> bool:
-        """Whether every token attends to all others of its document (or all before it), in all layers."""
+        """Return whether in all layers every token attends to its document (or all before it)."""
         mechanism = getattr(self.config, self.name).attention.mechanism
         dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
         return dense and self.stack.depth is None
 
     def check_spreads(self) -> None:
-        """Raises `InputError` where no text of this side can be spread over processes."""
+        """Raise `InputError` if texts of this side cannot be spread over processes."""
         config: StackConfig = getattr(self.config, self.name)
         check_spreads(config, self.stack, self.head, self.config.head.kind)
 
@@ -135,8 +137,7 @@ class Side:
         state: ModelState | None,
         cached: bool,
     ) -> SideOutput:
-        """The stack over this process's share of the tokens of `inputs`, padding too; of a source in `state`
-        too."""
+        """Run the stack on this process's share of the tokens of `inputs` and of a source in `state`."""
         self.check_spreads()
         if state is not None and (state.source_share is None or cached):
             raise InputError(
@@ -152,12 +153,13 @@ class Side:
         cached: bool = True,
         over: Spreading | None = None,
     ) -> SideOutput:
-        """The stack over all tokens of `inputs`, padding too, or over this process's share of them."""
+        """Run the stack on all tokens of `inputs`, including padding, or on this process's share of them."""
         ids = inputs.input_ids
         assert ids is not None
         inputs = self._with_global_tokens(inputs, ids)
         new, stack = ids.shape[1], self.stack
         tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
+        # Positions continue after the tokens in `state`, so only the new ones are needed here.
         pos = tokens.last(new, ids.device)
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
@@ -182,6 +184,7 @@ class Side:
             hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
         last_layer = None
         if collect is not None and again:
+            # The last two hidden states are the last layer's input and its output.
             read = collect[-2]
             last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
@@ -198,15 +201,16 @@ class Side:
         )
 
     def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
-        """The input of the first layer that runs: of a later stage of a pipeline, `inputs_embeds` itself."""
+        """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
         if self.stack.span.start:
             return vectors
         return self.embedding(vectors, self.stack.position, pos, inputs)
 
     def _with_global_tokens(self, inputs: ModelInputs, ids: Tensor) -> ModelInputs:
-        """With the global tokens that the head asks for where the caller names none and a pattern of the
-        stack reads them; `InputError` where the caller names some and no pattern does."""
+        """Return the inputs with the global tokens that the head requires, if the caller names none and a
+        pattern of the stack reads them; raises `InputError` if the caller names some and no pattern reads
+        them."""
         if inputs.global_attention_mask is not None:
             if not reads_marks(self.stack.mechanism):
                 raise InputError(

@@ -1,4 +1,4 @@
-"""A model's part in sequences that are spread over processes: what it refuses, and the loss of the whole."""
+"""Context parallelism of a model: checks of parts that do not support it, and the loss of whole sequences."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from polyformer.stack import Stack, StackConfig
 
 
 def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> None:
-    """Raises `InputError` for parts of a side that need tokens which other processes have.
+    """Raise `InputError` for parts of a side that need tokens of other processes.
 
     kind: the head's.
     """
@@ -44,26 +44,29 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
 
 def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
-    """This process's part of the sequence, the same in all layers."""
+    """Return this process's part of the sequence, the same in all layers."""
     return Share(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.way)
 
 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
-    """The runs of slots of every process, for all layers of a stack."""
+    """Return the runs of slots of every process, for all layers of a stack."""
     mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
     return choose_runs(patterns, whole, processes)
 
 
 def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:
-    """The mean over the whole sequence's labelled tokens, from the mean `loss` over this process's.
+    """Return the mean over the labelled tokens of the whole sequence, from the mean `loss` over this
+    process's.
 
-    labels: this process's. In the gradient it is this process's part times the number of processes, so that
-    the mean of the gradients is that of the whole.
+    labels: of this process's tokens. The value is the mean of the whole sequence. The gradient is of this
+    process's part times the number of processes, so that the mean of the gradients over the processes is the
+    gradient of the whole.
     """
     if share is None or labels is None:
         return loss
     count = (labels != IGNORED).sum()
+    # Without labels the mean is 0 / 0, so it is replaced by 0 before the sum.
     own = torch.where(count > 0, loss.detach(), 0.0).double() * count
     whole = total(torch.stack([own, count.double()]), share)
     part = loss * (count * len(share.runs) / whole[1].clamp_min(1)).to(loss.dtype)

@@ -1,13 +1,13 @@
-"""Decision Transformer: a decoder that reads trajectories and says which action leads to a wanted return.
+"""Decision Transformer: a decoder that reads trajectories and predicts actions for a given return.
 
-    R_1 s_1 a_1  R_2 s_2 a_2 ...        R_t = r_t + r_t+1 + ...   the return still to come
-    token = norm(W_kind value + timesteps[t])                    three tokens a step, one place in time
+    R_1 s_1 a_1  R_2 s_2 a_2 ...        R_t = r_t + r_t+1 + ...   the return-to-go
+    token = norm(W_kind value + timesteps[t])                    three tokens per step, with one timestep
     a_t from the token of s_t;  s_t+1 and R_t+1 from the token of a_t
 
-Trained on recorded steps by the mean squared error of their actions; asked with the return that is wanted.
-`act` takes one step at a time and runs only its own tokens and the last action's, with the past in a state.
-Cost: that of a decoder on 3 T tokens. Chen et al. 2021, section 3. Beside the paper's actions, states and
-returns are predicted too, as its code has it, without a loss of their own.
+It is trained on recorded steps with the mean squared error of their actions, and conditioned on the desired
+return for acting. `act` takes single steps and runs only the tokens of the new step and the previous action,
+with the past in a state. Cost: a decoder on 3 T tokens. Chen et al. 2021, section 3. States and returns are
+predicted in addition to the paper's actions, as in its code, but have no loss.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from polyformer.feedforward import DenseConfig
 from polyformer.model.checks import check_mask
 from polyformer.model.saving import PretrainedMixin
 from polyformer.ops.linear import Linear
+from polyformer.ops.norms import LayerNorm
 from polyformer.ops.softmax import recorded
 from polyformer.plugins import Saved
 from polyformer.position import NoPositionConfig
@@ -38,7 +39,7 @@ from polyformer.stack import AttentionConfig, LayerState, Stack, StackConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionConfig(Config):
-    """The sizes of states and actions, which are both read and predicted."""
+    """The sizes of states and actions, which are both inputs and predictions."""
 
     state_size: int = 17
     action_size: int = 4
@@ -62,9 +63,10 @@ def _decoder() -> StackConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrajectoryConfig(Saved):
-    """By default the paper's for OpenAI Gym (appendix A): three layers of 128 with one head.
+    """The sizes of a Decision Transformer; by default as for OpenAI Gym in the paper (appendix A): three
+    layers of width 128 with one head.
 
-    All tokens stand at place 0 of the decoder's position scheme: time is in their timesteps.
+    All tokens have position 0 in the decoder's position scheme: their timesteps encode the order.
     """
 
     hidden_size: int = 128
@@ -94,11 +96,11 @@ class TrajectoryConfig(Saved):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrajectoryOutput:
-    """Fields that were not asked for are None.
+    """The predictions of a Decision Transformer; optional fields are None unless requested.
 
     loss: of the actions. actions [B, T, A] of every step; states [B, T, S] and returns [B, T, 1] of the step
-    after it. hidden_states: [B, 3 T, E], the input of every layer and the final output. attentions: one
-    [B, H, 3 T, 3 T] a layer.
+    after it. hidden_states: [B, 3 T, E], the input of every layer and the final output. attentions:
+    [B, H, 3 T, 3 T] per layer.
     """
 
     loss: Tensor | None
@@ -112,13 +114,14 @@ class TrajectoryOutput:
 
 @dataclasses.dataclass(frozen=True)
 class TrajectoryState(State):
-    """What the next step of acting goes on from: the layers' states after `length` tokens."""
+    """The state between two steps of acting: the layers' states after `length` tokens."""
 
     layers: tuple[LayerState, ...]
     length: int
 
     def last(self, count: int) -> "TrajectoryState":
-        """With the last `count` tokens alone; as it is where a layer has sums of the past, not its tokens."""
+        """Return the state with only the last `count` tokens, or unchanged if a layer keeps sums of the past
+        instead of its tokens."""
         if self.length <= count or not all(
             isinstance(layer.self_attention, KeyValueCache) for layer in self.layers
         ):
@@ -131,7 +134,7 @@ class TrajectoryState(State):
 
 
 class Predictions(nn.Module):
-    """Hidden states [B, T, E] of steps to what follows them."""
+    """Linear predictions from the hidden states [B, T, E] of steps."""
 
     def __init__(self, hidden_size: int, config: PredictionConfig):
         super().__init__()
@@ -141,13 +144,13 @@ class Predictions(nn.Module):
         self.returns = Linear(hidden_size, 1)
 
     def action(self, hidden: Tensor) -> Tensor:
-        """[B, T, A]"""
+        """Return the actions [B, T, A]."""
         actions = self.actions(hidden)
         return actions.tanh() if self.bounded else actions
 
 
 class TrajectoryTransformer(PretrainedMixin):
-    """See `forward`. It writes no text, so it has no settings for `generate`."""
+    """A Decision Transformer; see `forward`. It generates no text, so it has no settings for `generate`."""
 
     config_type = TrajectoryConfig
     config: TrajectoryConfig
@@ -159,7 +162,7 @@ class TrajectoryTransformer(PretrainedMixin):
         self.returns = Linear(1, width)
         self.states = Linear(sizes.state_size, width)
         self.actions = Linear(sizes.action_size, width)
-        self.norm = nn.LayerNorm(width)
+        self.norm = LayerNorm(width)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
         self.head = Predictions(width, sizes)
@@ -176,15 +179,15 @@ class TrajectoryTransformer(PretrainedMixin):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> TrajectoryOutput:
-        """Read T steps and predict each one's action from what stands before it.
+        """Predict the action of each of T steps from the tokens before it.
 
         Args:
-            states, actions, returns_to_go: [B, T, S], [B, T, A], [B, T, 1]. The action of the step that is
-                asked for may be anything: none sees it.
+            states, actions, returns_to_go: [B, T, S], [B, T, A], [B, T, 1]. The action of the step to predict
+                may have any value: no prediction of this step depends on it.
             timesteps: [B, T], the number of each step in its episode.
             attention_mask: [B, T], 1 for real steps and 0 for padding, on either side.
             labels: [B, T, A], the actions to predict.
-            output_attentions, output_hidden_states: return them too.
+            output_attentions, output_hidden_states: also return them.
 
         Raises `InputError` for shapes that do not fit, and timesteps beyond the table.
         """
@@ -195,8 +198,10 @@ class TrajectoryTransformer(PretrainedMixin):
         if attention_mask is not None:
             check_mask("attention_mask", attention_mask, (rows, steps))
         valid = None if attention_mask is None else attention_mask.bool()
+        # Each step is three tokens. Attention without a mask has faster kernels.
         real = None if valid is None or bool(valid.all()) else valid.repeat_interleave(3, 1)
         context = Context(3 * steps, 3 * steps, causal=True, kv_valid=real)
+        # Tokens of a step share a timestep, which encodes the order instead of positions.
         pos = timesteps.new_zeros(3 * steps)
         x = self.dropout(self.decoder.position.embed(x, pos, 0))
         collect: list[Tensor] | None = [] if output_hidden_states else None
@@ -223,17 +228,17 @@ class TrajectoryTransformer(PretrainedMixin):
         state: TrajectoryState | None = None,
         context: int | None = None,
     ) -> tuple[Tensor, TrajectoryState]:
-        """The actions [B, A] of one more step, and the state to go on from; three tokens are run.
+        """Return the actions [B, A] of one more step, and the next state; runs only three tokens.
 
         Args:
             states, returns_to_go, timesteps: of this step, [B, S], [B, 1] and [B].
-            previous: [B, A], the actions that were taken in the step before; None in the first step.
+            previous: [B, A], the actions of the step before; None in the first step.
             state: from the step before; None in the first step.
-            context: how many steps are seen, this one included; None for all. The keys and values of others
-                are dropped; those kept were made when more could be seen.
+            context: the number of visible steps, with this step; None for all. The keys and values of earlier
+                steps are dropped; the remaining keys and values were computed when more steps were visible.
 
-        Without a limit the actions are those of `forward` over all steps so far. Raises `InputError` as
-        `forward`, and where only one of `previous` and `state` is there.
+        Without a limit the actions are the same as from `forward` with all steps so far. Raises `InputError`
+        as `forward`, and if only `previous` or only `state` is given.
         """
         if (state is None) != (previous is None):
             raise InputError(
@@ -244,12 +249,13 @@ class TrajectoryTransformer(PretrainedMixin):
             values["actions"] = previous
         self._check(timesteps[:, None], **{name: value[:, None] for name, value in values.items()})
         tokens, times = [self.returns(returns_to_go), self.states(states)], [timesteps, timesteps]
-        if context == 1:  # the last action is of the step before
+        if context == 1:  # the previous action belongs to the step before, which is not visible
             previous = state = None
         if state is not None and previous is not None:
             tokens, times = [self.actions(previous), *tokens], [timesteps - 1, *times]
             if context is not None:
-                state = state.last(3 * context - 4)  # and three: all of `context` steps but the last action
+                # With the three new tokens these are `context` steps without the last action.
+                state = state.last(3 * context - 4)
         x = self.norm(torch.stack(tokens, 1) + self.timesteps(torch.stack(times, 1)))
         before = 0 if state is None else state.length
         length = before + x.shape[1]
@@ -286,7 +292,7 @@ class TrajectoryTransformer(PretrainedMixin):
 
 
 def squared_error(predicted: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean over all numbers [B, T, A] of real steps."""
+    """Return the mean squared error over all numbers [B, T, A] of real steps."""
     if labels.shape != predicted.shape:
         raise InputError(f"labels: expected actions {tuple(predicted.shape)}, got {tuple(labels.shape)}")
     errors = (predicted - labels).square().mean(-1)

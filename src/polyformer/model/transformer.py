@@ -1,4 +1,4 @@
-"""The model of tokens: token table, an encoder or a decoder or both, and a head."""
+"""The model of tokens: a token table, an encoder or a decoder or both, and a head."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,16 +30,15 @@ from polyformer.sequence.tokens import NO_TOKENS
 from polyformer.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
 
 Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
-"""What makes vectors of token ids."""
+"""The modules that map token ids to vectors."""
 
 
 class Transformer(PretrainedMixin):
-    """See `forward`. `recompute` on its stacks trades time for memory in training; `unpads` leaves padding
-    out of what is computed, where that pays."""
+    """A Transformer of tokens; see `forward`. `recompute` on its stacks enables activation checkpointing."""
 
     config_type = ModelConfig
     config: ModelConfig
-    unpads = True
+    unpads = True  # leave padding out of the computation where this is faster
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -65,7 +64,7 @@ class Transformer(PretrainedMixin):
 
     @property
     def remembers(self) -> bool:
-        """Whether it reads a text in segments and has a memory of those before."""
+        """Return whether the model reads a text in segments and has a memory of earlier segments."""
         return self.decoder is not None and self.decoder.memory is not None
 
     encoder: Stack | None
@@ -100,7 +99,7 @@ class Transformer(PretrainedMixin):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> ModelOutput:
-        """Run the model. In training it waits for calls of `generate` in other threads to end.
+        """Run the model. A call in training mode waits until calls of `generate` in other threads end.
 
         Args:
             {ModelInputs}
@@ -111,7 +110,7 @@ class Transformer(PretrainedMixin):
             {OutputOptions}
 
         Returns `ModelOutput`; with labels its loss is the mean over labelled tokens or items, and in training
-        what parts of the model add. Raises `InputError` for wrong shapes and texts beyond learned positions.
+        also the auxiliary losses. Raises `InputError` for wrong shapes and texts beyond learned positions.
         """
         inputs = ModelInputs(
             input_ids,
@@ -141,7 +140,7 @@ class Transformer(PretrainedMixin):
         use_cache: bool,
         options: OutputOptions,
     ) -> ModelOutput:
-        """The sides that the model has, one after the other, and its head."""
+        """Run the sides that the model has, one after the other, and its head."""
         decoder_inputs = target.as_inputs()
         inputs, labels = labels.of_choices(self.head, inputs)
         labels.check(self.head, self.encoder is not None)
@@ -155,7 +154,7 @@ class Transformer(PretrainedMixin):
                 return self._finish(encoded, labels, options, inputs.text_ids)
             state = state or (self.new_state() if use_cache else None)
             decoded = self._side("decoder").run(inputs, options, state, unpads=self.unpads)
-            labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens)
+            labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens, self.config.vocab_size)
             return self._finish(decoded, labels, options, inputs.text_ids, state)
 
     def _run_both(
@@ -167,7 +166,7 @@ class Transformer(PretrainedMixin):
         use_cache: bool,
         options: OutputOptions,
     ) -> ModelOutput:
-        """An encoder-decoder: the source `inputs`, unless `state` has it, then the target so far."""
+        """Run an encoder-decoder: the source `inputs`, unless it is in `state`, then the target so far."""
         assert self.decoder is not None
         encoded, cached = None, use_cache or state is not None
         if state is not None:
@@ -195,41 +194,40 @@ class Transformer(PretrainedMixin):
         reserve: int = 0,
         **inputs: Tensor | None,
     ) -> ModelState:
-        """The state that an encoder-decoder's decoding starts from, the source [B, S] read once.
+        """Return the initial state for decoding with an encoder-decoder: the encoded source [B, S].
 
-        reserve: room for so many tokens to be written. inputs: of the source, by the names that `forward`
-        has for them (`polyformer.sequence.inputs.ModelInputs`).
+        reserve: number of new tokens to allocate the KV cache for. inputs: of the source, with their names in
+        `forward` (`polyformer.sequence.inputs.ModelInputs`).
         """
         assert self.decoder is not None
         source = ModelInputs(input_ids, attention_mask, **inputs)
         return _source_state(self.read_source(source), self.decoder.new_states(reserve))
 
     def read_source(self, inputs: ModelInputs, options: OutputOptions = NOTHING_MORE) -> SideOutput:
-        """What the encoder of an encoder-decoder makes of the source."""
+        """Return the output of the encoder of an encoder-decoder for the source."""
         refuse("an encoder-decoder", document_ids=inputs.document_ids)
         return self._side("encoder").run(inputs, options, unpads=self.unpads)
 
     def new_state(self, reserve: int = 0) -> ModelState:
-        """The state of a decoder before its first token, with room for `reserve` tokens."""
+        """Return the state of a decoder before its first token, with a KV cache for `reserve` tokens."""
         assert self.decoder is not None
         return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
 
     def logits_at(
         self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None
     ) -> Tensor:
-        """The head's logits [B, K, V] at these places of `output`, whose neighbours are `neighbour_ids`
-        [B, K, k]; those of others are not computed."""
+        """Return the head's logits [B, K, V] only at `places` of `output`. neighbour_ids: [B, K, k]."""
         return self.predictions(output.last_hidden_state[:, places], neighbour_ids)
 
     def predictions(self, hidden: Tensor, neighbour_ids: Tensor | None = None) -> Tensor:
-        """The head's predictions of hidden states [B, T, E]; [B, T, V] where it predicts tokens."""
+        """Return the head's predictions for hidden states [B, T, E]; [B, T, V] if it predicts tokens."""
         inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
         _, predictions = self.head(inputs, None)
         predicted = predictions()
         return predicted[0] if isinstance(predicted, tuple) else predicted
 
     def next_logits(self, output: ModelOutput) -> Tensor:
-        """The logits [B, V] of the next token, computed from the last position of `output` alone."""
+        """Return the logits [B, V] of the next token, computed only for the last position of `output`."""
         return self.logits_at(output, slice(-1, None)).squeeze(1)
 
     def generate(
@@ -241,18 +239,18 @@ class Transformer(PretrainedMixin):
         decode: Decode | None = None,
         **more: Any,
     ) -> Generated:
-        """Continue or translate `input_ids`: see `polyformer.generation.generate`, whose other arguments
-        (`generator`, `token_type_ids`, ...) and settings (`max_new_tokens=20`) this takes too.
+        """Continue or translate `input_ids`; see `polyformer.generation.generate` for the other arguments
+        (`generator`, `token_type_ids`, ...) and settings (`max_new_tokens=20`).
 
-        Without a `config` by the settings that the checkpoint came with, where it had any (`generation`).
+        Without a `config` the settings of the checkpoint apply, if it has some (`generation`).
         """
         if config is None and self.generation is not None:
             config = from_hub(self.generation)
         return generate(self, input_ids, attention_mask, config, streamer, decode, **more)
 
     def shifted_right(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Labels or a text [B, T] one token later, after the token that output starts from; padding on the
-        left, which `mask` [B, T] shows, stays where it is."""
+        """Return labels or a text [B, T] one token later, after the output's start token; padding on the
+        left, which `mask` [B, T] shows, keeps its place."""
         if ids is None:
             raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
         if self.config.special.bos is None:
@@ -263,10 +261,11 @@ class Transformer(PretrainedMixin):
         later = torch.cat(
             [ids.new_full((len(ids), 1), start), ids[:, :-1].masked_fill(ids[:, :-1] == -100, pad)], 1
         )
+        # With padding on the left, the start token belongs at the first real token of each row.
         return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
 
     def _side(self, name: str) -> Side:
-        """The encoder or the decoder, as its modules are now."""
+        """Return the encoder or the decoder with its present modules."""
         encoder = name == "encoder"
         stack, embedding = (
             (self.encoder, self.encoder_embedding) if encoder else (self.decoder, self.decoder_embedding)
@@ -278,13 +277,13 @@ class Transformer(PretrainedMixin):
         return Side(name, self.config, table, embedding, stack, self.head, predict)
 
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
-        """What a head that is tied reads: [V, E]. A pipeline's last stage has it for such a head alone."""
+        """Return the matrix [V, E] of a tied head. A pipeline's last stage has it only for such a head."""
         table = self._output_table()
         weight: Any = getattr(table, "weight", table)
         return table if isinstance(table, (Int8Weight, AdaptiveEmbedding)) else weight
 
     def _output_table(self) -> Table:
-        """The token table of the decoder, or of the encoder where there is none: the head may read it."""
+        """Return the token table of the decoder, or else of the encoder: a tied head reads it."""
         return self.tokens if self.decoder_tokens is None else self.decoder_tokens
 
     def _finish(
@@ -296,9 +295,9 @@ class Transformer(PretrainedMixin):
         state: ModelState | None = None,
         encoded: SideOutput | None = None,
     ) -> ModelOutput:
-        """Predictions and loss from what the last side computed, and everything else that was asked for.
+        """Return predictions, the loss and all requested outputs, from the output of the last side.
 
-        ids: those of the text or source. encoded: what the encoder of an encoder-decoder computed.
+        ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
         labels = labels.of_share(ran.share)
         valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
@@ -316,16 +315,17 @@ class Transformer(PretrainedMixin):
                 own = ran.halting.losses(loss, HeadJudge(self.head, head_input, labels.labels))
             for name, term in sum_auxiliary_losses(ran.auxiliary_losses, others, own).items():
                 losses[name] = term.detach()
-                loss = loss + term if self.training else loss  # an evaluation measures predictions alone
+                loss = loss + term if self.training else loss  # evaluation measures only predictions
         both = self.encoder is not None and self.decoder is not None
         attentions = tuple(ran.attentions) if options.output_attentions else None
         cross_attentions = None
-        if both and attentions is not None:  # a layer attends to the target, then to the source
+        if both and attentions is not None:  # a layer records self-attention, then cross-attention
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
         if state is not None and ran.layer_states is not None:
             assert self.decoder is not None
             tokens, depth = self.decoder.kept(ran.tokens), self.decoder.depth
+            # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
             next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)
         return ModelOutput(
@@ -345,6 +345,6 @@ class Transformer(PretrainedMixin):
 
 
 def _source_state(encoded: SideOutput, layers: tuple[LayerState, ...]) -> ModelState:
-    """The state of a decoder that has read the source and no token of the target."""
+    """Return the state of a decoder that has read the source and no token of the target."""
     tokens = encoded.tokens
     return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.share)

@@ -1,11 +1,11 @@
-"""What a policy remembers by: trunks from vectors of observations to vectors, step by step or a run at once.
+"""Trunks of policies: networks with a memory that map a sequence of observation vectors to hidden states.
 
 decoder        a decoder with the memory `recurrent`: every layer sees its inputs at the last M steps
 lstm           a long short-term memory; Hochreiter and Schmidhuber 1997
-feedforward    nothing: each step alone
+feedforward    no memory: each step is independent
 
-An episode's first step sees nothing of the episode before it, row by row of a batch. A run of steps after a
-state is what the same steps are one by one.
+The first step of an episode, separately for each row of a batch, sees no step of an earlier episode. A
+sequence of steps after a state has the same results as single steps.
 """
 
 import dataclasses
@@ -32,27 +32,27 @@ from polyformer.stack.layer import LayerState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrunkConfig(Config):
-    """Family of trunks."""
+    """The base class of trunk configurations."""
 
     def build(self, hidden_size: int) -> "Trunk":
-        """The module, of vectors of this width."""
+        """Return the module, for vectors of this width."""
         raise NotImplementedError
 
 
 class Trunk(nn.Module):
-    """Vectors [B, T, E] -> [B, T, E], after what a state holds of the steps before."""
+    """A module that maps vectors [B, T, E] to [B, T, E], with a state of the earlier steps."""
 
     def new_state(self, rows: int) -> State:
-        """The state [B, ...] before the first step: tensors of a size that stays."""
+        """Return the state [B, ...] before the first step: tensors of constant sizes."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
-        """The output and the next state. starts [B, T]: whether an episode begins with the step."""
+        """Return the output and the next state. starts [B, T]: true at the first step of an episode."""
         raise NotImplementedError
 
 
 def _decoder() -> StackConfig:
-    dense = SoftmaxConfig(backend="definition")  # the fastest for as few keys as these
+    dense = SoftmaxConfig(backend="definition")  # the fastest backend for few keys
     return StackConfig(
         num_hidden_layers=1,
         attention=AttentionConfig(num_attention_heads=2, mechanism=dense),
@@ -65,8 +65,11 @@ def _decoder() -> StackConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderTrunkConfig(TrunkConfig):
-    """A decoder whose layers see the `memory_length` steps before each; the pattern and the memory of
-    `decoder` follow from it."""
+    """Decoder trunk: a Transformer that attends to a fixed number of earlier steps.
+
+    Each layer of the decoder sees the `memory_length` steps before a step; the pattern and the memory of
+    `decoder` are set accordingly.
+    """
 
     memory_length: int = 32
     decoder: StackConfig = dataclasses.field(default_factory=_decoder)
@@ -87,7 +90,7 @@ class DecoderTrunkConfig(TrunkConfig):
             )
 
     def build(self, hidden_size: int) -> "DecoderTrunk":
-        """A stack with a memory."""
+        """Return a stack with a memory."""
         memory = RecurrentConfig(length=self.memory_length)
         config = self.decoder.override("memory", memory).override(
             "attention.mechanism.pattern", Window(self.memory_length, 0)
@@ -97,15 +100,16 @@ class DecoderTrunkConfig(TrunkConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Steps(State):
-    """What a decoder keeps: the inputs of its layers at the last M steps, [B, L, M, E], and how many of them
-    are of the episode, [B]."""
+    """The state of a decoder trunk: the inputs of its layers at the last M steps, [B, L, M, E], and the
+    number of these steps that belong to the present episode, [B]."""
 
     memory: Tensor
     age: Tensor
 
 
 class DecoderTrunk(Trunk):
-    """In acting too the memory holds inputs of layers, not keys: weights change while an episode goes on."""
+    """A decoder trunk. The memory contains inputs of layers instead of keys also in acting, because the
+    weights change during an episode."""
 
     def __init__(self, stack: Stack, hidden_size: int):
         super().__init__()
@@ -113,26 +117,28 @@ class DecoderTrunk(Trunk):
 
     @property
     def length(self) -> int:
-        """M."""
+        """Return M, the number of steps in the memory."""
         assert self.stack.memory is not None
         return self.stack.memory.length
 
     def new_state(self, rows: int) -> Steps:
-        """Steps of no episode."""
+        """Return a memory without valid steps."""
         weight = next(self.parameters())
         memory = weight.new_zeros(rows, len(self.stack.groups), self.length, self.hidden_size)
         return Steps(memory, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Steps]:
-        """Episodes are documents; slots of the memory that hold nothing are of one that nobody reads."""
+        """Run the stack with episodes as documents; no query sees empty slots of the memory."""
         assert isinstance(state, Steps)
         length, new = self.length, x.shape[1]
         episode = starts.long().cumsum(1)
+        # Valid slots get document 0, which is the episode of the state; empty slots get -1.
         slots = torch.arange(length, device=x.device)
         remembered = (slots >= length - state.age[:, None]).long() - 1
         context = Context(
             new, length + new, causal=True, q_doc=episode, kv_doc=torch.cat([remembered, episode], 1)
         )
+        # The M slots of the memory have the positions before the new steps.
         pos = torch.arange(length, length + new, device=x.device)
         x = self.stack.position.embed(x, pos, 0)
         layers = tuple(LayerState(memory=Hidden(vectors)) for vectors in state.memory.unbind(1))
@@ -146,7 +152,7 @@ class DecoderTrunk(Trunk):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSTMTrunkConfig(TrunkConfig):
-    """Layers one over the other."""
+    """LSTM trunk: stacked layers of long short-term memory."""
 
     num_hidden_layers: int = 1
 
@@ -157,35 +163,36 @@ class LSTMTrunkConfig(TrunkConfig):
         _check_layers(self.num_hidden_layers)
 
     def build(self, hidden_size: int) -> "LSTMTrunk":
-        """`torch.nn.LSTM`."""
+        """Return a trunk with `torch.nn.LSTM`."""
         return LSTMTrunk(hidden_size, self.num_hidden_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cells(State):
-    """[B, L, E] each."""
+    """The hidden state and the cell state of an LSTM, [B, L, E] each."""
 
     hidden: Tensor
     cell: Tensor
 
 
 class LSTMTrunk(Trunk):
-    """Runs of steps in which no episode of the batch begins are computed at once."""
+    """An LSTM trunk. Steps between two starts of episodes in the batch are computed in a single call."""
 
     def __init__(self, hidden_size: int, layers: int):
         super().__init__()
         self.lstm = nn.LSTM(hidden_size, hidden_size, layers, batch_first=True)
 
     def new_state(self, rows: int) -> Cells:
-        """Zeros."""
+        """Return a state of zeros."""
         weight = next(self.parameters())
         zeros = weight.new_zeros(rows, self.lstm.num_layers, self.lstm.hidden_size)
         return Cells(zeros, zeros.clone())
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Cells]:
-        """Rows in which an episode begins go on from zeros."""
+        """Run the LSTM; rows that begin an episode start from zeros."""
         assert isinstance(state, Cells)
         hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)
+        # A segment ends where any row begins an episode, because `nn.LSTM` cannot reset its state.
         cuts = [t for t, any_row in enumerate(starts.any(0).tolist()) if any_row and t]
         outputs = []
         for first, end in zip([0, *cuts], [*cuts, x.shape[1]]):
@@ -199,7 +206,7 @@ class LSTMTrunk(Trunk):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForwardTrunkConfig(TrunkConfig):
-    """Matrices with ReLU."""
+    """Feed-forward trunk: linear layers with ReLU, without a memory."""
 
     num_hidden_layers: int = 2
 
@@ -209,28 +216,28 @@ class FeedForwardTrunkConfig(TrunkConfig):
         _check_layers(self.num_hidden_layers)
 
     def build(self, hidden_size: int) -> "FeedForwardTrunk":
-        """As many as layers."""
+        """Return a trunk with `num_hidden_layers` layers."""
         return FeedForwardTrunk(hidden_size, self.num_hidden_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Nothing(State):
-    """What is kept where nothing is."""
+    """The empty state of a trunk without a memory."""
 
 
 class FeedForwardTrunk(Trunk):
-    """No step knows of another."""
+    """A feed-forward trunk, in which each step is independent of the others."""
 
     def __init__(self, hidden_size: int, layers: int):
         super().__init__()
         self.layers = nn.ModuleList(Linear(hidden_size, hidden_size) for _ in range(layers))
 
     def new_state(self, rows: int) -> Nothing:
-        """Nothing."""
+        """Return the empty state."""
         return Nothing()
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
-        """ReLU(W x + b), layer by layer."""
+        """Apply ReLU(W x + b) for each layer."""
         for layer in self.layers:
             x = layer(x).relu()
         return x, state

@@ -1,7 +1,8 @@
-"""What a model's weights are kept in: float32, bfloat16, or int8 (`polyformer.ops.int8`).
+"""The number formats of a model's weights: float32, bfloat16, or int8 (`polyformer.ops.int8`).
 
-int8: those of linear layers, token tables and output matrices, nearly all there are. Norms, biases,
-positions, the routers of experts and what a mechanism learns of its own stay as they are. Nothing trains.
+int8 applies to linear layers, token tables and output matrices, which are nearly all weights. Norms, biases,
+positions, the routers of experts and learned parameters of attention mechanisms keep their type. A model with
+int8 weights cannot be trained.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ M = TypeVar("M", bound=Any)
 
 
 def with_weights(model: M, weights: str) -> M:
-    """The model in evaluation mode with weights of this kind: itself, changed, or from int8 a new one.
+    """Return the model, or from int8 a new model, in evaluation mode with weights of this kind.
 
-    Raises `InputError` for another word, and for weights that are not finite.
+    Raises `InputError` for an unknown kind, and for weights that are not finite.
     """
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
@@ -50,7 +51,7 @@ def with_weights(model: M, weights: str) -> M:
 
 
 def computes_bfloat16() -> bool:
-    """Whether torch may use instructions for bfloat16 here; a GPU is taken to have them."""
+    """Return whether torch may use instructions for bfloat16 here; a GPU is assumed to have them."""
     if torch.cuda.is_available():
         return True
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
@@ -58,15 +59,15 @@ def computes_bfloat16() -> bool:
 
 
 def round_weights(model: nn.Module) -> None:
-    """Put int8 weights into the place of a model's own; its parameters are then no longer trained."""
-    new: dict[int, Int8Weight] = {}  # a layer that stands in several places stays one layer
+    """Replace a model's weights by int8 weights; its parameters are then no longer trained."""
+    new: dict[int, Int8Weight] = {}  # a shared layer stays shared
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is Linear:
                 setattr(parent, name, new.setdefault(id(child), Int8Linear(child.weight, child.bias)))
         if isinstance(parent, VocabularyHead) and isinstance(parent.weight, Tensor):
             matrix = Int8Weight(parent.weight)
-            del parent.weight  # a parameter, whose place a module cannot take
+            del parent.weight  # a module cannot be assigned to the name of a parameter
             parent.weight = matrix
         if isinstance(parent, AdaptiveEmbedding | AdaptiveSoftmax):
             for i, table in enumerate(parent.tables):
@@ -79,7 +80,7 @@ def round_weights(model: nn.Module) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Raises `InputError` for a model with weights in int8."""
+    """Raise `InputError` for a model with weights in int8."""
     if any(isinstance(module, Int8Weight) for module in model.modules()):
         raise InputError(
             "weights: they are int8, which cannot be trained; train the model in floating point and convert "
@@ -88,7 +89,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def _in_floating_point(model: M) -> M:
-    """A new model with the same numbers, which can be trained again."""
+    """Return a new model with the same numbers, which can be trained again."""
     tensors = dict(model.state_dict())
     for name, module in model.named_modules():
         if isinstance(module, Int8Weight):
@@ -97,6 +98,7 @@ def _in_floating_point(model: M) -> M:
             integers = f"{name}.weight"
             del tensors[integers]
             tensors[integers if matrix else name] = module.dequantized()
+    # The tensors are assigned by `load_weights`, so no new weights are allocated.
     with torch.device("meta"):
         new = type(model)(dataclasses.replace(model.config, weights=None))
     load_weights(new, tensors, "the int8 model")

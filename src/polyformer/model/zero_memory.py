@@ -1,5 +1,6 @@
-"""A text that begins after a memory full of zeros, to which its tokens attend: how transformers' own
-Transformer-XL (until 4.35) began, where the paper, the authors' PyTorch code and ours begin after nothing."""
+"""An initial memory of zeros, to which the first tokens of a text attend. The Transformer-XL of transformers
+(until 4.35) starts with it; the paper, the authors' PyTorch code and polyformer start with an empty
+memory."""
 
 from polyformer.core.errors import InputError
 from polyformer.memory.recurrent import Hidden, Recurrent
@@ -10,9 +11,9 @@ from polyformer.stack import LayerState
 
 
 def zero_memory(model: Transformer, rows: int) -> ModelState:
-    """The state before the first token of `rows` texts: `decoder.memory.length` vectors of zeros a layer.
+    """Return the state before `rows` texts: `decoder.memory.length` zero vectors per layer.
 
-    Its memories stay hidden states in evaluation too, which later segments project again.
+    Its memories are hidden states also in evaluation, and later segments project them again.
 
     Raises:
         InputError: the model's memory is not the recurrent one.

@@ -1,21 +1,21 @@
-"""ETC's contrastive objective: the global token of a masked sentence identifies that sentence among others.
+"""ETC's contrastive objective: the global token of a masked sentence identifies this sentence among others.
 
     loss = mean_n -log( exp(p_n . e_n / temperature) / sum_m exp(p_n . e_m / temperature) )
 
-p_n is the output at the global token of a sentence whose tokens are all masked, so that its context is left;
-e_n is the output at a global token that attends to the same sentence unmasked and nothing else. The other
-e_m, of the whole batch, are the negatives. Ainslie et al. 2020, section 3 (Contrastive Predictive Coding
-after Oord et al. 2018, with their noise-contrastive loss); gradients flow into both, as the paper stops none.
+p_n is the output at the global token of a sentence with all tokens masked, so that only its context is
+visible; e_n is the output at a global token that attends only to the same sentence, unmasked. The other e_m,
+of the whole batch, are the negatives. Ainslie et al. 2020, section 3 (Contrastive Predictive Coding after
+Oord et al. 2018, with their noise-contrastive loss); gradients flow into both, since the paper stops none.
 
-A row holds the document and behind it, packed as documents of their own, its hidden sentences alone, so that
-one pass gives p and e:
+A row contains the document and, packed behind it as separate documents, its hidden sentences without context,
+so that one pass gives p and e:
 
     row = hide_sentences(sentences, generator, mask_id=4, global_id=1, global_tokens=256)
     batch = Collate(pad_id)([row, ...])
     pairs = batch.pop("pair_ids")
     loss = pair_loss(model(**batch).last_hidden_state, pairs)
 
-The task `cpc` does so, with masked language modelling in the same rows, as the paper does.
+The task `cpc` does this, with masked language modelling in the same rows, as the paper does.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,15 @@ def contrastive_loss(
     symmetric: bool = False,
     stop_gradient: bool = False,
 ) -> Tensor:
-    """The loss above for N pairs, predicted and encoded [N, E].
+    """Return the loss above for N pairs, predicted and encoded [N, E].
 
     Args:
         temperature: divides the products; 1 as in Oord et al. 2018.
-        symmetric: the mean of this loss and of that which finds the predictions by the encodings.
-        stop_gradient: nothing flows into `encoded`.
+        symmetric: the mean of this loss and the loss that identifies the predictions by the encodings.
+        stop_gradient: no gradient flows into `encoded`.
 
-    Equal sentences in a batch are negatives of one another, and with one pair there is nothing to tell apart:
-    the loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
+    Equal sentences in a batch are negatives of one another. With only one pair there are no negatives and the
+    loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
     """
     if predicted.shape != encoded.shape or predicted.dim() != 2 or not len(predicted):
         raise InputError(
@@ -62,10 +62,10 @@ def contrastive_loss(
 
 
 def pairs_of(hidden: Tensor, pair_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions and encodings [N, E] of all pairs in a batch, from the outputs hidden [B, T, E].
+    """Return predictions and encodings [N, E] of all pairs in a batch, from the outputs hidden [B, T, E].
 
-    pair_ids: [B, T], 0 where there is nothing; every other number stands twice in its row, first at the token
-    that predicts and then at the one that encodes. Raises `InputError` for anything else.
+    pair_ids: [B, T], 0 at tokens without a pair; every other number occurs twice in its row, first at the
+    token that predicts and then at the token that encodes. Raises `InputError` for anything else.
     """
     if pair_ids.shape != hidden.shape[:2]:
         raise InputError(
@@ -90,7 +90,7 @@ def pair_loss(
     symmetric: bool = False,
     stop_gradient: bool = False,
 ) -> Tensor:
-    """`contrastive_loss` of all pairs in a batch (see `pairs_of`); 0 where there are none."""
+    """Return `contrastive_loss` of all pairs in a batch (see `pairs_of`); 0 if there are none."""
     predicted, encoded = pairs_of(hidden, pair_ids)
     if not len(predicted):
         return hidden.sum() * 0.0
@@ -108,11 +108,13 @@ def hide_sentences(
     global_tokens: int,
     share: float = 0.15,
 ) -> Row:
-    """One row of a document with `share` of its sentences hidden, and of these sentences alone behind it.
+    """Return a row of a document with `share` of its sentences hidden, and of these sentences without context
+    behind it.
 
-    As `structured` makes it, and `document_ids` (the sentences alone are documents 1, 2, ...) and `pair_ids`
-    (see `pairs_of`). Rounded, at least one sentence is hidden and at least one is not; of a single sentence
-    nothing is. Tokens of hidden sentences all become `mask_id`, their global tokens stay.
+    The row has the fields of `structured`, `document_ids` (the separate sentences are documents 1, 2, ...)
+    and `pair_ids` (see `pairs_of`). The number of hidden sentences is rounded, but at least one is hidden and
+    at least one is not; of a single sentence nothing is hidden. Tokens of hidden sentences all become
+    `mask_id`, their global tokens stay.
     """
     if not 0 < share < 1:
         raise InputError(f"share: expected a share of the sentences in (0, 1), got {share}")

@@ -1,12 +1,12 @@
-"""ELECTRA's replaced-token detection: a generator replaces tokens of a text, a discriminator detects which.
+"""ELECTRA's replaced-token detection: a generator replaces tokens of a text, a discriminator detects them.
 
     loss = L_generator + weight * L_discriminator        weight = 50
 
-Of the tokens x, those at the places M (15 %) are masked. The generator, a small masked language model,
-predicts them: L_generator = -mean_{t in M} log p(x_t). A token y_t drawn from p stands at each of these
-places in the discriminator's input, and L_discriminator is the binary cross-entropy, over all real tokens, of
-classifying y_t as replaced or original; a token that the generator predicted right counts as original. No
-gradient flows through the drawing, so this is no adversarial game. Clark et al. 2020, section 2.
+A share M of the tokens x (15 %) is masked. The generator, a small masked language model, predicts them:
+L_generator = -mean_{t in M} log p(x_t). The discriminator's input has a token y_t drawn from p at each of
+these places, and L_discriminator is the binary cross-entropy, over all real tokens, of classifying y_t as
+replaced or original; a token that the generator predicted right counts as original. No gradient flows through
+the sampling, so the training is not adversarial. Clark et al. 2020, section 2.
 """
 
 import torch
@@ -17,19 +17,20 @@ from polyformer.core.labels import IGNORED
 
 
 def draw(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A token [N] from softmax(logits) for each row of [N, V], by Gumbel's maximum; without gradient.
+    """Return a token [N] drawn from softmax(logits) for each row of [N, V], with the Gumbel-max trick;
+    without gradient.
 
     `generator`: by default torch's own, which the training loop seeds anew for every step.
     """
     logits = logits.detach().float()
-    noise = torch.empty_like(logits).exponential_(generator=generator)  # -log of it is Gumbel's
+    noise = torch.empty_like(logits).exponential_(generator=generator)  # -log of it is Gumbel noise
     return (logits - noise.log()).argmax(-1)
 
 
 def replaced(
     input_ids: Tensor, labels: Tensor, drawn: Tensor, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The discriminator's input ids and its labels, both [B, T].
+    """Return the discriminator's input ids and its labels, both [B, T].
 
     Args:
         input_ids: [B, T], the text with some tokens masked; the ids at their places are ignored.
@@ -38,11 +39,11 @@ def replaced(
         real: [B, T] bool, False for padding; by default all are real.
 
     Returns:
-        The ids with `drawn` at the labelled places, and labels 1 where that is another token than the text's,
-        0 where it is the text's own, -100 at padding.
+        The ids with `drawn` at the labelled places, and labels 1 where this token differs from the text,
+        0 where it is the same, -100 at padding.
 
     Raises:
-        InputError: as many drawn tokens as labels are expected.
+        InputError: the numbers of drawn tokens and labels differ.
     """
     masked = labels != IGNORED
     if drawn.shape != (int(masked.sum()),):

@@ -3,12 +3,12 @@
     loss = soft * T^2 * KL(softmax(t / T) || softmax(s / T)) + hard * labels' loss + cosine * (1 - cos(h, g))
 
 s and t [N, classes] are logits of student and teacher for the same items (texts, or tokens), h and g [M, E]
-their last hidden states at the same real tokens, each term a mean over its items; T is the temperature, whose
-square keeps the first term's gradient as large as it is at T = 1 (Hinton et al. 2015, section 2). Nothing
-flows into the teacher. Sanh et al. 2019, section 3, whose released training has the default weights.
+their last hidden states at the same real tokens, each term a mean over its items. T is the temperature, and
+T^2 keeps the scale of the first term's gradient at T = 1 (Hinton et al. 2015, section 2). No gradient flows
+into the teacher. Sanh et al. 2019, section 3; its released training has the default weights.
 
-The student has the teacher's widths and fewer layers, and begins with the weights of some of the teacher's;
-or it has weights of its own (`fresh`), as in Hinton et al. 2015.
+The student has the teacher's widths and fewer layers, and is initialized with the weights of some of the
+teacher's layers; or its weights are new (`fresh`), as in Hinton et al. 2015.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ class DistillationConfig(Config):
     teacher: str  # the folder of its run
     temperature: float = 2.0
     soft: float = 5.0  # weight of the teacher's predictions
-    hard: float = 2.0  # of the labels
-    cosine: float = 1.0  # of the angle between the last hidden states
-    # Weights of its own in place of some of the teacher's; where `cosine` is 0 the student may have any size.
+    hard: float = 2.0  # weight of the labels
+    cosine: float = 1.0  # weight of the angle between the last hidden states
+    # New weights instead of weights of the teacher's layers; if `cosine` is 0 the student may have any size.
     fresh: bool = False
 
     def __post_init__(self) -> None:
@@ -41,12 +41,12 @@ class DistillationConfig(Config):
 
     @classmethod
     def examples(cls) -> tuple["DistillationConfig", ...]:
-        """A finished run as the teacher."""
+        """Return a configuration with a finished run as the teacher."""
         return (cls(teacher="runs/teacher"),)
 
 
 def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """The first term without its weight, for logits [N, classes]; 0 where there is no item.
+    """Return the first term without its weight, for logits [N, classes]; 0 if there is no item.
 
     Raises `InputError` for shapes that differ and a temperature that is not above 0.
     """
@@ -59,7 +59,7 @@ def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Ten
 
 
 def hidden_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """The last term without its weight, for hidden states [M, E]; 0 where there is none."""
+    """Return the last term without its weight, for hidden states [M, E]; 0 if there is none."""
     _check(student, teacher, "hidden states [tokens, width]")
     if not len(student):
         return student.sum()
@@ -72,7 +72,9 @@ def distillation_loss(
     logits: tuple[Tensor, Tensor],
     hidden: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """The whole; `logits` and `hidden` are pairs of student and teacher. A weight of 0 costs nothing."""
+    """Return the sum of the weighted terms; `logits` and `hidden` are pairs of student and teacher. A weight
+    of 0 skips its term.
+    """
     loss = config.hard * labels_loss
     if config.soft:
         loss = loss + config.soft * soft_loss(*logits, config.temperature)
@@ -82,7 +84,8 @@ def distillation_loss(
 
 
 def chosen_layers(teacher: int, student: int) -> list[int]:
-    """Which of the teacher's layers a student of fewer begins with: first and last, the others evenly spread.
+    """Return the teacher's layers that initialize a smaller student: first and last, the others evenly
+    spread.
 
     6 of 12 are 0, 2, 4, 7, 9, 11, as in the release of DistilBERT ("one layer out of two", section 2).
     """
@@ -93,7 +96,7 @@ def chosen_layers(teacher: int, student: int) -> list[int]:
 
 
 def check_temperature(temperature: float) -> None:
-    """Raises `InputError` unless it is above 0."""
+    """Raise `InputError` unless the temperature is above 0."""
     if not temperature > 0:
         raise InputError(f"temperature: expected a number above 0, got {temperature}")
 

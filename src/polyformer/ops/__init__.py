@@ -1,1 +1,1 @@
-"""What a processor is asked for: products, norms, activations, dropout, losses, threads and precision."""
+"""Numerical operations: products, norms, activations, dropout, losses, threads and precision."""

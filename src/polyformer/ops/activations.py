@@ -1,4 +1,4 @@
-"""Activation functions by their names in the field."""
+"""Activation functions by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function called `name`; raises `InputError` with the nearest names."""
+    """Return the function called `name`; raises `InputError` with the nearest names."""
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]

@@ -1,8 +1,9 @@
-"""Dropout whose random numbers cost little on a CPU: 16 bits an element, by numpy's SFC64.
+"""Dropout with cheap random numbers on a CPU: 16 bits per element, from numpy's SFC64.
 
-torch draws one number after another, for 10 nanoseconds each, a seventh of a training step of BERT; SFC64
-draws four at once in half of one. The chance is that of the nearest 65536th, and what is kept is scaled by
-exactly that, so the mean is unchanged. Its seed comes from torch's generator: what torch repeats is repeated.
+torch draws one number after another, 10 nanoseconds each, which takes a seventh of a training step of BERT;
+SFC64 draws four numbers in half of that time. The probability is rounded to a multiple of 1 / 65536, and kept
+elements are scaled by exactly that probability, so the mean is unchanged. The seed comes from torch's
+generator, so runs with the same torch seed are reproducible.
 """
 
 import math
@@ -14,15 +15,19 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 STEPS = 1 << 16
-"""Chances are multiples of one over this."""
+"""Probabilities are multiples of 1 / STEPS."""
 
 LARGE = 1 << 12
-"""Elements from which our own numbers pay: they cost 30 microseconds to begin with, torch's 5 nanoseconds
-each. No processor decides it, for it decides what is drawn: a seed means the same mask on all of them."""
+"""The least number of elements for which SFC64 pays off: it costs 30 microseconds to begin, torch 5
+nanoseconds per element.
+
+The constant does not depend on the processor, as it decides which numbers are drawn: a seed gives the same
+mask everywhere.
+"""
 
 
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
-    """x with elements zero at the chance `rate`, the others scaled so that the mean stays."""
+    """Return x with each element zero with probability `rate` and the others scaled to keep the mean."""
     if not training or rate == 0.0:
         return x
     if x.device.type != "cpu" or x.numel() < LARGE or torch.compiler.is_compiling():
@@ -32,14 +37,14 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
 
 
 def kept(shape: tuple[int, ...], rate: float, bits: np.random.SFC64) -> Tensor:
-    """Bools, False at the chance `rate` as far as `STEPS` can say it."""
+    """Return bools, False with probability `rate`, rounded to a multiple of 1 / `STEPS`."""
     count = math.prod(shape)
     words = np.atleast_1d(bits.random_raw(-(-count // 4)))
     return torch.from_numpy(words.view(np.uint16)[:count] >= _threshold(rate)).view(shape)
 
 
 def scale(rate: float) -> float:
-    """What makes up for what `kept` leaves out."""
+    """Return the scale that compensates for the elements that `kept` drops."""
     return STEPS / (STEPS - _threshold(rate))
 
 
@@ -48,25 +53,25 @@ def _threshold(rate: float) -> int:
 
 
 class Dropout(nn.Dropout):
-    """As torch's."""
+    """`torch.nn.Dropout` with the random numbers of this module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x * kept / (1 - p) while training, x otherwise."""
+        """Return x * kept / (1 - p) while training, x otherwise."""
         return dropout(x, self.p, self.training)
 
 
 class _Dropped(torch.autograd.Function):
-    """x where `mask`, scaled: the gradient is treated alike."""
+    """x where `mask`, scaled; the gradient gets the same mask and scale."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, mask: Tensor, factor: float) -> Tensor:
-        """y = factor * mask * x."""
+        """Return y = factor * mask * x."""
         ctx.save_for_backward(mask)
         ctx.factor = factor  # type: ignore[attr-defined]
         return torch.where(mask, x, 0.0).mul_(factor)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
-        """grad_x = factor * mask * grad."""
+        """Return grad_x = factor * mask * grad."""
         (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return torch.where(mask, grad, 0.0).mul_(ctx.factor), None, None  # type: ignore[attr-defined]

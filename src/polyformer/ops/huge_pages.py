@@ -1,5 +1,8 @@
-"""Memory in pages of 2 MiB, where the system has them: the addresses of 4 KiB pages do not fit into a core's
-tables, and a loop that reads hundreds of megabytes looks one up every few cache lines."""
+"""Memory in pages of 2 MiB, if the system supports them.
+
+The addresses of 4 KiB pages do not fit into a core's TLB, so a loop over hundreds of megabytes would need an
+address look-up every few cache lines.
+"""
 
 import ctypes
 import functools
@@ -7,13 +10,15 @@ import sys
 from collections.abc import Callable
 
 ADVISE, COLLAPSE = 14, 25
-"""Linux's MADV_HUGEPAGE, for pages to come, and MADV_COLLAPSE (Linux 6.1), for those that are there."""
+"""Linux's MADV_HUGEPAGE, for future pages, and MADV_COLLAPSE (Linux 6.1), for existing pages."""
 
 PAGE = 1 << 21
 
 
 def use_huge_pages(address: int, size: int) -> None:
-    """Ask for huge pages for so many bytes; they stay what they are, also where the system refuses."""
+    """Request huge pages for `size` bytes at `address`; the content never changes, even if the system
+    refuses.
+    """
     start, stop = -(-address // PAGE) * PAGE, (address + size) // PAGE * PAGE
     madvise = _madvise()
     if madvise is not None and start < stop:

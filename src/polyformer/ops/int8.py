@@ -1,17 +1,17 @@
-"""Products with weights of eight bits, which are read four times as fast as float32: y = x W^T + b,
+"""Products with int8 weights, which are read four times as fast as float32: y = x W^T + b,
 
     W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
 
-one scale an output channel; only weights are rounded. `plainly` is the definition. On a CPU there are three
-more ways, and which is fastest for how many rows is measured. None lets a row depend on another.
+with one scale per output channel; only weights are rounded. `plainly` is the definition. On a CPU there are
+three more ways, and the fastest for each number of rows is measured. No way lets one row depend on another.
 
-`in_halves`: x and y rounded to bfloat16, sums in float32; not for the logits, whose differences count.
-`in_integers`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is taken for
+`in_halves`: x and y rounded to bfloat16, sums in float32; not for the logits, as their differences matter.
+`in_integers`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is approximated by
 
     m / 63 (hi + lo / 126),    hi, lo in -63 .. 63,
 
-which is off by at most m / 15876, and two integer products are exact. Seven bits each: AVX2 adds pairs of
-products in sixteen. `in_chunks`: float products with a few rows of W at a time, for a prompt.
+with an error of at most m / 15876; the two integer products are exact. Seven bits each, because AVX2 adds
+pairs of products in 16 bits. `in_chunks`: float products with a few rows of W each, for a prompt.
 """
 
 import dataclasses
@@ -32,32 +32,34 @@ from polyformer.ops.tuning.machine import core_cache, last_cache
 from polyformer.ops.tuning.stopwatch import least_seconds
 
 LEVELS = 127
-"""Integers on each side of 0."""
+"""The largest integer of a weight; the least is its negative."""
 
 HIGH, LOW = 63, 126
-"""Integers on each side of 0 for the larger part of an activation, and its steps in which the rest counts."""
+"""The largest integer of the high part of an activation, and the number of steps of the low part per step."""
 
 WIDEST = 1 << 16
-"""Inputs of a product in integers: a sum of more could leave 32 bits."""
+"""The most inputs of a product in integers: a longer sum could overflow 32 bits."""
 
 VECTOR = 32
-"""Inputs that torch's product in halves reads at a time, to the last one even where there are fewer."""
+"""Inputs that torch's product in bfloat16 reads together, even beyond the end of shorter inputs."""
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
 """Numbers of rows for which the ways are compared."""
 
 FEW, MOST_READ = 8, 128 << 20
-"""Up to how many rows a weight is measured as it comes from memory; bytes that are read to put it there."""
+"""The most rows for which a weight is measured as read from memory; the bytes read before, to empty the
+caches.
+"""
 
 ENGINES = "x86", "fbgemm"
-"""Of torch's quantized engines those that are FBGEMM."""
+"""The FBGEMM engines among torch's quantized engines."""
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The integers [O, I] and the scales [O], in its own type, of a weight [O, I].
+    """Return the integers [O, I] and the scales [O], in the weight's dtype, of a weight [O, I].
 
     A scale is rounded up to the eight bits of a bfloat16, so that it stays the same in every floating type.
-    Raises `InputError` where a number is not finite.
+    Raises `InputError` if a number is not finite.
     """
     weight = weight.detach()
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -71,20 +73,20 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
-    """The weight [O, I] that integers [O, I] and scales [O] stand for."""
+    """Return the weight [O, I] for integers [O, I] and scales [O]."""
     return weight.to(scale.dtype) * scale.unsqueeze(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Int8Config(Config):
-    """The most rows that are computed in halves, and of more the most in integers."""
+    """The most rows that are computed in bfloat16, and the most rows that are computed in integers."""
 
     halves: int = 1
     integers: int = 64
 
 
 class Joined:
-    """Weights with one input, one below the other, as the fast ways read them.
+    """Weights with the same input, stacked, in the formats of the fast ways.
 
     Args:
         weights: integers [O, I] each. scales: [O] each. biases: [O] each or None.
@@ -102,7 +104,7 @@ class Joined:
             self.bias = _cat([zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros)])
 
     def is_of(self, sources: Sequence[Tensor]) -> bool:
-        """Whether the tensors are these, unchanged."""
+        """Return whether the tensors are the sources of this object, unchanged."""
         for tensor, own, version in zip(sources, self.sources, self.versions, strict=True):
             if tensor is not own or _version(tensor) != version:
                 return False
@@ -110,8 +112,8 @@ class Joined:
 
     @functools.cached_property
     def packed(self) -> Any:
-        """The weights as FBGEMM reads them."""
-        with warnings.catch_warnings():  # torch means to replace these tensors: `packs` asks for them
+        """The weights in FBGEMM's format."""
+        with warnings.catch_warnings():  # torch deprecates these tensors; `packs` checks that they exist
             warnings.simplefilter("ignore", UserWarning)
             scale, zeros = self.scale.double() / HIGH, torch.zeros(len(self.weight), dtype=torch.int64)
             tensor = torch._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)  # type: ignore[attr-defined]
@@ -119,7 +121,7 @@ class Joined:
 
 
 def product(x: Tensor, joined: Joined, exact: bool) -> Tensor:
-    """x [..., I] times the weights, plus the bias: [..., O]; see `takes`. exact: not in halves."""
+    """Return x [..., I] times the weights, plus the bias: [..., O]; see `takes`. exact: not in bfloat16."""
     rows = x.numel() // x.shape[-1]
     config = SECTION()
     if rows <= config.halves and not exact and x.shape[-1] % VECTOR == 0:
@@ -130,14 +132,14 @@ def product(x: Tensor, joined: Joined, exact: bool) -> Tensor:
 
 
 def in_halves(x: Tensor, joined: Joined) -> Tensor:
-    """By torch's product of bfloat16 with int8."""
+    """Compute with torch's product of bfloat16 with int8."""
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
     y = torch.ops.aten._weight_int8pack_mm(rows, joined.weight, joined.halves).view(*x.shape[:-1], -1)
     return (y if joined.bias is None else torch.add(y, joined.bias)).to(x.dtype)
 
 
 def in_integers(x: Tensor, joined: Joined) -> Tensor:
-    """By FBGEMM's exact products of integers."""
+    """Compute with FBGEMM's exact products of integers."""
     rows = x.reshape(-1, x.shape[-1]).float()
     largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
     steps = (rows / largest).mul_(HIGH)
@@ -150,7 +152,7 @@ def in_integers(x: Tensor, joined: Joined) -> Tensor:
 
 
 def in_chunks(x: Tensor, joined: Joined) -> Tensor:
-    """By float products with as many rows of W at a time as a core's cache likes."""
+    """Compute with float products, each with the rows of W that fit into a core's cache."""
     weight = joined.weight
     y = x.new_empty(*x.shape[:-1], len(weight))
     step = max(64, 4 * core_cache() // (x.element_size() * weight.shape[1]))
@@ -162,12 +164,14 @@ def in_chunks(x: Tensor, joined: Joined) -> Tensor:
 
 
 def plainly(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The definition, on any device; gradients reach x."""
+    """Compute the definition, on any device; gradients reach x."""
     return F.linear(x, dequantized(weight, scale).to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether anything but the definition may compute this: eager on a CPU, outside autograd and autocast."""
+    """Return whether another way than the definition may compute this: eager on a CPU, outside autograd and
+    autocast.
+    """
     return (
         x.device.type == weight.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -182,7 +186,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def packs() -> bool:
-    """Whether torch has the integer products, and the engine that is set packs for them."""
+    """Return whether torch has the integer products, and the current engine can pack for them."""
     return torch.backends.quantized.engine in ENGINES and _can_pack()
 
 
@@ -200,11 +204,11 @@ def _ones(outputs: int, inputs: int) -> Joined:
 
 
 def _measure() -> Int8Config:
-    """The fastest way for each number of rows, of a weight that a few rows read from memory.
+    """Return the fastest way for each number of rows; for a few rows the weight is read from memory.
 
-    They take as long as reading does, and every weight of a model has left the caches when a loop comes back
-    to it. (Float products, which read four times as much, are out of the question.) More rows take as long as
-    multiplying does.
+    A few rows take as long as reading the weight, and every weight of a model has left the caches when a loop
+    returns to it. (Float products read four times as much, so they are not tried.) More rows take as long as
+    the multiplications.
     """
     joined = _ones(4096, 1024)
     ways = [in_halves, in_integers, in_chunks] if packs() else [in_halves, in_chunks]

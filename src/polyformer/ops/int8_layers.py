@@ -1,4 +1,4 @@
-"""Modules whose weights are int8: a table that a head reads, a linear layer, token vectors."""
+"""Modules with int8 weights: the weight of a head, a linear layer, token vectors."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,8 +12,8 @@ from polyformer.ops.linear import linear
 class Int8Weight(nn.Module):
     """A weight [O, I]: integers `weight` [O, I] and `scale` [O]; see `polyformer.ops.int8`.
 
-    joined: what the fast ways read, by the number of layers whose weights it holds; made when first asked
-    for, and no part of the module's state.
+    joined: the formats of the fast ways, by the number of layers that share them; built when first needed and
+    not part of the module's state.
     """
 
     weight: Tensor
@@ -27,17 +27,17 @@ class Int8Weight(nn.Module):
         self.joined: dict[int, Joined] = {}
 
     def dequantized(self) -> Tensor:
-        """[O, I] in floating point."""
+        """Return the weight [O, I] in floating point."""
         return dequantized(self.weight, self.scale)
 
     def product(self, x: Tensor, bias: Tensor | None = None, exact: bool = True) -> Tensor:
-        """x [..., I] times the weight transposed, plus bias [O]: [..., O]. exact: not in halves."""
+        """Return x [..., I] times the weight transposed, plus bias [O]: [..., O]. exact: not in bfloat16."""
         if not takes(x, self.weight):
             return plainly(x, self.weight, self.scale, bias)
         return product(x, self.join([self], [bias]), exact)
 
     def join(self, layers: "Sequence[Int8Weight]", biases: Sequence[Tensor | None]) -> Joined:
-        """The weights of `layers`, of which this is the first, as the fast ways read them."""
+        """Return the weights of `layers`, beginning with this one, in the formats of the fast ways."""
         weights, scales = [layer.weight for layer in layers], [layer.scale for layer in layers]
         sources = [*weights, *scales, *(bias for bias in biases if bias is not None)]
         joined = self.joined.get(len(layers))
@@ -54,7 +54,7 @@ class Int8Weight(nn.Module):
 
 
 class Int8Linear(Int8Weight):
-    """`Linear` with a weight in int8; the bias stays as it is."""
+    """A `Linear` with an int8 weight; the bias is not quantized."""
 
     bias: Tensor | None
 
@@ -64,12 +64,12 @@ class Int8Linear(Int8Weight):
         self.register_parameter("bias", frozen)
 
     def forward(self, x: Tensor) -> Tensor:
-        """y = x weight^T + bias: [..., I] -> [..., O]."""
+        """Return y = x weight^T + bias: [..., I] -> [..., O]."""
         return self.product(x, self.bias, exact=False)
 
     @staticmethod
     def together(x: Tensor, layers: "Sequence[nn.Module]") -> list[Tensor] | None:
-        """What layers make of the same x, in one product; None where they have to run one by one."""
+        """Return the outputs of layers for the same x, from one product; None if they must run separately."""
         own = [layer for layer in layers if type(layer) is Int8Linear and not _is_watched(layer)]
         if len(own) < len(layers) or not takes(x, own[0].weight):
             return None
@@ -77,34 +77,34 @@ class Int8Linear(Int8Weight):
         return list(y.split([len(layer.weight) for layer in own], -1))
 
     def extra_repr(self) -> str:
-        """Sizes, as torch's linear layer shows them."""
+        """Return the sizes, in the format of `torch.nn.Linear`."""
         return f"in_features={self.weight.shape[1]}, out_features={len(self.weight)}"
 
 
 class Int8Embedding(Int8Weight):
-    """Token vectors whose rows become float when they are looked up."""
+    """Token vectors in int8; looked-up rows are converted to float."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows of the table: [...] -> [..., I]."""
+        """Return rows of the table: [...] -> [..., I]."""
         return self.weight[ids].to(self.scale.dtype) * self.scale[ids].unsqueeze(-1)
 
     def extra_repr(self) -> str:
-        """Sizes, as torch's table shows them."""
+        """Return the sizes, in the format of `torch.nn.Embedding`."""
         return ", ".join(map(str, self.weight.shape))
 
 
 def matrix_product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
-    """x [..., I] times a weight [O, I] of either kind, plus bias [O]: [..., O]."""
+    """Return x [..., I] times a weight [O, I] of either kind, plus bias [O]: [..., O]."""
     return weight.product(x, bias) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
 
 
 def as_matrix(weight: Tensor | Int8Weight) -> Tensor:
-    """A weight [O, I] of either kind in floating point."""
+    """Return a weight [O, I] of either kind in floating point."""
     return weight.dequantized() if isinstance(weight, Int8Weight) else weight
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """The weight [O, I] of a table or linear layer of either kind, in floating point."""
+    """Return the weight [O, I] of a table or linear layer of either kind, in floating point."""
     return layer.dequantized() if isinstance(layer, Int8Weight) else layer.get_parameter("weight")
 
 

@@ -1,4 +1,4 @@
-"""The linear layer, whose products go to the library that is fastest on this processor (`product_ways`)."""
+"""The linear layer, computed by the library that is fastest on this processor (`product_ways`)."""
 
 import contextvars
 import copy
@@ -20,22 +20,24 @@ M = TypeVar("M", bound=nn.Module)
 ONEDNN_BUILT = torch.backends.mkldnn.is_available()
 
 SMALL = 1 << 20
-"""Multiplications that take either library some ten microseconds: choosing would cost more than it gains."""
+"""Up to this number of multiplications, choosing a library costs more than it saves: either takes about 10
+microseconds.
+"""
 
 
 class Reader(Protocol):
-    """Who computes products outside autograd instead, while it is set: `polyformer.ops.packed_weights`."""
+    """An object that computes products outside autograd while it is set: `polyformer.ops.packed_weights`."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """As the function `linear`."""
+        """Compute the same as the function `linear`."""
         ...
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-        """As the function `linears`."""
+        """Compute the same as the function `linears`."""
         ...
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
-        """As the function `activated`."""
+        """Compute the same as the function `activated`."""
         ...
 
 
@@ -43,8 +45,8 @@ reader: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader",
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]."""
-    if torch.compiler.is_compiling():  # whose graphs are for all sizes
+    """Return x [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]."""
+    if torch.compiler.is_compiling():  # a graph serves all sizes
         return F.linear(x, weight, bias)
     other = reader.get()
     if other is not None and not torch.is_grad_enabled():
@@ -60,7 +62,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-    """What several layers make of the same x; in one product inside `PackedWeights` or for int8."""
+    """Return the outputs of several layers for the same x; in one product inside
+    `PackedWeights` or for int8.
+    """
     together = getattr(layers[0], "together", None)
     joint = None if together is None else together(x, layers)
     if joint is not None:
@@ -72,7 +76,7 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
 
 
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
-    """What an activation, by its name, makes of layer(x); inside `PackedWeights` in one step."""
+    """Return the activation, given by name, of layer(x); inside `PackedWeights` in one step."""
     other = None if torch.compiler.is_compiling() else reader.get()
     if other is None or torch.is_grad_enabled():
         return ACTIVATIONS[activation](layer(x))
@@ -80,7 +84,7 @@ def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
 
 
 def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiated."""
+    """Return grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiable."""
     if not onednn_takes(grad, weight):
         return grad @ weight
     ways = PRODUCTS().ways(len(grad), weight.shape[1], weight.shape[0])
@@ -88,31 +92,38 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad [N, O] transposed times x [N, I], the gradient of a layer's weight: [O, I]; not differentiated."""
+    """Return grad [N, O] transposed times x [N, I], the gradient of a layer's weight: [O, I]; not
+    differentiable.
+    """
     if not onednn_takes(grad, x):
         return grad.T @ x
     return product_ways.grad_weight(grad, x, PRODUCTS().ways(len(x), x.shape[1], grad.shape[1]).grad_weight)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` by oneDNN, outside autograd; see `onednn_takes`."""
+    """Compute `linear` with oneDNN, outside autograd; see `onednn_takes`."""
     return shaped(onednn_product(x.reshape(-1, x.shape[-1]), weight, bias), x)
 
 
 def shaped(rows: Tensor, x: Tensor) -> Tensor:
-    """[N, O] as x [..., I] lies. Not a view for autograd: what a custom function returns as a view may not be
-    changed in place, and nobody else has these rows."""
+    """Return rows [N, O] in the leading shape of x [..., I].
+
+    Not a view for autograd: a view returned from a custom function must not be changed in place, and nothing
+    else refers to these rows.
+    """
     return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
 
 
 def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this product of `dtype` may go to oneDNN: eager, on a CPU, outside autocast and torch.func."""
+    """Return whether oneDNN may compute this product of `dtype`: eager, on a CPU, outside autocast and
+    torch.func.
+    """
     return (
         x.dtype == weight.dtype == dtype
         and x.is_cpu
         and weight.is_cpu
         and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None  # torch.jit.trace cannot write these operations down
+        and torch._C._get_tracing_state() is None  # torch.jit.trace cannot record these operations
         and ONEDNN_BUILT
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
@@ -121,7 +132,7 @@ def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) 
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is the faster library for this product, and may compute it."""
+    """Return whether oneDNN may compute this product and is the faster library for it."""
     return _ways(x, weight).forward != BLAS
 
 
@@ -132,11 +143,11 @@ def _ways(x: Tensor, weight: Tensor) -> Ways:
 
 
 class _Linear(torch.autograd.Function):
-    """The same product with its two gradients, each computed in its own way."""
+    """The same product with its two gradients, each by the library that is fastest for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
-        """y = x weight^T + bias."""
+        """Return y = x weight^T + bias."""
         ctx.save_for_backward(x, weight)
         ctx.ways = ways
         return shaped(product_ways.forward(x.reshape(-1, x.shape[-1]), weight, bias, ways.forward), x)
@@ -144,10 +155,10 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @as_written
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """grad_x = grad weight; grad_weight = sum_rows grad^T x; grad_bias = sum_rows grad."""
+        """Return grad_x = grad weight, grad_weight = sum_rows grad^T x and grad_bias = sum_rows grad."""
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        ways: Ways = PLAIN if torch.is_grad_enabled() else ctx.ways  # oneDNN's products have no gradient
+        ways: Ways = PLAIN if torch.is_grad_enabled() else ctx.ways  # oneDNN's are not differentiable
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
             product_ways.grad_input(rows, weight, ways.grad_input).view_as(x) if for_x else None,
@@ -158,14 +169,14 @@ class _Linear(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` through `linear`."""
+    """`torch.nn.Linear` computed by the function `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
+        """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
         return linear(input, self.weight, self.bias)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "qconfig" and value is None:  # how torch.ao.quantization marks what it leaves as it is
+        if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
             warnings.warn(
                 "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
                 "quantise polyformer.ops.linear.as_torch(model)",
@@ -175,16 +186,18 @@ class Linear(nn.Linear):
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
-    """Whether the layer is our own, and nobody watches it."""
+    """Return whether the layer is this module's `Linear`, without hooks."""
     return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 class ExactLinear(Linear):
-    """One that stays in floating point where a model's weights become int8: few numbers that decide much."""
+    """A linear layer that stays in floating point in an int8 model: few numbers with a large effect."""
 
 
 def as_torch(model: M) -> M:
-    """A copy of the model whose linear layers are `torch.nn.Linear`, for tools that ask for this type."""
+    """Return a copy of the model with `torch.nn.Linear` as linear layers, for tools that
+    require this type.
+    """
     copied = copy.deepcopy(model)
     for module in copied.modules():
         if type(module) in (Linear, ExactLinear):

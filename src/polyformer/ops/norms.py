@@ -1,9 +1,12 @@
-"""Normalisation: of a token over its channels (LayerNorm, RMSNorm), of a channel over tokens (BatchNorm)."""
+"""Normalisation of each token over its channels (LayerNorm, RMSNorm), or of each channel over tokens
+(BatchNorm).
+"""
 
 import dataclasses
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
@@ -14,9 +17,10 @@ from polyformer.core.errors import InputError
 class NormConfig(Config):
     """Family of norms: `build(width)` makes the module.
 
-    `tokenwise`: what becomes of a token depends on that token alone.
+    `tokenwise`: whether the output of a token depends on that token only.
     """
 
+    option: ClassVar[str] = "model.norm"
     tokenwise: ClassVar[bool] = True
 
     eps: float = 1e-5
@@ -26,13 +30,16 @@ class NormConfig(Config):
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> nn.Module:
-        """The module for vectors [..., width]."""
+        """Return the module for vectors [..., width]."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerNormConfig(NormConfig):
-    """(x - mean) / sqrt(var + eps) * weight + bias."""
+    """Layer normalisation: each vector is shifted to mean 0 and scaled to variance 1.
+
+    (x - mean) / sqrt(var + eps) * weight + bias.
+    """
 
     bias: bool = True
 
@@ -41,31 +48,49 @@ class LayerNormConfig(NormConfig):
 
     @classmethod
     def examples(cls) -> tuple["LayerNormConfig", ...]:
-        """With and without a bias."""
+        """Return a norm with and a norm without a bias."""
         return cls(), cls(bias=False)
 
     def build(self, width: int) -> nn.Module:
-        """torch's layer norm."""
-        return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
+        """Return torch's layer norm, see `LayerNorm`."""
+        return LayerNorm(width, eps=self.eps, bias=self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer norm with gradients that are finite in float16.
+
+    torch's kernel for CPUs keeps 1 / sqrt(var + eps) in the type of the input. In float16 it is infinite
+    for a vector of equal numbers, such as zeros at padding, if eps is 1e-10 or less: gradients are NaN.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (x - mean) / sqrt(var + eps) * weight + bias of x [..., width]."""
+        if input.dtype != torch.float16 or not input.is_cpu:
+            return super().forward(input)
+        weight, bias = (None if x is None else x.float() for x in (self.weight, self.bias))
+        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RMSNormConfig(NormConfig):
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """RMS normalisation: each vector is divided by its root mean square.
+
+    x / sqrt(mean(x^2) + eps) * weight.
+    """
 
     kind: ClassVar[str] = "rms"
     paper: ClassVar[str] = "Zhang and Sennrich 2019, equation 4"
 
     def build(self, width: int) -> nn.Module:
-        """torch's RMS norm."""
+        """Return torch's RMS norm, see `RMSNorm`."""
         return RMSNorm(width, eps=self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """As torch's, whose many steps take as long for the vector of one token as a product does."""
+    """torch's RMS norm, faster for single tokens, where torch's many steps take as long as a product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight, of x [..., width]."""
+        """Return x / sqrt(mean(x^2) + eps) * weight, for x [..., width]."""
         if self.eps is not None and self._is_plain(x):
             width, length = x.shape[-1], torch.linalg.vector_norm(x, 2, -1, True)
             rms = torch.hypot(length, x.new_full((), (width * self.eps) ** 0.5)).mul_(width**-0.5)
@@ -73,7 +98,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x)
 
     def _is_plain(self, x: Tensor) -> bool:
-        """Whether the definition, step by step, is faster: in single precision on a CPU, outside autograd."""
+        """Return whether the step-by-step definition is faster: in float32 on a CPU, outside autograd."""
         return (
             not torch.is_grad_enabled()
             and x.dtype == self.weight.dtype == torch.float32
@@ -86,16 +111,18 @@ class RMSNorm(nn.RMSNorm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormConfig(NormConfig):
-    """(x - mean_c) / sqrt(var_c + eps) * weight + bias, of each channel c over all tokens but padding.
+    """Batch normalisation: each channel is normalised over the tokens of the batch.
 
-    In training mean and variance are those of the batch, in evaluation running ones, of which each batch
-    changes a share: running = (1 - momentum) running + momentum batch's.
+    (x - mean_c) / sqrt(var_c + eps) * weight + bias, for each channel c over all tokens except padding.
 
-    So in training a token sees all others of its batch, of other texts and of its own future too. A causal
-    model is one in evaluation alone, where K2 to K5 hold; its loss in training may be lower than what it can
-    do. A batch computed in parts (accumulated gradients, several processes) has statistics for each part, and
-    the running ones are the first process's: two processes do not compute what one does. Of fewer than
-    two tokens there are no statistics; the running ones are then used and stay.
+    Training uses the mean and variance of the batch, evaluation uses running averages, updated by each batch:
+    running = (1 - momentum) running + momentum batch.
+
+    So in training a token depends on all other tokens of its batch, including other texts and its future. A
+    causal model is causal only in evaluation, where K2 to K5 hold; its training loss may be lower than its
+    true loss. A batch computed in parts (gradient accumulation, several processes) has statistics for each
+    part, and the running averages are the first process's: two processes do not compute the same as one.
+    Fewer than two tokens have no statistics; the running averages are then used and do not change.
     """
 
     momentum: float = 0.1
@@ -110,12 +137,14 @@ class BatchNormConfig(NormConfig):
             raise InputError(f"momentum: expected a share in (0, 1], got {self.momentum}")
 
     def build(self, width: int) -> nn.Module:
-        """Weights and running statistics of `width` channels."""
+        """Return the module with weights and running statistics of `width` channels."""
         return BatchNorm(width, self)
 
 
 class BatchNorm(nn.Module):
-    """As `BatchNormConfig` says; `running_mean`, `running_var` (unbiased) [E] are saved with the weights."""
+    """The module of `BatchNormConfig`; `running_mean`, `running_var` (unbiased) [E] are saved with the
+    weights.
+    """
 
     running_mean: Tensor
     running_var: Tensor
@@ -129,9 +158,10 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """Of x [B, T, E]; real: [B, T] bool, the tokens that are not padding, by default all.
+        """Return the normalised x [B, T, E]; real: [B, T] bool, the tokens that are not padding, by default
+        all.
 
-        Computed in float32 at least. In training the running statistics go on.
+        Computed in at least float32. Training updates the running statistics.
         """
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         x = x.to(torch.promote_types(dtype, torch.float32))
@@ -143,7 +173,7 @@ class BatchNorm(nn.Module):
         return ((x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias).to(dtype)
 
     def _of_batch(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance [E] of the real tokens; the running ones go on by them."""
+        """Return the mean and biased variance [E] of the real tokens, and update the running statistics."""
         rows = x.flatten(0, -2)
         here = torch.ones_like(rows[:, :1], dtype=torch.bool) if real is None else real.reshape(-1, 1)
         count = here.sum()
@@ -160,5 +190,7 @@ class BatchNorm(nn.Module):
 
 
 def normalize(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
-    """norm(x) of x [B, T, E]; `real` [B, T], the tokens that are not padding, is for a norm of all tokens."""
+    """Return norm(x) for x [B, T, E]; `real` [B, T], the tokens that are not padding, matters to `BatchNorm`
+    only.
+    """
     return norm(x, real) if isinstance(norm, BatchNorm) else norm(x)

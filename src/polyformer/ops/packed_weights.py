@@ -1,4 +1,4 @@
-"""Copies of weights for loops that read them over and over, such as decoding."""
+"""Packed copies of weights for loops that read them repeatedly, such as decoding."""
 
 import dataclasses
 import functools
@@ -16,15 +16,21 @@ from polyformer.ops.linear import by_onednn, is_plain, onednn_linear, onednn_tak
 from polyformer.ops.product_ways import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
-"""Bytes of packed copies that are made of one model at most."""
+"""The most bytes of packed copies per model."""
 
 SMALL_WEIGHT = 1 << 16
-"""Of so few numbers no copy is made: the product is over before oneDNN, some 10 microseconds a call, has
-begun. Larger weights are read from memory in a loop, where a packed copy is read the fastest."""
+"""The largest weight without a copy: its product takes less than the 10 microseconds that a oneDNN call
+costs.
+
+A loop reads larger weights from memory, where a packed copy is the fastest.
+"""
 
 RUN = 1021
-"""Words whose bits are added up to tell whether a weight was written to. A prime, so that runs end elsewhere
-in every row: rows, columns or heads that trade places change the sums too."""
+"""The number of words in each checksum that detects changes of a weight.
+
+A prime, so that runs end at different places in every row: exchanged rows, columns or heads change the sums
+too.
+"""
 
 FUSED: dict[str, tuple[str, str | None]] = {
     "relu": ("relu", ""),
@@ -34,14 +40,14 @@ FUSED: dict[str, tuple[str, str | None]] = {
     "sigmoid": ("sigmoid", ""),
     "tanh": ("tanh", ""),
 }
-"""Activations that oneDNN computes with a product: its names and variants."""
+"""Activations that oneDNN fuses with a product: its names and variants."""
 
 
 class Copies:
-    """Copies of weights in oneDNN's own order of memory, which it reads up to twice as fast for few rows.
+    """Copies of weights in oneDNN's memory layout, which it reads up to twice as fast for few rows.
 
-    A copy costs its weight's memory and about twenty products' time. Whoever holds this object holds the
-    copies, and calls `drop_changed` before weights that may have changed are read again.
+    A copy costs its weight's memory and the time of about twenty products. The owner of this object keeps the
+    copies alive, and must call `drop_changed` before weights that may have changed are read again.
     """
 
     def __init__(self, limit: int = PACKED_LIMIT):
@@ -49,7 +55,7 @@ class Copies:
         self.kept: dict[tuple[int, ...], _Copy] = {}  # by the ids of the weights
 
     def of(self, *weights: Tensor) -> Tensor | None:
-        """Weights [O, I], one below the other, as one copy; None when there is no more room."""
+        """Return one copy of the stacked weights [O, I]; None if it would exceed the limit."""
         key = tuple(map(id, weights))
         copy = self.kept.get(key)
         if copy is None:
@@ -60,10 +66,10 @@ class Copies:
         return copy.packed
 
     def drop_changed(self, parameters: Iterable[Tensor]) -> None:
-        """Drop copies of weights that are none of `parameters` any more, or that were written to since.
+        """Drop copies of weights that are no longer among `parameters`, or that have changed since.
 
-        All bits are read again, half a token's time: not every way to write to a tensor (through `.data`,
-        numpy, another process) leaves a trace in its version.
+        All bits are read again, which takes half the time of a token, because some ways to write to a tensor
+        (through `.data`, numpy, another process) do not change its version.
         """
         present = {id(parameter) for parameter in parameters}
         for key, copy in list(self.kept.items()):
@@ -73,7 +79,7 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Copy:
-    """packed: the weights, one below the other. sums: of their bits. size: in bytes."""
+    """A copy. packed: the stacked weights. sums: checksums of their bits. size: in bytes."""
 
     weights: tuple[Tensor, ...]
     sums: list[Tensor]
@@ -85,8 +91,8 @@ class _Copy:
 
 
 def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
-    """Laid out for many rows, which is the fastest for a single one too."""
-    sums = [_sums(weight) for weight in weights]  # before they are copied: a write in between is seen
+    """Copy the weights into the layout for many rows, which is the fastest for a single row too."""
+    sums = [_sums(weight) for weight in weights]  # before copying, so that a write in between is detected
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
     packed = torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP)
     use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
@@ -94,8 +100,10 @@ def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
 
 
 def _sums(weight: Tensor) -> Tensor:
-    """Sums of the bits of runs of a weight; nothing for one of no type that is packed, or not on a CPU any
-    more."""
+    """Return checksums of the runs of a weight.
+
+    Empty for a dtype that is not packed, and for a weight that is no longer on a CPU.
+    """
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         return torch.empty(0)
     weight = weight.detach()
@@ -112,34 +120,34 @@ _kept: "WeakKeyDictionary[nn.Module, Copies]" = WeakKeyDictionary()
 
 
 def kept_copies(model: nn.Module) -> Copies:
-    """The copies that are kept as long as the model lives, those of weights that have changed dropped."""
+    """Return the copies that live as long as the model, without copies of changed weights."""
     copies = _kept.setdefault(model, Copies())
     copies.drop_changed(model.parameters())
     return copies
 
 
 class PackedWeights:
-    """A loop of small products of one dtype on one device, such as decoding; its weights do not change.
+    """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
 
-    `with packed:` every product outside autograd goes the way that the first one of its weight was found to
-    go, without looking again: through `copies` of the weights, made when first asked for, or without any
-    through the weights themselves. Layers that read the same input (`linears`) are one product.
+    Inside `with packed:` every product outside autograd uses the way chosen for the first product of its
+    weight, without choosing again: with `copies` of the weights, made when first needed, or without copies
+    from the weights themselves. Layers that read the same input (`linears`) are one product.
     """
 
     def __init__(self, copies: Copies | None):
         self.copies = copies
-        self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: each alone
-        self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: what oneDNN reads, False for BLAS
+        self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: separately
+        self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: the tensor for oneDNN, False for BLAS
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """As the function `linear`."""
+        """Compute the same as the function `linear`."""
         read = self.ways.get(id(weight))
         if read is None:
             read = self._way(x, weight)
         return F.linear(x, weight, bias) if read is False else _product(x, read, bias)
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-        """As the function `linears`; where copies are made, through one of all weights."""
+        """Compute the same as the function `linears`; with copies, through one copy of all weights."""
         joint = self.joints.get(id(layers[0]))
         if joint is None:
             joint = self._joint(x, layers)
@@ -148,7 +156,7 @@ class PackedWeights:
         return _product(x, joint.weight, joint.bias).split_with_sizes(joint.sizes, -1)
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
-        """As the function `activated`; in one step where oneDNN computes the product."""
+        """Compute the same as the function `activated`; in one step if oneDNN computes the product."""
         if is_plain(layer):
             read = self.ways.get(id(layer.weight))
             if read is None:
@@ -158,9 +166,12 @@ class PackedWeights:
         return ACTIVATIONS[activation](layer(x))
 
     def _way(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
-        """What `ways` has from now on, judged by one row: a prompt's many are not what follows. Weights that
-        are no parameters may be gone, and their ids somebody else's; no input (of an expert that no token
-        chose) tells nothing of those to come."""
+        """Choose the way of a weight and store it in `ways`; judged by one row, as a long prompt is not
+        typical.
+
+        Weights that are not parameters may be freed and their ids reused, so they are not stored. An empty
+        input (of an expert without tokens) says nothing about later inputs.
+        """
         takes = by_onednn(_row(x), weight)
         if not isinstance(weight, nn.Parameter) or not x.numel():
             return weight if takes else False
@@ -169,7 +180,7 @@ class PackedWeights:
         return read
 
     def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
-        """The copy of weights that oneDNN may multiply with inputs like x; None where there is to be none."""
+        """Return the copy of weights for oneDNN's products with inputs like x; None if there is no copy."""
         large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 and packs_bfloat16() else torch.float32
         if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
@@ -177,7 +188,9 @@ class PackedWeights:
         return self.copies.of(*weights)
 
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
-        """The layers as one; False where somebody watches them, or for products that are not oneDNN's."""
+        """Return the layers joined to one; False if a layer has hooks, or oneDNN does not compute the
+        products.
+        """
         if not x.numel():
             return False
         plain = [layer for layer in layers if is_plain(layer)]
@@ -203,7 +216,7 @@ class PackedWeights:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Joint:
-    """Layers one below the other, of so many rows each."""
+    """Stacked layers with `sizes` rows each."""
 
     weight: Tensor
     bias: Tensor | None
@@ -212,17 +225,17 @@ class _Joint:
 
 @functools.cache
 def packs_bfloat16() -> bool:
-    """Whether oneDNN has products of bfloat16 here."""
+    """Return whether oneDNN has products of bfloat16 here."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _row(x: Tensor) -> Tensor:
-    """The first row [1, I] of x [..., I], if it has any."""
+    """Return the first row [1, I] of x [..., I], if there is one."""
     return x.reshape(-1, x.shape[-1])[:1]
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
-    """x times a weight, packed or not, by oneDNN; with less ado where x has few rows."""
+    """Return x times a weight, packed or not, by oneDNN; with less overhead if x has few rows."""
     if x.numel() > ROW_STEP * x.shape[-1]:
         y = onednn_linear(x, weight, bias)
         return y if activation is None else ACTIVATIONS[activation](y)

@@ -1,4 +1,6 @@
-"""One vector for a sequence: the first or last real token's, or the mean or maximum of the real ones."""
+"""Pooling of a sequence to one vector: the first or last real token, or the mean or maximum of the real
+tokens.
+"""
 
 import torch
 from torch import Tensor
@@ -9,19 +11,21 @@ POOLINGS = ("first", "last", "mean", "max")
 
 
 def check_pooling(name: str) -> None:
-    """Raises `InputError` unless `name` is a pooling."""
+    """Raise `InputError` unless `name` is a pooling."""
     if name not in POOLINGS:
         raise unknown("pooling", name, POOLINGS)
 
 
 def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """[B, T, E] to [B, E]; `mask` [B, T] is True for real tokens (None: all are). T is 1 at least."""
+    """Return hidden [B, T, E] pooled to [B, E]; `mask` [B, T] is True for real tokens (None: all). T is at
+    least 1.
+    """
     if not hidden.shape[1]:
         raise InputError("input_ids: one vector for a text is made of 1 token or more, and there is none")
     if mask is None:
         wholes = {"first": lambda: hidden[:, 0], "last": lambda: hidden[:, -1], "max": lambda: hidden.amax(1)}
         return wholes.get(how, lambda: hidden.mean(1))()
-    if how == "max":  # of a text without a real token zeros, as of the mean
+    if how == "max":  # zeros for a text without real tokens, as for the mean
         most = hidden.masked_fill(~mask.unsqueeze(2), -torch.inf).amax(1)
         return most.masked_fill(~mask.any(1, keepdim=True), 0.0)
     if how == "mean":

@@ -1,4 +1,4 @@
-"""Computing in the precision of the tensors at hand, where autocast would choose another."""
+"""Computing in the precision of the tensors, instead of autocast's."""
 
 import functools
 from collections.abc import Callable
@@ -13,31 +13,34 @@ R = TypeVar("R")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """float16 and bfloat16 as float32; float32 and float64 as they are."""
+    """Return float16 and bfloat16 as float32, float32 and float64 unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def autocast_device(x: Tensor) -> str:
-    """The kind of device whose autocast `x` follows: its own; on `meta`, which has none, the CPU's."""
+    """Return the device type of the autocast that applies to `x`: its device; for `meta`, which has none, the
+    CPU.
+    """
     return "cpu" if x.is_meta else x.device.type
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Operations inside run in the precision of their inputs, on the device of `x`."""
+    """Return a context where operations run in the precision of their inputs, on the device of `x`."""
     return torch.autocast(autocast_device(x), enabled=False)
 
 
 def as_written(function: Callable[P, R]) -> Callable[P, R]:
-    """For the two passes of an autograd function: they run without autocast.
+    """Decorate the passes of an autograd function, so that they run without autocast.
 
-    Autocast turns products into half precision and leaves what they are written to as it is. A backward pass
-    may be called inside it, and the threads of `ops/workers.py` know nothing of it in any case.
+    Autocast computes products in half precision but does not convert the tensors that they are written to. A
+    backward pass may be called inside autocast, and the threads of `ops/workers.py` do not inherit it in any
+    case.
     """
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
         first = next((argument for argument in arguments if isinstance(argument, Tensor)), None)
-        if first is None:  # a backward pass whose gradients are all undefined
+        if first is None:  # all gradients of this backward pass are undefined
             return function(*arguments, **options)
         with without_autocast(first):
             return function(*arguments, **options)

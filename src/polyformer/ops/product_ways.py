@@ -1,8 +1,9 @@
-"""Which library computes the three products of a linear layer: by their sizes, as measured on this machine.
+"""The library for each of the three products of a linear layer, chosen by size from measurements on this
+machine.
 
-BLAS is often tuned for another maker's processor, where oneDNN, which compiles its kernels for the processor
-at hand, is twice as fast; on others oneDNN loses half of its speed when a matrix lies transposed, as it does
-in a gradient. Nobody knows beforehand, so every product is tried in every way.
+BLAS is often tuned for the processors of another vendor; there oneDNN, which compiles its kernels for the
+current processor, is twice as fast. On other processors oneDNN loses half of its speed for transposed
+matrices, as in gradients. This cannot be predicted, so every product is tried in every way.
 """
 
 import dataclasses
@@ -23,20 +24,25 @@ from polyformer.ops.tuning import Section
 from polyformer.ops.tuning.stopwatch import least_seconds
 
 BLAS, ONEDNN, ONEDNN_COPIED = "blas", "onednn", "onednn_copied"
-"""Plain torch; oneDNN; oneDNN that reads a copy of the weight, made each time, in the order it likes."""
+"""Plain torch; oneDNN; oneDNN with a fresh copy of the weight in the layout that it prefers."""
 
 PASSES = "forward", "grad_input", "grad_weight"
 
 ROW_STEP = 64
-"""Longer inputs are padded to a multiple of so many rows: oneDNN compiles and keeps a kernel, about a
-megabyte, for every shape it meets, and batches of text come in hundreds of lengths."""
+"""Longer inputs are padded to a multiple of this number of rows.
+
+oneDNN compiles and caches a kernel of about a megabyte for every shape, and batches of text have hundreds of
+lengths.
+"""
 
 CLEARLY, AT_LEAST = 1.07, 5e-6
-"""By what factor, and how many seconds, another way must be faster than plain torch to be taken."""
+"""The factor and the seconds by which another way must be faster than plain torch to be chosen."""
 
 ROUNDS, DECIDED, SECONDS = 3, 1.3, 0.75
-"""How often a product is tried at most; by what factor ways may differ and be tried no more; after how many
-seconds the sizes that are left go by their neighbours."""
+"""The most tries of a product; the factor between ways above which one try suffices; the seconds of CPU time.
+
+Sizes that are not measured in this time use the way of the nearest measured size.
+"""
 
 Size = tuple[int, int, int]
 """Rows, inputs and outputs of a linear layer."""
@@ -49,10 +55,10 @@ CHEAP: list[Size] = [
 SIZES: dict[str, list[Size]] = {
     "forward": [*CHEAP, *((128, *shape) for shape in SHAPES)],
     "grad_input": [*CHEAP, *((128, *shape) for shape in SHAPES)],
-    # Here rows are what is summed over: with few of them it is another product.
+    # Here rows are summed over: a product with few rows differs.
     "grad_weight": [*CHEAP, *((384, *shape) for shape in SHAPES if shape != (768, 8192))],
 }
-"""What is measured: sizes of real layers; of the costly ones the most important first."""
+"""The measured sizes, from real layers; among the costly sizes the most important come first."""
 
 CANDIDATES = {
     "forward": (BLAS, ONEDNN),
@@ -63,17 +69,17 @@ CANDIDATES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductWays(Config):
-    """The fastest way of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; none: plain torch."""
+    """The fastest way of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; empty: plain torch."""
 
     forward: dict[str, str] = dataclasses.field(default_factory=dict)
     grad_input: dict[str, str] = dataclasses.field(default_factory=dict)
     grad_weight: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._measured  # noqa: B018 - a size or way that cannot be read is an error now
+        self._measured  # noqa: B018 - raises the error of an invalid size or way now
 
     def layer_ways(self, x: Tensor, weight: Tensor) -> "Ways":
-        """`ways` of the layer with this weight [O, I] for the input x [..., I]."""
+        """Return `ways` for the layer with this weight [O, I] and the input x [..., I]."""
         key = x.numel(), weight.shape
         ways = self._known.get(key)
         if ways is None:
@@ -84,7 +90,7 @@ class ProductWays(Config):
         return ways
 
     def ways(self, rows: int, inputs: int, outputs: int) -> "Ways":
-        """How to compute a layer of these sizes: each pass as that of the nearest size that was measured."""
+        """Return how to compute a layer of these sizes: each pass as for the nearest measured size."""
         return Ways(*(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES))
 
     @functools.cached_property
@@ -98,7 +104,7 @@ class ProductWays(Config):
 
 
 class Ways(NamedTuple):
-    """How each pass of a layer is computed."""
+    """The way of each pass of a layer."""
 
     forward: str
     grad_input: str
@@ -129,49 +135,51 @@ def _way(way: str) -> str:
 
 
 def _distance(size: Size, other: Size) -> float:
-    """How unlike two sizes are, in doublings."""
+    """Return the distance of two sizes, in doublings."""
     return sum(abs(math.log2(a / b)) for a, b in zip(size, other))
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [N, I] times weight [O, I] transposed, plus bias [O], by oneDNN: [N, O]; not differentiated."""
+    """Return x [N, I] times weight [O, I] transposed, plus bias [O], by oneDNN: [N, O]; not
+    differentiable.
+    """
     y = torch.ops.mkldnn._linear_pointwise(_padded(x), weight, bias, "none", [], "")
     return y[: len(x)]
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """[N, I] with rows of zeros up to the next multiple of `ROW_STEP`; few rows stay as they are."""
+    """Return rows [N, I] padded with zeros to a multiple of `ROW_STEP`; few rows are not padded."""
     missing = -len(rows) % ROW_STEP
     return F.pad(rows, (0, 0, 0, missing)) if missing and len(rows) > ROW_STEP else rows
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, way: str) -> Tensor:
-    """y = x [N, I] weight [O, I]^T + bias [O]."""
+    """Return y = x [N, I] weight [O, I]^T + bias [O]."""
     if way == BLAS:
         return F.linear(x, weight, bias)
     return onednn_product(x, weight if way == ONEDNN else weight.contiguous(), bias)
 
 
 def grad_input(grad: Tensor, weight: Tensor, way: str) -> Tensor:
-    """grad [N, O] weight [O, I]: what a layer's input receives, [N, I]."""
+    """Return grad [N, O] weight [O, I], the gradient of a layer's input, [N, I]."""
     if way == BLAS:
         return grad @ weight
     return onednn_product(grad, weight.T if way == ONEDNN else weight.T.contiguous())
 
 
 def grad_weight(grad: Tensor, x: Tensor, way: str) -> Tensor:
-    """grad [N, O]^T x [N, I]: what a layer's weight receives, [O, I]."""
+    """Return grad [N, O]^T x [N, I], the gradient of a layer's weight, [O, I]."""
     if way == BLAS:
         return grad.T @ x
     return onednn_product(_padded(grad).T, _padded(x).T)
 
 
 def measure() -> ProductWays:
-    """Every pass of some layers in every way, the passes in turn, for as long as there is time."""
+    """Measure every pass of some layers in every way, the passes in turn, within the time limit."""
     ways: dict[str, dict[str, str]] = {name: {} for name in PASSES}
     if not torch.backends.mkldnn.is_available():
         return ProductWays()
-    end = time.thread_time() + SECONDS  # of work: on a busy machine as much is measured, and takes longer
+    end = time.thread_time() + SECONDS  # CPU time: a busy machine measures the same work
     for sizes in itertools.zip_longest(*SIZES.values()):
         for name, size in zip(SIZES, sizes):
             if size is not None and time.thread_time() < end:
@@ -180,7 +188,7 @@ def measure() -> ProductWays:
 
 
 def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
-    """One pass of a layer of this size, by way."""
+    """Return one pass of a layer of this size as a function of the way."""
     rows, inputs, outputs = size
     x, weight, grad = (
         torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
@@ -194,14 +202,14 @@ def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
 
 
 def _fastest(compute: Callable[[str], Tensor], ways: tuple[str, ...]) -> str:
-    """The way that took the least time; plain torch, the first, unless another is clearly faster."""
+    """Return the way that took the least time; plain torch, the first, unless another is clearly faster."""
     least = least_seconds({way: functools.partial(compute, way) for way in ways}, ROUNDS, _decided)
     best = min(ways, key=lambda way: least[way])
     return best if least[BLAS] > max(CLEARLY * least[best], least[best] + AT_LEAST) else BLAS
 
 
 def _decided(least: Mapping[str, float]) -> bool:
-    """Plain torch is the fastest, or far from it."""
+    """Return whether plain torch is the fastest, or far from it."""
     return not 1 < least[BLAS] / min(least.values()) < DECIDED
 
 

@@ -1,4 +1,4 @@
-"""Batches of matrix products, each through oneDNN where that is faster than BLAS's batched product."""
+"""Batches of matrix products, each by oneDNN if that is faster than BLAS's batched product."""
 
 import dataclasses
 
@@ -15,21 +15,23 @@ from polyformer.ops.workers import threads
 NEVER = 1 << 62
 
 CLEARLY = 1.03
-"""By what factor oneDNN must be faster to be taken."""
+"""The factor by which oneDNN must be faster to be chosen."""
 
 WIDTH = 64
-"""Of a head, in what is measured."""
+"""The head dimension in the measurements."""
 
 TILES = (64, 256), (64, 512), (128, 512), (256, 512), (256, 1024)
-"""Queries and keys of the tiles that are measured, from small to large."""
+"""Queries and keys of the measured tiles, from small to large."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchedProducts(Config):
-    """From how many multiplications oneDNN computes a product: where starting it costs less than it wins."""
+    """The least numbers of multiplications for which oneDNN computes a product, so that its overhead pays
+    off.
+    """
 
     plain: int = 1 << 24
-    transposed: int = 1 << 24  # where the first matrix lies transposed, which BLAS minds less
+    transposed: int = 1 << 24  # if the first matrix is transposed, which slows BLAS less
 
     def __post_init__(self) -> None:
         for name in ("plain", "transposed"):
@@ -39,26 +41,26 @@ class BatchedProducts(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ProductWay:
-    """Which library computes the products of matrices like those that `of` was shown."""
+    """The library for products of matrices like the arguments of `of`."""
 
     plain: int
     transposed: int
 
     @staticmethod
     def of(a: Tensor, b: Tensor) -> "ProductWay":
-        """The choices in force, if oneDNN may compute products of two such matrices at all."""
+        """Return the current choices, if oneDNN may compute products of two such matrices at all."""
         if not onednn_takes(a, b):
             return BLAS_ALONE
         choice = BATCHED_PRODUCTS()
         return ProductWay(choice.plain, choice.transposed)
 
     def by_onednn(self, a: Tensor, b: Tensor) -> bool:
-        """Whether oneDNN is to compute each product of a [N, M, K] and b [N, K, P]."""
+        """Return whether oneDNN should compute each product of a [N, M, K] and b [N, K, P]."""
         smallest = self.plain if a.stride(2) == 1 else self.transposed
         return a.shape[1] * b.shape[1] * b.shape[2] >= smallest
 
     def __call__(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """As `product`."""
+        """Return the same as `product`."""
         if not self.by_onednn(a, b):
             return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
         if len(a) == 1 and out is None:
@@ -71,12 +73,14 @@ BLAS_ALONE = ProductWay(NEVER, NEVER)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a [N, M, K] @ b [N, K, P]: [N, M, P], written to `out` if given; not differentiated."""
+    """Return a [N, M, K] @ b [N, K, P]: [N, M, P], written to `out` if given; not differentiable."""
     return ProductWay.of(a, b)(a, b, out)
 
 
 def _onednn(x: Tensor, y: Tensor) -> Tensor:
-    """x [..., M, K] @ y [K, P], y made dense: oneDNN takes rows with gaps by its slow reference code."""
+    """Return x [..., M, K] @ y [K, P], with y made dense: oneDNN uses slow reference code for
+    rows with gaps.
+    """
     weight = y.mT
     if not (weight.is_contiguous() or y.is_contiguous()):
         weight = weight.contiguous()
@@ -84,7 +88,9 @@ def _onednn(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _measure() -> BatchedProducts:
-    """The products of tiles of attention, with one thread: work is divided among threads, not products."""
+    """Measure the products of attention tiles with one thread, as threads divide the tiles, not
+    the products.
+    """
     if not torch.backends.mkldnn.is_available():
         return BatchedProducts(plain=NEVER, transposed=NEVER)
     with threads(1):
@@ -94,8 +100,10 @@ def _measure() -> BatchedProducts:
 
 
 def _gain(queries: int, keys: int, transposed: bool) -> float:
-    """How many times as fast as BLAS oneDNN is in a tile's products, those with the first lying transposed or
-    the others."""
+    """Return the speed of oneDNN relative to BLAS in a tile's products.
+
+    transposed: for the products with a transposed first matrix, otherwise for the others.
+    """
     q, k = (torch.full((1, n, WIDTH), 0.5, dtype=torch.float32) for n in (queries, keys))
     weights = torch.full((1, queries, keys), 0.5, dtype=torch.float32)
     pairs = [(weights.mT, q)] if transposed else [(q, k.mT), (weights, k)]
@@ -110,7 +118,7 @@ def _gain(queries: int, keys: int, transposed: bool) -> float:
 
 
 def _smallest(gains: dict[tuple[int, int], float]) -> int:
-    """The size from which on all products gain."""
+    """Return the least size from which on all products are faster."""
     smallest = NEVER
     for (queries, keys), gain in reversed(gains.items()):
         if gain < CLEARLY:

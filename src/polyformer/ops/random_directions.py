@@ -1,6 +1,6 @@
-"""Random directions: rows of N(0, I), independent or orthogonal, drawn without touching global random states.
+"""Random directions: rows of N(0, I), independent or orthogonal, drawn without changing global random states.
 
-Performer and random feature attention project queries and keys on them, LSH attention hashes keys by them.
+Performer and random feature attention project queries and keys on them, LSH attention hashes keys with them.
 Choromanski et al. 2021, section 2.4 (orthogonal rows in blocks).
 """
 
@@ -9,26 +9,28 @@ from torch import Tensor, nn
 
 
 def directions(count: int, width: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """W [count, width] in float64: rows of N(0, I), or such that blocks of `width` rows are orthogonal.
+    """Return W [count, width] in float64: rows of N(0, I), or with orthogonal rows in each block of `width`
+    rows.
 
-    Orthogonal rows have the lengths of independent ones, so that each row alone is still of N(0, I).
+    Orthogonal rows have the lengths of independent rows, so that each single row is still distributed as N(0,
+    I).
     """
     options = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
     rows = torch.randn(count, width, **options)
     if not orthogonal:
         return rows
     q, r = torch.linalg.qr(torch.randn(-(-count // width), width, width, **options))
-    rotations = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # uniform, the same in every LAPACK
+    rotations = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # uniform, the same for every LAPACK
     return rotations.mT.flatten(0, 1)[:count] * rows.norm(dim=1, keepdim=True)
 
 
 class RandomDirections(nn.Module):
-    """W [count, width], drawn again every `redraw_every` training steps, never where that is None.
+    """W [count, width], drawn again every `redraw_every` training steps, or never if that is None.
 
-    Its whole state is a buffer of two integers, the seed and the steps so far: a file repeats it, and no
-    change of precision rounds it. The seed is drawn from torch's generator, as initial weights are; the rest
-    comes from a generator of its own. A step is counted by its backward pass, so that recomputed activations
-    are the same. Evaluation never draws anew.
+    The whole state is a buffer of two integers, the seed and the steps so far: a checkpoint reproduces it,
+    and no change of precision rounds it. The seed is drawn from torch's generator, like initial weights; the
+    directions come from a separate generator. A step is counted in its backward pass, so that recomputed
+    activations are the same. Evaluation never draws again.
     """
 
     origin: Tensor
@@ -42,7 +44,9 @@ class RandomDirections(nn.Module):
         self._drawn: tuple[object, Tensor] | None = None
 
     def forward(self, like: Tensor) -> Tensor:
-        """W [count, width] of the present draw, in the precision of `like` and where it is."""
+        """Return W [count, width] of the current draw, in the dtype and on the device of `like`."""
+        if self.origin.is_meta:  # tracing needs only shapes
+            return like.new_empty(self.count, self.width)
         seed, steps = self._read()
         draw = steps // self.redraw_every if self.redraw_every else 0
         key = seed, draw, like.dtype, like.device
@@ -53,7 +57,7 @@ class RandomDirections(nn.Module):
         return self._drawn[1]
 
     def watch(self, output: Tensor) -> None:
-        """Counts a training step when the gradient of `output` comes."""
+        """Count a training step when the gradient of `output` arrives."""
         if self.training and self.redraw_every and output.requires_grad:
             output.register_hook(self._count)
 
@@ -61,7 +65,7 @@ class RandomDirections(nn.Module):
         self.origin[1] += 1
 
     def _read(self) -> tuple[int, int]:
-        """Seed and steps; an accelerator is asked only after they have changed."""
+        """Return seed and steps; an accelerator is read only after they have changed."""
         version = None if self.origin.is_inference() else (id(self.origin), self.origin._version)
         if version is None or self._numbers is None or self._numbers[0] != version:
             seed, steps = self.origin.tolist()

@@ -1,17 +1,18 @@
-"""How many numbers are computed together, where a table is made part by part."""
+"""The number of values to compute together when a table is computed in parts."""
 
 from torch import Tensor
 
 from polyformer.ops.tuning.machine import core_cache
 
 ON_ACCELERATOR = 1 << 26
-"""Numbers of a part on an accelerator: a matter of its memory, not of its caches."""
+"""Values per part on an accelerator, limited by its memory instead of its caches."""
 
 
 def room(like: Tensor) -> int:
-    """Numbers of the precision of `like` that a core's own cache holds; more on an accelerator.
+    """Return the number of values in the dtype of `like` that fit a core's private cache; more on an
+    accelerator.
 
-    With half or twice as many, times differ by a tenth at most. What is computed part by part depends on
-    the parts by rounding alone.
+    With half or twice this number, times differ by at most a tenth. Results depend on the parts only by
+    rounding.
     """
     return core_cache() // like.element_size() if like.device.type == "cpu" else ON_ACCELERATOR

@@ -1,7 +1,7 @@
-"""Cosines and sines together, by the library that computes them faster here.
+"""Cosines and sines together, by the library that is faster on this machine.
 
-torch asks MKL for them, whose vector forms are for one maker's processors: elsewhere numpy's take a third
-of the time. Only float32 on a CPU is a choice; both are exact to the last bit but one.
+torch uses MKL, with vector code for the processors of one vendor; on others numpy takes a third of the time.
+There is a choice only for float32 on a CPU; both are exact up to the second to last bit.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from polyformer.ops.tuning import Section
 from polyformer.ops.tuning.stopwatch import least_seconds
 
 TRIED = 1 << 14
-"""Angles that a measurement takes."""
+"""The number of angles in a measurement."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sines(Config):
-    """Who computes cosines and sines of float32."""
+    """The library for cosines and sines of float32."""
 
     library: Literal["torch", "numpy"] = "torch"
 
 
 def cosines_and_sines(a: Tensor) -> Tensor:
-    """[cos a, sin a]: a [..., M] -> [..., 2 M]; not differentiated."""
+    """Return [cos a, sin a]: a [..., M] -> [..., 2 M]; not differentiable."""
     out = a.new_empty(*a.shape[:-1], 2 * a.shape[-1])
-    # A subclass of Tensor, such as a fake one, has no numbers that numpy could read.
+    # A subclass of Tensor, such as a fake tensor, has no data for numpy.
     plain = type(a) is Tensor and a.device.type == "cpu" and a.dtype == torch.float32
     _write(out, a, SECTION().library if plain else "torch")
     return out
@@ -42,7 +42,7 @@ def _write(out: Tensor, a: Tensor, library: str) -> None:
         torch.cos(a, out=cos)
         torch.sin(a, out=sin)
         return
-    with np.errstate(invalid="ignore"):  # of infinity it is not a number
+    with np.errstate(invalid="ignore"):  # the result for infinity is NaN
         np.cos(a.numpy(), out=cos.numpy())
         np.sin(a.numpy(), out=sin.numpy())
 

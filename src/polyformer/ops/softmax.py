@@ -1,4 +1,4 @@
-"""The one softmax of the library: rows that see nothing give zeros, and the single tap for looking inside."""
+"""The softmax of attention: rows without visible keys give zeros, and a tap records the probabilities."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,11 +12,11 @@ _tap: Tap[Tensor] = Tap("attention_tap")
 
 
 def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """softmax over the last axis and its log-sum-exp.
+    """Return the softmax over the last axis and its log-sum-exp.
 
     Args:
         scores: [..., Tq, Tk].
-        allowed: bool, broadcasts to `scores`; False is left out. A row with nothing allowed gives zeros and
+        allowed: bool, broadcasts to `scores`; False is masked. A row without allowed keys gives zeros and
             a log-sum-exp of minus infinity, forward and backward, never NaN.
 
     Returns:
@@ -25,14 +25,14 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     lse = safe_logsumexp(scores)
-    # A row of nothing has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
+    # An empty row has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
     probabilities = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
     record(probabilities)
     return probabilities, lse
 
 
 def safe_logsumexp(scores: Tensor) -> Tensor:
-    """log-sum-exp over the last axis, with a zero gradient where every entry is minus infinity."""
+    """Return the log-sum-exp over the last axis, with a zero gradient if all entries are minus infinity."""
     if scores.shape[-1] == 0:
         return scores.sum(-1) - torch.inf
     top = scores.detach().amax(-1, keepdim=True)
@@ -43,22 +43,22 @@ def safe_logsumexp(scores: Tensor) -> Tensor:
 
 
 def recorded() -> AbstractContextManager[list[Tensor]]:
-    """Collects the attention probabilities of every call inside, in order; `attend` then runs densely."""
+    """Collect the attention probabilities of every call inside, in order; `attend` then runs densely."""
     return _tap.collected()
 
 
 def recording() -> bool:
-    """Whether somebody is looking."""
+    """Return whether probabilities are being collected."""
     return _tap.records is not None
 
 
 def record(probabilities: Tensor) -> None:
-    """Shows `probabilities` [..., Tq, Tk] to whoever collects."""
+    """Pass `probabilities` [..., Tq, Tk] to the collector, if any."""
     _tap.show(probabilities.detach())
 
 
 def amend(change: Callable[[Tensor], Tensor]) -> None:
-    """Replaces the last record, where a part of that call was computed apart."""
+    """Replace the last record, if a part of that call was computed separately."""
     records = _tap.records
     if records:
         records[-1] = change(records[-1])

@@ -1,8 +1,8 @@
-"""Work spread over a few threads of a CPU, each of which computes alone.
+"""Work divided among a few CPU threads, each computing its items independently.
 
-torch splits every operation among its threads and waits for the last of them: a thousand small operations
-wait a thousand times, and on a busy machine each wait costs as much as the operating system pleases. Here
-each thread computes its own items from beginning to end.
+torch divides every operation among its threads and waits for the last of them: a thousand small operations
+wait a thousand times, and on a busy machine each wait costs a scheduling delay. Here each thread computes its
+items from beginning to end.
 """
 
 import functools
@@ -19,22 +19,26 @@ from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 SMALL_MATRIX = 1 << 16
-"""Matrices of at most so many numbers make products that are over before threads have been woken. Other work
-on the machine decides what waking costs, not the processor, and how much there will be nobody can measure."""
+"""The most numbers in a matrix with products that are finished before threads have been woken.
+
+The cost of waking depends on other load on the machine, which nobody can measure in advance, not on the
+processor.
+"""
 
 WORKERS = 4
-"""At most so many: Python runs one thread at a time, which more of them would feel on any processor."""
+"""The most threads: Python runs one thread at a time, so more would not help on any processor."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def usual_threads(model: nn.Module) -> int:
-    """How many threads of a CPU suit `model`: one if all of its matrices are small, else torch's choice.
+    """Return the number of CPU threads that suits `model`: 1 if all of its matrices are small, else torch's
+    choice.
 
-    Of tiny products each thread has microseconds to do, and on a busy machine it is waited for as long as the
-    operating system lets others run: two threads have been several times slower than one. Tables of tokens do
-    not count: they are looked up, and as the output layer are one product of many.
+    In tiny products each thread has microseconds of work, and on a busy machine the others wait for it as
+    long as the operating system runs other processes: two threads have been several times slower than one.
+    Token tables do not count: they are looked up, and as the output layer they are one product among many.
     """
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     sizes = (x.numel() for x in model.parameters() if x.dim() > 1 and id(x) not in tables)
@@ -43,7 +47,7 @@ def usual_threads(model: nn.Module) -> int:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """So many threads in torch's products, as long as the body runs."""
+    """Use this number of threads in torch's products while the body runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -53,14 +57,14 @@ def threads(number: int) -> Iterator[None]:
 
 
 def suited(model: nn.Module) -> AbstractContextManager[None]:
-    """As many threads as suit `model`, as long as the body runs."""
+    """Return a context with the number of threads that suits `model`."""
     return threads(usual_threads(model))
 
 
 def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:
-    """The results of `function` on consecutive groups of `items`, in order, one group for each thread.
+    """Return the results of `function` on consecutive groups of `items`, in order, one group per thread.
 
-    One group, in the calling thread, where there is one thread or item, or where somebody watches this
+    A single group, in the calling thread, if there is one thread or item, or if a dispatch mode observes this
     thread's operations. Gradients are not recorded.
     """
     threads = torch.get_num_threads()
@@ -81,16 +85,18 @@ def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) 
 
 @functools.lru_cache(maxsize=WORKERS)
 def _pool(process: int, workers: int, threads: int) -> ThreadPoolExecutor:
-    """Workers that share torch's `threads`; a forked process has none of its parent's and makes its own."""
+    """Return workers that share torch's `threads`; a forked process cannot use its parent's and makes new
+    ones.
+    """
     pool = ThreadPoolExecutor(workers, "attend", initializer=_settle, initargs=(threads // workers,))
     ready = threading.Barrier(workers + 1)
     for _ in range(workers):
         pool.submit(ready.wait)
     ready.wait()
-    torch.set_num_threads(threads)  # what the workers set is also what threads yet to come would start with
+    torch.set_num_threads(threads)  # the workers' setting would also be the default of later threads
     return pool
 
 
 def _settle(threads: int) -> None:
-    torch.get_num_threads()  # torch settles a new thread when first asked, and would undo what was set before
+    torch.get_num_threads()  # torch sets up a new thread on first use and overrides earlier settings
     torch.set_num_threads(threads)

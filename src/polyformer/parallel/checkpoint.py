@@ -1,8 +1,8 @@
-"""Tensors of divided models in files: every process writes its parts, and reads those of any other division.
+"""Sharded tensors in files: every process writes its shards, and can read the files of any other sharding.
 
-By torch's distributed checkpoint in the form of safetensors, which no process has to gather and nobody has to
-unpickle. A file says where in the whole each of its parts lies; whole tensors in one file are the simplest
-case, so that a plain run and a divided one read each other's.
+Uses torch's distributed checkpoint in the safetensors format, so that no process gathers tensors and nothing
+is unpickled. Each file records the position of its shards in the whole tensors. Whole tensors in one file are
+a special case, so that plain and sharded runs can read each other's checkpoints.
 """
 
 import warnings
@@ -23,19 +23,19 @@ from polyformer.parallel.stages import Absent
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Whether this process holds only a part of some of the parameters, or only some of them."""
+    """Return whether this process has only a shard of some parameters, or only some of the parameters."""
     parts = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     return parts or any(isinstance(module, Absent) for module in model.modules())
 
 
 def is_elsewhere(model: nn.Module, name: str) -> bool:
-    """Whether the parameter `name` is of a module that other processes have."""
+    """Return whether the parameter `name` belongs to a module that only other processes have."""
     path = name.split(".")
     return any(isinstance(_module(model, path[:depth]), Absent) for depth in range(1, len(path)))
 
 
 def _module(model: nn.Module, path: list[str]) -> nn.Module | None:
-    """The module at `path`; None where there is none."""
+    """Return the module at `path`, or None if there is none."""
     module: nn.Module | None = model
     for name in path:
         module = None if module is None else module._modules.get(name)
@@ -43,7 +43,7 @@ def _module(model: nn.Module, path: list[str]) -> nn.Module | None:
 
 
 def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are one object once, under their first name, and without their graph."""
+    """Return the tensors, detached; tensors that are the same object appear once, under their first name."""
     seen: set[int] = set()
     kept = {}
     for name, tensor in tensors.items():
@@ -54,9 +54,9 @@ def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write what this process holds of `tensors` into `folder`, which is there; all of `group` call it.
+    """Write the shards of this process of `tensors` into the existing `folder`. Collective over `group`.
 
-    An error in any of them is raised in all; `OSError` where a disk is full or refuses.
+    An error in any process is raised in all; `OSError` for a full disk or a failed write.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
@@ -68,21 +68,21 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: dist.Process
 
 
 def parts_written(folder: Path) -> list[Path]:
-    """The files in `folder` that this process has written."""
+    """Return the files in `folder` that this process has written."""
     return sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*"))
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and types of the whole tensors whose parts lie in `folder`, by name."""
+    """Return sizes and dtypes of the whole tensors with shards in `folder`, by name."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors`, whole ones or this process's parts, with what `folder` holds under their names.
+    """Fill `tensors`, whole tensors or local shards, from the tensors of the same names in `folder`.
 
-    Of what is one object the first name counts. No process waits for another. Raises `InputError` for a
-    tensor that is not there or of another shape.
+    Tied tensors are read under their first name. No process waits for another. Raises `InputError` for a
+    tensor that is missing or has another shape.
     """
     wanted, there = once(tensors), stored(folder)
     for name, tensor in wanted.items():
@@ -99,14 +99,14 @@ def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def shown_to_all(folder: Path | None, group: dist.ProcessGroup | None = None) -> Path:
-    """The first process's `folder`, in every process; all must reach it, on a disk that machines share."""
+    """Broadcast the `folder` of the first process; it must be on a file system shared by all machines."""
     named = [str(folder)]
     dist.broadcast_object_list(named, group=group)
     return Path(named[0])
 
 
 def raise_together(complaint: str | None, group: dist.ProcessGroup | None = None) -> None:
-    """`InputError` in every process, with the first complaint that any of them has; all call it."""
+    """Raise `InputError` in every process with the first complaint of any of them. Collective."""
     complaints: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(complaints, complaint, group=group)
     for text in complaints:

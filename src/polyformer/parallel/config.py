@@ -1,4 +1,4 @@
-"""Along which dimensions the processes of a run divide its work, and how many along each."""
+"""The dimensions of parallelism of a run, and the number of processes along each."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
-"""From the outside in: neighbours in the last exchange most, and are best on one machine."""
+"""From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
 
 PipelineSchedule = Literal["1f1b", "gpipe"]
 """See `polyformer.parallel.pipeline`."""
@@ -16,14 +16,14 @@ PipelineSchedule = Literal["1f1b", "gpipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Config):
-    """How many processes share each part of a training; the product is the number of all processes."""
+    """The number of processes along each dimension of parallelism; their product is the world size."""
 
-    data: int | None = None  # whole copies of the model, each with its own batches; null: the rest of them
-    shard: int = 1  # with own batches too, and each with a part of the weights and of the optimizer's memory
-    tensor: int = 1  # share every batch, each with some of the heads and of the feed-forward
-    context: int = 1  # share every text, each with some of its tokens, and a part of the weights as in shard
-    pipeline: int = 1  # share every batch, each with some of the layers; microbatches are those accumulated
-    stages: int = 1  # of the pipeline in each of its processes: above 1, wait less and exchange more
+    data: int | None = None  # replicas of the model, each with its own batches; null: all remaining processes
+    shard: int = 1  # also with own batches, and each with a shard of the weights and optimizer state
+    tensor: int = 1  # share every batch, each with some of the heads and feed-forward units
+    context: int = 1  # share every text, each with some of its tokens; weights are sharded as in shard
+    pipeline: int = 1  # share every batch, each with some of the layers; accumulated batches are microbatches
+    stages: int = 1  # pipeline stages per process: above 1, less idle time and more communication
     pipeline_schedule: PipelineSchedule = "1f1b"  # gpipe: all forward passes first
 
     def __post_init__(self) -> None:
@@ -42,12 +42,12 @@ class ParallelConfig(Config):
             )
 
     def check_accumulated(self, batches: int) -> None:
-        """Raises `InputError` where a pipeline cannot run so many microbatches."""
+        """Raise `InputError` if a pipeline cannot run this number of microbatches."""
         if self.pipeline > 1:
             check_microbatches(batches, self.pipeline, self.pipeline_schedule, self.stages)
 
     def check_optimizer(self, kind: str) -> None:
-        """Raises `InputError` for an optimizer that does not update a divided model."""
+        """Raise `InputError` for an optimizer that cannot update a sharded model."""
         if kind == "adafactor" and not self.whole:
             raise InputError(
                 "optimizer: 'adafactor' keeps rows and columns of whole matrices, which torch does not "
@@ -56,13 +56,13 @@ class ParallelConfig(Config):
 
     @property
     def whole(self) -> bool:
-        """Whether every process has the whole model and whole batches: plain data parallelism, or alone."""
+        """Return whether every process has the whole model: data parallel, or a single process."""
         return all(getattr(self, name) == 1 for name in DIMENSIONS if name != "data")
 
     def sizes(self, world: int) -> dict[str, int]:
-        """How many of `world` processes stand along each of `DIMENSIONS`.
+        """Return the number of processes along each of `DIMENSIONS` for `world` processes.
 
-        Raises `InputError` where they cannot: every process of a run comes to the same answer alone.
+        Raises `InputError` if they do not fit: every process of a run computes this independently.
         """
         others = {name: getattr(self, name) for name in DIMENSIONS if name != "data"}
         product = math.prod(others.values())
@@ -82,7 +82,7 @@ class ParallelConfig(Config):
 
 
 def check_microbatches(number: int, processes: int, schedule: PipelineSchedule, stages: int) -> None:
-    """Raises `InputError` where `processes` of so many `stages` each cannot run `number` microbatches."""
+    """Raise `InputError` if `processes` with `stages` each cannot run `number` microbatches."""
     rounds = max(1, number // processes)
     if stages == 1 and schedule == "1f1b" and number < processes:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Which processes of a pipeline hold which tensors of a model, and how the first gets those of others."""
+"""The processes of a pipeline that hold each tensor, and the transfer of tensors to the first process."""
 
 import itertools
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from polyformer.parallel.shard import full
 from polyformer.parallel.stages import Absent, needed, places
 
 Use = tuple[dict[str, Any], str]
-"""Where a tensor stands: the parameters or the buffers of a module, and its name there."""
+"""The position of a tensor: the parameters or the buffers of a module, and its name there."""
 
 
 class Holders:
-    """Parameters and buffers of `model`, which has all as yet, by the ranks that will hold them.
+    """The ranks that will hold each parameter and buffer of `model`, which is still complete.
 
-    layers: of each rank of `group` the runs of layers that it has.
+    layers: for each rank of `group`, its ranges of layers.
     """
 
     def __init__(self, model: Transformer, layers: list[list[range]], group: dist.ProcessGroup):
         self.model, self.group, self.rank = model, group, dist.get_rank(group)
         self.dropped: list[tuple[nn.Module, str, nn.Module]] = []
-        self.source: dict[int, int] = {}  # of each tensor of the rejoined model, by its id
+        self.source: dict[int, int] = {}  # rank of each tensor of the rejoined model, by its id
         held = [{id(tensor) for tensor in _tensors(needed(model, own))} for own in layers]
         uses: dict[int, list[Use]] = {}
         for module in model.modules():
@@ -37,12 +37,11 @@ class Holders:
         self.held = [(use, tuple(rank for rank in ranks if key in held[rank])) for key, use in uses.items()]
 
     def now(self) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
-        """The tensors as they are now, some of them divided since, and the ranks that hold each; none for
-        what no stage needs."""
+        """Return the current (maybe sharded) tensors with their ranks; no ranks if unused."""
         return ((table[name], ranks) for ((table, name), *_), ranks in self.held)
 
     def drop(self) -> None:
-        """Take what this rank does not hold out of the model, and its numbers out of memory."""
+        """Remove the tensors that this rank does not hold from the model, and free their memory."""
         gone: set[int] = set()
         for uses, ranks in self.held:
             if ranks and self.rank not in ranks:
@@ -56,19 +55,21 @@ class Holders:
                 setattr(parent, child, Absent())
 
     def rejoin(self) -> None:
-        """Put back the modules that were taken out, without their numbers, which `fetch` gets."""
+        """Restore the removed modules without their values, which `fetch` gets."""
         for parent, child, module in self.dropped:
             setattr(parent, child, module)
         self.dropped = []
         self.source = {id(tensor): next(iter(ranks), 0) for tensor, ranks in self.now()}
 
     def fetch(self, tensor: Tensor) -> Tensor | None:
-        """All of a tensor of the model, which is rejoined, in the first of all processes; None in the others.
-        Every process calls it, for all tensors in the same order."""
+        """Return a whole tensor of the rejoined model in the first of all processes, None in the others.
+
+        Collective: every process calls it, for all tensors in the same order.
+        """
         source = self.source[id(tensor)]
         whole = full(tensor) if self.rank == source else None
         if dist.get_process_group_ranks(self.group)[0] != 0:
-            return None  # a copy, or those that have other parts of the first ones' tensors
+            return None  # a replica, or the other shards of the same tensors
         if source == 0:
             return whole
         if whole is not None:
@@ -81,13 +82,13 @@ class Holders:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of this rank are."""
+        """Return the device of the tensors of this rank."""
         own = (tensor for tensor in _tensors([self.model]) if not tensor.is_meta)
         return next(own).device
 
 
 def _put(uses: list[Use], tensor: Tensor) -> None:
-    """`tensor` wherever a parameter or buffer stood, as what that was."""
+    """Set `tensor` at every position in `uses`, as a parameter if the previous value is a parameter."""
     table, name = uses[0]
     before = table[name]
     new = nn.Parameter(tensor, before.requires_grad) if isinstance(before, nn.Parameter) else tensor

@@ -1,8 +1,8 @@
-"""Models to be divided whose weights are drawn part by part, so that no process ever holds all of them.
+"""Deferred initialization: weights of sharded models are drawn one by one, and no process holds all.
 
-A model is built with every matrix dropped as soon as it stands in its module (it is then on torch's "meta"),
-and divided. Then each matrix is drawn in turn, whole, from the random numbers that it would have been drawn
-from, and every process keeps its part: the first weights are, bit for bit, those of a model built whole.
+A model is built with every matrix dropped as soon as it is registered in its module (it is then on the "meta"
+device), and sharded. Each matrix is then drawn in turn, whole, from the same random numbers as in a model
+built whole, and every process keeps its shard: the initial weights are bit for bit the same.
 """
 
 import mmap
@@ -21,12 +21,12 @@ from polyformer.model import Transformer
 from polyformer.parallel.whole import own_part
 
 LARGE = 1 << 18
-"""Bytes of a tensor from which on it lies in pages of its own."""
+"""Minimum size in bytes of a tensor with separate memory pages."""
 
 
 @contextmanager
 def late_weights() -> Iterator[None]:
-    """While it lasts, models are built without the numbers that `initialize` would set."""
+    """Build models without the values that `initialize` would set, inside this context."""
     handle = register_module_module_registration_hook(_drop)
     try:
         with _OwnPages():
@@ -36,13 +36,15 @@ def late_weights() -> Iterator[None]:
 
 
 class _OwnPages(TorchFunctionMode):
-    """Large tensors are made in pages that go back to the system with them: between small ones that stay, an
-    allocator would keep the room of most that are dropped."""
+    """Allocate large tensors in separate pages, which are returned to the system when the tensors are freed.
+
+    Between small tensors that stay, an allocator would keep the memory of most of the freed tensors.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """func(*args, **kwargs)."""
+        """Return func(*args, **kwargs), with the memory of a large `torch.empty` from `mmap`."""
         kwargs = kwargs or {}
         if func is not torch.empty or kwargs.get("device") is not None:
             return func(*args, **kwargs)
@@ -53,7 +55,7 @@ class _OwnPages(TorchFunctionMode):
 
 
 def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-    """Take out of `module`, which becomes the child `name` of `parent`, what `initialize` sets."""
+    """Move the parameters that `initialize` sets from `module`, the child `name` of `parent`, to "meta"."""
     if module is None:
         return
     set_later = isinstance(module, nn.Linear | nn.Embedding)
@@ -65,13 +67,15 @@ def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Bring what `model` has numbers of to `device`."""
+    """Move the tensors of `model` that have values to `device`."""
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
-    """Make room on `device` for this process's parts of what a divided model has no numbers of, if there is
-    any, and let `draw` fill it; without, a checkpoint must."""
+    """Allocate on `device` the shards of parameters that have no values yet, and fill them by `draw`.
+
+    Without `draw` they must be loaded from a checkpoint.
+    """
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
@@ -80,15 +84,17 @@ def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
 
 
 def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
-    """What draws the missing weights of `model`, just built, when it is divided and has room for them: from
-    the random numbers that follow now."""
+    """Return a function that draws the missing weights of `model` after it is sharded and allocated.
+
+    It uses the random numbers that follow now.
+    """
     state, order = torch.get_rng_state(), [*fillings(model, initializer_range)]
 
     @torch.no_grad()
     def draw(divided: nn.Module) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state)
-            for module, name, fill in order:  # those of other processes too: random numbers come in turn
+            for module, name, fill in order:  # also weights of other processes, to advance the random numbers
                 weight = getattr(module, name)
                 whole = torch.empty(weight.shape, dtype=weight.dtype)
                 fill(whole)
@@ -99,7 +105,7 @@ def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
 
 
 def _set(weight: Tensor, whole: Tensor) -> None:
-    """This process's part of `whole` into its part of `weight`, if it has any."""
+    """Copy the shard of this process of `whole` into `weight`, if this process has one."""
     if isinstance(weight, DTensor):
         weight.to_local().copy_(own_part(whole, weight))
     elif not weight.is_meta:

@@ -1,4 +1,4 @@
-"""The processes of a run as a grid, torch's `DeviceMesh`, with the dimensions of `ParallelConfig`."""
+"""The processes of a run as torch's `DeviceMesh`, with the dimensions of `ParallelConfig`."""
 
 import functools
 from dataclasses import dataclass
@@ -13,42 +13,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where this process stands among all; `device_mesh` has `DIMENSIONS`, those of one process too."""
+    """The position of this process among all; `device_mesh` has all `DIMENSIONS`, even of size 1."""
 
     device_mesh: "DeviceMesh"
 
     def size(self, name: str) -> int:
-        """How many processes stand along dimension `name`."""
+        """Return the number of processes along dimension `name`."""
         return self.device_mesh.size(DIMENSIONS.index(name))
 
     def rank(self, name: str) -> int:
-        """The place of this process along dimension `name`."""
+        """Return the rank of this process along dimension `name`."""
         return self.device_mesh.get_local_rank(name)
 
     def group(self, name: str) -> "ProcessGroup":
-        """This process and those that differ from it along `name` alone."""
+        """Return the group of processes that differ from this process only along `name`, including itself."""
         return self.device_mesh.get_group(name)
 
     @property
     def data_world(self) -> int:
-        """How many processes, or groups of them, read batches of their own."""
+        """Return the number of processes, or groups of processes, that read separate batches."""
         return self.size("data") * self.size("shard")
 
     @property
     def data_rank(self) -> int:
-        """Which of those this process belongs to; those that share a batch have the same."""
+        """Return the data-parallel rank of this process; processes that share a batch have the same."""
         return self.rank("data") * self.size("shard") + self.rank("shard")
 
     @property
     def readers(self) -> list[int]:
-        """The ranks of those that read batches, one of each group, by their `data_rank`."""
+        """Return the ranks of the processes that read batches, one per group, by their `data_rank`."""
         return self.device_mesh.mesh[0, :, :, 0, 0].flatten().tolist()
 
     @property
     def sharding(self) -> "DeviceMesh":
-        """What weights are divided over, [shard], with whole copies along its first dimension where there
-        are several: [data, shard]. Processes that share texts divide the weights too: their gradients are
-        averaged in the same exchange. A pipeline sums over its copies after the last microbatch."""
+        """Return the mesh of sharded weights: [shard], or [data, shard] if there are several replicas.
+
+        Processes that share texts (context) also shard the weights, so that their gradients are averaged in
+        the same collective. A pipeline sums over its replicas after the last microbatch.
+        """
         copies, parts = self.device_mesh["data"], self.device_mesh["shard"]
         if self.size("pipeline") > 1:
             return parts
@@ -59,9 +61,9 @@ class Mesh:
 
 
 def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:
-    """The mesh of all processes, whose group is open already (`torch.distributed.init_process_group`).
+    """Return the mesh of all processes; `torch.distributed.init_process_group` must have been called.
 
-    device_type: "cpu" or "cuda". Raises `InputError` in every process where their number does not fit.
+    device_type: "cpu" or "cuda". Raises `InputError` in every process if their number does not fit.
     """
     import torch.distributed as dist
 
@@ -71,7 +73,7 @@ def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:
 
 @functools.cache
 def _device_mesh(sizes: tuple[int, ...], device_type: str, world: "ProcessGroup") -> "DeviceMesh":
-    """The same for all runs of a process: every group has threads of its own, which last as long as it."""
+    """Return a cached mesh, because the threads of its groups live as long as the process."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)

@@ -1,4 +1,4 @@
-"""Batches of any shape as microbatches of one, which is what a pipeline's stages exchange."""
+"""Batches of any shape padded to microbatches of one shape, as required between pipeline stages."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,15 @@ from polyformer.parallel.stages import SHARE
 
 Batch = dict[str, Tensor]
 FILL = {"labels": IGNORED, "shift_labels": IGNORED}
-"""What stands at padding, where it is not 0."""
+"""Padding values other than 0."""
 
 
 def same_shape(batches: list[Batch], shares: list[float]) -> Batch:
-    """All batches one after another [M B, T], each padded to the most rows and tokens of any.
+    """Return all batches concatenated [M B, T], each padded to the maximum number of rows and tokens.
 
-    Padding belongs to no text (`attention_mask` 0) and has no label. `share` [M] holds by how much the loss
-    of each batch counts. The entries of an encoder-decoder's target have a length of their own.
-    Raises `InputError` for entries that are neither of each token nor of each text.
+    Padding belongs to no text (`attention_mask` 0) and has no label. `share` [M] contains the weight of the
+    loss of each batch. The target entries of an encoder-decoder are padded to a separate length. Raises
+    `InputError` for entries that are neither per token nor per text.
     """
     rows = max(len(batch["input_ids"]) for batch in batches)
     masked = [_with_masks(batch) for batch in batches] if _differ(batches) else batches
@@ -47,11 +47,11 @@ def _with_masks(batch: Batch) -> Batch:
 
 
 def _padded(value: Tensor, name: str, rows: int, length: int) -> Tensor:
-    """The entry `name`, of each token or of each text, for so many rows and tokens."""
+    """Return the entry `name`, per token or per text, padded to `rows` and `length`."""
     fill = FILL.get(name, 0)
     if value.dim() == 2:
         missing = length - value.shape[1]
-        if name == "document_ids":  # whose numbers do not fall along a row
+        if name == "document_ids":  # document ids must not decrease along a row
             value = torch.cat([value, value[:, -1:].expand(-1, missing)], 1)
         else:
             value = torch.nn.functional.pad(value, (0, missing), value=fill)

@@ -1,4 +1,4 @@
-"""Processes that died or no longer answer: what is said of it, and how those started again meet."""
+"""Failed or unresponsive processes: error messages, and the rendezvous of restarted processes."""
 
 import os
 from collections.abc import Iterator
@@ -12,14 +12,15 @@ from polyformer.core import launcher
 from polyformer.core.errors import InputError, shortened
 
 SIGNS = ("gloo", "connection closed", "connection reset", "timed out waiting", "nccl")
-"""Words of the errors by which torch's backends say so; they have no class of their own."""
+"""Words in the errors of torch's backends for failed peers; these errors have no separate class."""
 
 
 def meet_again(backend: str, timeout: timedelta | None) -> None:
-    """Open the group of all processes, where torchrun has started them again; elsewhere nothing.
+    """Initialize the process group if torchrun has restarted the processes; otherwise do nothing.
 
-    torch 2.13 lets every life of a run look up its peers under the same names of one store, which then still
-    has the addresses of the dead ("Connection refused"); here each life has names of its own.
+    In torch 2.13 every restart of a run looks up its peers under the same names in one store, which then
+    still has the addresses of the dead processes ("Connection refused"); here each restart has separate
+    names.
     """
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -34,7 +35,7 @@ def meet_again(backend: str, timeout: timedelta | None) -> None:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turns the failure of an exchange between processes into an `InputError` that says what to do."""
+    """Convert the failure of a collective into an `InputError` that says how to continue."""
     try:
         yield
     except RuntimeError as error:

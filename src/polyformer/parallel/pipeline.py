@@ -1,9 +1,9 @@
-"""Pipeline parallelism by `torch.distributed.pipelining`: stages in processes, microbatches through them.
+"""Pipeline parallelism with `torch.distributed.pipelining`: stages in processes, fed with microbatches.
 
-The microbatches of a step are the batches that it accumulates. Schedules: "gpipe" runs all forward passes,
-then all backward passes (Huang et al. 2019, section 2.3); "1f1b" takes turns, so that a stage keeps the
-activations of as many microbatches as there are stages (Narayanan et al. 2019, PipeDream), and, with several
-stages in each process, interleaves them for shorter waits (Narayanan et al. 2021, section 2.2).
+The microbatches of a step are the accumulated batches. Schedules: "gpipe" runs all forward passes,
+then all backward passes (Huang et al. 2019, section 2.3); "1f1b" alternates them, so that the number of
+microbatches with stored activations is at most the number of stages (Narayanan et al. 2019, PipeDream), and,
+with several stages in each process, interleaves them for less idle time (Narayanan et al. 2021, section 2.2).
 """
 
 from collections import OrderedDict
@@ -31,16 +31,16 @@ from polyformer.parallel.stages import Root, Stage, check, spans, stacks
 Batch = dict[str, Tensor]
 
 KEPT = 4
-"""Schedules, by the shapes of their microbatches, that stay with what they receive into."""
+"""Number of cached schedules with their receive buffers, by the shapes of their microbatches."""
 
 
 class Pipeline:
-    """This process's stages of `model`, from which all else is taken out.
+    """The stages of `model` in this process; all other modules are removed from the model.
 
     group: the processes of the pipeline, in the order of their stages. per_process: stages of each process;
-    the stages s, s + P, s + 2 P, ... are of process s of P. divide: divides what this process has further
-    (`shard.py`), and brings it to its device; heads are divided before (`tensor.py`).
-    Raises `InputError` for models that need all their layers in one process.
+    process s of P has the stages s, s + P, s + 2 P, ... divide: shards the local modules further
+    (`shard.py`), and moves them to their device; heads are divided before (`tensor.py`). Raises `InputError`
+    for models that need all their layers in one process.
     """
 
     def __init__(
@@ -69,10 +69,12 @@ class Pipeline:
         self.device, self.dtype = parameter.device, parameter.dtype
         self.shared = self._shared()
         self.stages = {stage: Stage(self.root, self.spans[stage], precision) for stage in self.own}
-        self.schedules: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # by sizes, the last used last
+        self.schedules: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # by sizes, in order of last use
 
     def _shared(self) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
-        """This process's parameters that others have too: whether it is their first, and their group."""
+        """Return parameters shared with other stages: whether this is their first process, and
+        their group.
+        """
         members = dist.get_process_group_ranks(self.group)
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = {}
@@ -85,10 +87,10 @@ class Pipeline:
         return shared
 
     def step(self, batches: list[Batch], shares: list[float]) -> list[float]:
-        """The forward and backward passes of one step: adds the gradients of sum_i shares_i loss_i to those
-        that are there. Returns the losses, in every process of the pipeline.
+        """Run the forward and backward passes of one step, and return the losses in every process.
 
-        Raises `InputError` for fewer batches than the schedule needs.
+        Adds the gradients of sum_i shares_i loss_i to the existing gradients. Raises `InputError` for fewer
+        batches than the schedule requires.
         """
         check_microbatches(len(batches), self.size, self.schedule, self.per_process)
         batch = same_shape(batches, shares)
@@ -105,7 +107,7 @@ class Pipeline:
         return values.tolist()
 
     def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> Any:
-        """The schedule for microbatches of these sizes."""
+        """Return the schedule for microbatches of these sizes."""
         key = lengths, rows, microbatches
         if key in self.schedules:
             self.schedules.move_to_end(key)
@@ -122,7 +124,7 @@ class Pipeline:
         return self.schedules[key]
 
     def _stage(self, number: int, rows: int, lengths: tuple[int, int]) -> PipelineStage:
-        """Stage `number` for microbatches of these sizes, whose shapes are known without a trial run."""
+        """Return stage `number` for microbatches of these sizes; the shapes are known without a trial run."""
         loss = torch.empty((), dtype=self.dtype, device="meta").requires_grad_()
         return PipelineStage(
             self.stages[number],
@@ -137,8 +139,10 @@ class Pipeline:
     def _read(
         self, number: int, rows: int, lengths: tuple[int, int], device: torch.device | str
     ) -> tuple[Tensor, ...]:
-        """Room for what stage `number` reads: ids, or hidden states of the text or source; of the target too
-        where its first layers are behind."""
+        """Return empty tensors for the inputs of stage `number`.
+
+        They are ids, or hidden states of the text or source, and also of the target after its first layers.
+        """
         if number == 0:
             return (torch.empty(rows, lengths[0], dtype=torch.long, device=device),)
         target = len(self.layers) == 2 and self.spans[number].start > self.layers[0]
@@ -149,17 +153,17 @@ class Pipeline:
         )
 
     def _sum_gradients(self) -> None:
-        """Parameters in several stages get the sum of their gradients, so that they stay one."""
+        """Sum the gradients of parameters that several stages share, so that they stay equal."""
         for parameter, (_, group) in self.shared.items():
             _sum_gradient(parameter, group)
 
     def sum_over_copies(self, group: dist.ProcessGroup) -> None:
-        """Gradients summed over whole copies of the model, which are the processes of `group`."""
+        """Sum the gradients over the replicas of the model, which are the processes of `group`."""
         for parameter in self.model.parameters():
             _sum_gradient(parameter, group)
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient, float64."""
+        """Return the norm of the whole gradient, float64."""
         counted = (p for p in self.model.parameters() if p not in self.shared or self.shared[p][0])
         total = gradient_norm(counted).square().to(self.device)
         dist.all_reduce(total, group=self.group)
@@ -167,8 +171,10 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> ModelOutput:
-        """What the whole model returns for `batch`, in every process; predictions travel when they are read,
-        which all processes must do alike."""
+        """Return the output of the whole model for `batch`, in every process.
+
+        Logits are broadcast when they are first read, which is collective: all processes must read them.
+        """
         rest, output = dict(batch), None
         values: tuple[Tensor, ...] = (rest.pop("input_ids"),)
         for number, stage in self.stages.items():
@@ -187,11 +193,11 @@ class Pipeline:
         return self._everywhere(output)
 
     def _everywhere(self, output: ModelOutput | None) -> ModelOutput:
-        """The last stage's output in all processes."""
+        """Return the output of the last stage in all processes."""
         source = self.last % self.size
 
         def from_last(value: Tensor | None) -> Tensor | None:
-            """`value` of the last stage's process: any tensor, or None."""
+            """Broadcast `value`, any tensor or None, from the process of the last stage."""
             said = [None if value is None else (value.shape, value.dtype)]
             dist.broadcast_object_list(said, group=self.group, group_src=source)
             if said[0] is None:
@@ -223,7 +229,7 @@ def _sum_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
 
 
 class Pipelined(nn.Module):
-    """A model by its pipeline, for those who call it without gradients, in all processes alike."""
+    """A module that runs a model by its pipeline without gradients. Collective: all processes call it."""
 
     def __init__(self, pipeline: Pipeline):
         super().__init__()
@@ -231,11 +237,11 @@ class Pipelined(nn.Module):
         self.config = pipeline.model.config
 
     def forward(self, **batch: Tensor) -> ModelOutput:
-        """What the whole model returns."""
+        """Return the output of the whole model."""
         return self.pipeline.evaluate(batch)
 
 
 def _lengths(batch: Batch) -> tuple[int, int]:
-    """The tokens of a row: of the text or source, and of the target where there is one."""
+    """Return the tokens per row: of the text or source, and of the target if there is one."""
     target = batch.get("decoder_input_ids", batch.get("labels", batch["input_ids"]))
     return batch["input_ids"].shape[1], target.shape[-1]

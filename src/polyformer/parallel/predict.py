@@ -1,11 +1,11 @@
-"""What a training needs of each process, before it runs: memory, and bytes exchanged in a step.
+"""Prediction of the memory per process and the communication per step of a training run.
 
-    memory = parameters + gradients + optimizer (4 + 4 + 8 bytes a parameter for Adam, divided by `shard`)
-           + gathered weights (`shard`: two layers and what is in no layer, and a layer's gradients)
-           + activations (`predict_trace`), of as many passes as a pipeline's stages keep (`predict_schedule`)
+    memory = parameters + gradients + optimizer (4 + 4 + 8 bytes per parameter for Adam, divided by `shard`)
+           + gathered weights (`shard`: two layers, weights outside of layers, and the gradients of a layer)
+           + activations (`predict_trace`), for the number of passes in flight (`predict_schedule`)
 
-The sum is an upper bound: gradients are whole when activations are gone, but for what is accumulated.
-Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
+The sum is an upper bound: gradients are complete only when the activations are freed, except for
+accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from polyformer.parallel.tensor import check_divides
 from polyformer.sequence.spread import Spreading
 
 HOW = "stages", "pipeline_schedule"
-"""What is said of a pipeline beside its processes."""
+"""Options of a pipeline in addition to the number of processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a model is trained.
+    """The setting in which a model is trained.
 
-    batch: texts that a process reads at once, with those that share them (along context and tensor). length:
-    tokens of a text. passes: batches of a step, which are a pipeline's microbatches. half: products in
-    bfloat16 by autocast. optimizer: one of `STATES`.
+    batch: texts per batch, shared by the processes along context and tensor. length: tokens per text. passes:
+    batches per step, which are the microbatches of a pipeline. half: bfloat16 autocast. optimizer: a name in
+    `STATES`.
     """
 
     mesh: ParallelConfig = ParallelConfig()
@@ -59,24 +59,24 @@ class Setting:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many processes stand along each dimension; `data` is 1 unless it is said."""
+        """Return the number of processes along each dimension; `data` is 1 by default."""
         data = self.mesh.data or 1
         return {name: data if name == "data" else getattr(self.mesh, name) for name in DIMENSIONS}
 
     @property
     def world(self) -> int:
-        """All processes."""
+        """Return the number of all processes."""
         return math.prod(self.sizes.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, over all processes."""
+        """Return the tokens per step, over all processes."""
         return self.batch * self.length * self.passes * self.sizes["data"] * self.sizes["shard"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of one process; `recomputed`: activations where layers are computed again."""
+    """Bytes of one process; `recomputed`: activations with activation checkpointing."""
 
     parameters: int
     gradients: int
@@ -86,15 +86,17 @@ class Memory:
     recomputed: int
 
     def total(self, again: bool) -> int:
-        """All of them, with the activations of the one or the other."""
+        """Return the sum; `again`: with activation checkpointing."""
         still = self.parameters + self.gradients + self.optimizer + self.gathered
         return still + (self.recomputed if again else self.activations)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The process that needs most: its place along the pipeline, from 0, its memory; and what is exchanged
-    without and with recomputation, which sends more."""
+    """The memory of the process that needs most, and the communication without and with recomputation.
+
+    stage: the rank of this process along the pipeline, from 0. Recomputation communicates more.
+    """
 
     stage: int
     memory: Memory
@@ -103,10 +105,10 @@ class Prediction:
 
 
 def predict(config: ModelConfig, setting: Setting) -> Prediction:
-    """Memory and traffic of a process that trains a model of `config`.
+    """Return the memory and the communication of a process that trains a model of `config`.
 
-    Raises `InputError` where training on this mesh would, and for a model of which nobody can say what it
-    keeps before it has computed.
+    Raises `InputError` where training on this mesh would, and for a model with saved activations that depend
+    on computed values.
     """
     sizes = setting.sizes
     whole = on_meta(config)
@@ -132,7 +134,7 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
 
 
 def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spreading | None:
-    """The process along `context` that gets most keys; None where there is one."""
+    """Return the process along `context` that receives most keys; None without context parallelism."""
     if sizes["context"] == 1:
         return None
     most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
@@ -140,7 +142,7 @@ def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spread
 
 
 def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
-    """Raises the `InputError` of training on this mesh, where it cannot divide `model`."""
+    """Raise the `InputError` of training on this mesh if it cannot shard `model`."""
     if sizes["context"] > 1:
         for name in stacks(model):
             model._side(name).check_spreads()
@@ -159,9 +161,11 @@ def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int
 def _activations(
     config: ModelConfig, traced: Kept, process: int, own: list[range], layers: int, setting: Setting
 ) -> tuple[int, int]:
-    """Bytes kept at once by a process along the pipeline whose stages have the layers `own` of all `layers`,
-    with what stands before and behind them; and the same where only the layers' inputs are kept, and one
-    layer at a time is whole."""
+    """Return the maximum bytes of activations of a process of the pipeline, without and with recomputation.
+
+    own: the layers of its stages, of `layers` in total; embedding and loss are included in the first and last
+    stage. Recomputation keeps only the inputs of layers, and the activations of a single layer.
+    """
     tokens = setting.batch * -(-setting.length // setting.sizes["context"])
     costs, inputs = [], []
     for span in own:
@@ -175,19 +179,21 @@ def _activations(
 
 
 def loss_bytes(config: ModelConfig, tokens: int) -> int:
-    """What the chunked loss over the vocabulary keeps of `tokens` labelled tokens: the gradients of hidden
-    states and of the output matrix, which it makes in the forward pass. Its logits are forgotten at once.
+    """Return the bytes that the chunked loss over the vocabulary keeps of `tokens` labelled tokens.
 
-    0 for heads that predict few labels. A masked language model labels one token in seven; this counts all.
+    They are the gradients of hidden states and output matrix, which the forward pass computes, and the hidden
+    states themselves. The loss does not keep its logits. 0 for heads that predict few labels. A masked
+    language model labels one token in seven: gradients count for all tokens, hidden states for none.
     """
     if config.head.kind not in ("language_model", "masked"):
         return 0
     shape = config.head_shape()
-    return FLOAT * (shape.table_size or shape.hidden_size) * (tokens + shape.vocab_size)
+    rows = shape.vocab_size + (2 * tokens if config.head.kind == "language_model" else tokens)
+    return FLOAT * (shape.table_size or shape.hidden_size) * rows
 
 
 def parse_mesh(text: str) -> ParallelConfig:
-    """ "data=8,shard=8" as a configuration; raises `InputError` for other words."""
+    """Parse a mesh such as "data=8,shard=8"; raises `InputError` for other text."""
     values: dict[str, int | str] = {}
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))

@@ -1,4 +1,4 @@
-"""What of a model one process holds: its heads and inner widths, its layers, its part of every tensor."""
+"""The part of a model in one process: its heads and inner units, its layers, its shard of every tensor."""
 
 import dataclasses
 import math
@@ -34,16 +34,16 @@ STATES: dict[str, Callable[[Sequence[int], bool], int]] = {
     "muon": lambda shape, table: (1 if len(shape) == 2 and not table else 2) * math.prod(shape),
     "adafactor": _rows_and_columns,
 }
-"""Numbers that an optimizer keeps of a parameter of this shape, which is or is not a table of tokens."""
+"""Elements of optimizer state for a parameter of a shape; the flag says whether it is an embedding table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Numbers in the parameters of a process, before and after they are divided over `shard`.
+    """Numbers of elements in the parameters of a process, before and after sharding over `shard`.
 
-    whole: all that its layers have. part: what it keeps of them. layer: the largest layer. rest: what is in
-    no layer, the token tables among them. state: what an optimizer keeps of its part. shared: what is sent
-    for the gradients of weights which other stages of a pipeline have too.
+    whole: all parameters of its layers. part: its shard of them. layer: the largest layer. rest: outside of
+    layers, including the token tables. state: optimizer state of its shard. shared: elements sent for the
+    gradients of weights that other pipeline stages also have.
     """
 
     whole: int
@@ -55,11 +55,11 @@ class Held:
 
 
 def divided(config: ModelConfig, tensor: int) -> ModelConfig:
-    """The model of one of `tensor` processes: so many times fewer heads and inner numbers.
+    """Return the config of the model in one of `tensor` processes, with fewer heads and inner units.
 
-    Queries, keys, values and the first matrices of a feed-forward are divided by what they put out, the
-    others by what they read, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual
-    vectors are whole in each. They must divide (`tensor.check_divides`).
+    Queries, keys, values and the first matrices of a feed-forward are divided by their outputs, the others by
+    their inputs, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual vectors are
+    replicated. The sizes must be divisible (`tensor.check_divides`).
     """
     if tensor == 1:
         return config
@@ -82,7 +82,7 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
 
 
 def own_rows(config: ModelConfig, tensor: int) -> int:
-    """Rows of the token table in the first of `tensor` processes: all where it is not divided."""
+    """Return the rows of the token table in the first of `tensor` processes; all if it is not divided."""
     with torch.device("meta"):
         head = config.head.build(config.head_shape())
     whole = config.embedding.adaptive is not None or isinstance(head, AdaptiveSoftmax) or not head.divides
@@ -90,7 +90,7 @@ def own_rows(config: ModelConfig, tensor: int) -> int:
 
 
 def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
-    """A feed-forward with so many times fewer inner numbers; one that is not divided as it is."""
+    """Return a feed-forward with inner units divided by `tensor`, or unchanged if it cannot be divided."""
     if isinstance(part, DenseConfig | GatedConfig):
         return dataclasses.replace(part, intermediate_size=part.intermediate_size // tensor)
     if isinstance(part, ExpertsConfig):
@@ -105,7 +105,7 @@ def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
 
 
 def on_meta(config: ModelConfig) -> Transformer:
-    """The model of `config`, in floating point, on the `meta` device."""
+    """Return the model of `config`, in floating point, on the `meta` device."""
     with torch.device("meta"):
         model = build_model(dataclasses.replace(config, weights=None))
     assert isinstance(model, Transformer)
@@ -113,13 +113,13 @@ def on_meta(config: ModelConfig) -> Transformer:
 
 
 def held(model: Transformer, process: int, layers: Sequence[list[range]], shard: int, optimizer: str) -> Held:
-    """What a process holds of `model`, the whole of which stands on its `tensor` processes.
+    """Return the part of `model` in a process; `model` is the whole model of its `tensor` processes.
 
-    layers: those of the stages of each process along the pipeline, in which `process` is its place.
+    layers: the layers of each process along the pipeline, indexed by `process`.
 
-    Along `shard` (with `context`, which divides weights too) the first dimension of every tensor is cut
-    into equal parts, the last of which may be smaller and are then filled up (torch's `fully_shard`): this
-    counts the first process's, and as much for all others.
+    Along `shard` (with `context`, which also shards weights) the first dimension of every tensor is split
+    into equal parts. The last parts may be smaller and are then padded (torch's `fully_shard`): this counts
+    the part of the first process, and assumes the same size for all others.
     """
     every = [_parameters(needed(model, spans) if len(layers) > 1 else [model]) for spans in layers]
     own = every[process]
@@ -144,10 +144,10 @@ def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
 
 
 def _share(shape: Sequence[int], shard: int) -> tuple[int, ...]:
-    """The shape of the first process's part of a parameter."""
+    """Return the shape of the first process's shard of a parameter."""
     return (-(-shape[0] // shard), *shape[1:]) if shape else ()
 
 
 def layers_of(model: Transformer) -> list[nn.Module]:
-    """The modules of all layers, the encoder's first; those that share weights once."""
+    """Return the modules of all layers, the encoder first; layers that share weights appear once."""
     return [layer for stack in (model.encoder, model.decoder) if stack is not None for layer in stack.layers]

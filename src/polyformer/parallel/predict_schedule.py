@@ -1,8 +1,8 @@
-"""How many passes the stages of a process keep at once, by the schedule of their pipeline.
+"""The number of passes in flight in the stages of a process, by the pipeline schedule.
 
-    gpipe           all of a step
-    1f1b            one for each stage from this one to the last
-    several stages  of each those that the interleaved order has begun, and not yet gone back through
+    gpipe           all passes of a step
+    1f1b            one for each stage from the current to the last
+    several stages  per stage, the passes started in the interleaved order, without a finished backward pass
 
 Narayanan et al. 2021, section 2.2.
 """
@@ -15,15 +15,15 @@ from polyformer.parallel.config import PipelineSchedule
 def most_kept(
     costs: Sequence[int], process: int, processes: int, passes: int, schedule: PipelineSchedule
 ) -> int:
-    """The most bytes that a process keeps at once in a step of `passes` microbatches.
+    """Return the maximum bytes that a process keeps at once in a step of `passes` microbatches.
 
-    costs: bytes of one pass, of each of its stages in turn. process: its place among those of the pipeline.
+    costs: bytes of one pass, for each of its stages in order. process: its rank along the pipeline.
     """
     if schedule == "gpipe":
         return passes * sum(costs)
     if len(costs) == 1:
         return min(processes - process, passes) * costs[0]
-    together = passes // max(1, passes // processes)  # microbatches that go through a stage in turn
+    together = passes // max(1, passes // processes)  # consecutive microbatches of one stage
     warm_up = (len(costs) - 1) * together + 2 * (processes - 1 - process)
     kept = most = 0
     for number in range(len(costs) * passes):

@@ -1,19 +1,19 @@
-"""What a training pass keeps for its backward pass, traced on the `meta` device, where nothing is computed.
+"""Memory of saved activations of a training pass, traced on the `meta` device without computation.
 
-The model's own forward pass runs there, so every member counts as it is. Three things are other than on the
-device where it will run, and are put right: autocast, which does not know `meta`; dropout, whose mask has a
-byte a number; fused attention, which keeps queries, keys, values, the output and a number a query.
+The trace runs the model's own forward pass, so every member is counted as implemented. Three things differ
+from the real device and are corrected: autocast, which does not support `meta`; dropout, which keeps a mask
+of one byte per element; and fused attention, which keeps queries, keys, values, the output and a number per
+query.
 
-For a layer of GPT-2's kind, per token, with B T tokens, E wide, F inside, H heads:
+For a layer as in GPT-2, per token, with B T tokens, hidden size E, inner size F, H heads:
 
     float32          norms, 2 (4 E + 8);  attention 4 (5 E + H);  feed-forward 4 (E + 2 F);  dropout 2 E
-    bf16 by autocast norms, 2 (4 E + 8);  attention 2 (3 + 4) E + 4 H;  feed-forward 2 (E + 2 F);  dropout 2
-    E,
-                     and of every matrix a copy in bf16: 2 (4 E E + 2 E F) bytes, whatever the batch
+    bf16 by autocast norms, 2 (4 E + 8);  attention 2 (3 + 4) E + 4 H;  feed-forward 2 (E + 2 F);
+                     dropout 2 E;  and a bf16 copy of every matrix, 2 (4 E E + 2 E F) bytes, for any batch
 
-(norms keep their input, mean and deviation; under autocast queries, keys and values each have a copy of what
-they read). Korthikanti et al. 2022, section 4.1, count the same for an attention that keeps its scores:
-34 E + 5 H T bytes a token, of which flash attention (Dao et al. 2022) leaves out 5 H T.
+(norms keep their input, mean and deviation; under autocast queries, keys and values each have a copy of
+their input). Korthikanti et al. 2022, section 4.1, count the same for attention that keeps its scores:
+34 E + 5 H T bytes per token; flash attention (Dao et al. 2022) saves the 5 H T.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ PRODUCTS = {
     Tensor.bmm,
     Tensor.mm,
 }
-"""What autocast computes in half precision."""
+"""Operations that autocast computes in half precision."""
 
 LOOKS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__float__: lambda x: math.inf,
@@ -58,16 +58,16 @@ LOOKS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: lambda x: True,
     Tensor.tolist: lambda x: torch.zeros(x.shape, dtype=x.dtype).tolist(),
 }
-"""What is answered where code looks at numbers to choose among ways that keep the same."""
+"""Dummy results for code that reads values to choose among implementations with the same saved memory."""
 
 
 @dataclass
 class Kept:
-    """Bytes kept for the backward pass.
+    """Bytes saved for the backward pass.
 
-    layers: inside each layer, in the order of the calls, encoder first. inputs: of those, what a layer that
-    is computed again keeps, its input. before and after: outside of the layers, for the embedding sum and
-    for what follows the last layer.
+    layers: inside each layer, in the order of the calls, encoder first. inputs: the input of each layer,
+    which is all that a recomputed layer saves. before and after: outside of the layers, for the embedding sum
+    and for the modules after the last layer.
     """
 
     layers: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Kept:
 
 
 def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
-    """`trace` of a model of `config`; of layers that are alike two are traced, and stand for all."""
+    """Return `trace` of a model of `config`; of identical layers only two are traced and extrapolated."""
     sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
     alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
     short = {
@@ -96,16 +96,19 @@ def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreadi
 
 
 def _alike(stack: StackConfig) -> bool:
-    """Whether all layers of a stack are of one kind."""
+    """Return whether all layers of a stack have the same configuration."""
     parts = stack.attention.mechanism, stack.feedforward, stack.block
     layers = range(1, stack.num_hidden_layers)
     return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
 
 
 def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
-    """What a pass of `model`, on the `meta` device, keeps of [batch, length] tokens (an encoder-decoder: as
-    many of the source too), the head's loss apart; `half`: under autocast to bfloat16. over: the processes
-    over which the tokens are spread, of which it is one."""
+    """Return the bytes that a pass of `model`, on the `meta` device, saves for [batch, length] tokens.
+
+    An encoder-decoder reads the same number of source tokens. The loss of the head is not included. `half`:
+    under autocast to bfloat16. over: the process and the context-parallel group over which the tokens are
+    split.
+    """
     ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
     inputs = {"input_ids": ids}
     if model.encoder is not None and model.decoder is not None:
@@ -116,7 +119,7 @@ def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreadi
     ]
     try:
         with (
-            torch.autocast("cpu", torch.bfloat16, enabled=half),  # which says where it is on
+            torch.autocast("cpu", torch.bfloat16, enabled=half),  # read by the emulation
             _Emulated(),
             nullcontext() if over is None else spreading(over),
             torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda x: x),
@@ -135,7 +138,7 @@ def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreadi
 
 
 class _Recorder:
-    """Counts every memory once, parameters apart, for the layer in which it is kept first."""
+    """A counter of saved memory, once per storage, without parameters, for the layer that saves it first."""
 
     def __init__(self, model: nn.Module):
         self.kept, self.inside = Kept(), False
@@ -143,7 +146,7 @@ class _Recorder:
         self.seen: dict[int, Tensor] = {}
 
     def note(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is kept."""
+        """Count a saved tensor."""
         key = tensor.untyped_storage()._cdata
         if key not in self.own and key not in self.seen:
             self.seen[key] = tensor
@@ -151,7 +154,7 @@ class _Recorder:
         return tensor
 
     def add(self, number: int) -> None:
-        """Count so many bytes."""
+        """Count `number` bytes."""
         if self.inside:
             self.kept.layers[-1] += number
         elif self.kept.layers:
@@ -160,7 +163,7 @@ class _Recorder:
             self.kept.before += number
 
     def hooks(self, layer: nn.Module) -> list[Any]:
-        """Tell when `layer` runs."""
+        """Register hooks that record when `layer` runs."""
 
         def begin(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             self.inside = True
@@ -174,22 +177,20 @@ class _Recorder:
 
 
 class _Emulated(TorchFunctionMode):
-    """Autocast, dropout and fused attention on `meta`, as they are on a device."""
+    """Emulation of autocast, dropout and fused attention on `meta`, with the saved tensors of a device."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: dict[int, Tensor] = {}  # of weights, which autocast makes once
+        self.copies: dict[int, Tensor] = {}  # of weights, which autocast casts only once
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`, or what stands for it."""
+        """Run `func`, or its emulation."""
         kwargs = kwargs or {}
         if func in PRODUCTS and torch.is_autocast_enabled("cpu"):
             args = tuple(map(self._cast, args))
             kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         if func in LOOKS and args[0].is_meta:
             return LOOKS[func](args[0])
-        if func is torch.bincount and args[0].is_meta:
-            return _evenly(args[0].numel(), kwargs["minlength"])
         if func is F.dropout:
             return _Masked.apply(args[0])
         if func is F.scaled_dot_product_attention:
@@ -206,40 +207,33 @@ class _Emulated(TorchFunctionMode):
         return value.to(torch.bfloat16)
 
 
-def _evenly(number: int, bins: int) -> Tensor:
-    """Tokens that fall on experts: on each as many, or one more, and in the last bin, of those that no expert
-    takes, none."""
-    experts = max(bins - 1, 1)
-    return torch.tensor([number // experts + (i < number % experts) for i in range(experts)] + [0])
-
-
 def _fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
     return _Fused.apply(q, k, v, attn_mask)
 
 
 class _Masked(torch.autograd.Function):
-    """Dropout: keeps a byte a number."""
+    """Dropout: saves one byte per element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """As many numbers as x has."""
+        """Return an empty tensor of the shape of x."""
         ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
         return torch.empty_like(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Not asked for."""
+        """Raise: the trace has no backward pass."""
         raise NotImplementedError
 
 
 class _Fused(torch.autograd.Function):
-    """Fused attention: keeps q, k, v, the mask, the output and the log-sum-exp."""
+    """Fused attention: saves q, k, v, the mask, the output and the log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """[..., Tq, Dv]."""
+        """Return an empty output [..., Tq, Dv]."""
         *rows, heads, queries = q.shape[:-1]
-        out = q.new_empty(*rows, queries, heads, v.shape[-1]).transpose(-2, -3)  # as the kernels lay it
+        out = q.new_empty(*rows, queries, heads, v.shape[-1]).transpose(-2, -3)  # layout of the kernels
         sums = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         numbers = None if mask is None else torch.empty(mask.shape, dtype=q.dtype, device=q.device)
         ctx.save_for_backward(*(x for x in (q, k, v, numbers, out, sums) if x is not None))
@@ -247,5 +241,5 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Not asked for."""
+        """Raise: the trace has no backward pass."""
         raise NotImplementedError

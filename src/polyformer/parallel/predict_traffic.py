@@ -1,20 +1,21 @@
-"""How many bytes a process sends in one step, by what they are; it receives as many.
+"""Bytes that a process sends in one step, by type; it receives the same number.
 
-Of n processes in a ring, with N bytes in the whole: an all-gather and a reduce-scatter send (n - 1) / n N
+For n processes in a ring and N bytes in total: an all-gather and a reduce-scatter send (n - 1) / n N
 each, an all-reduce both, 2 (n - 1) / n N (Rajbhandari et al. 2020 (ZeRO), section 7).
 
-    shard      (and context, which divides weights too) every layer's weights twice in a pass, forward and
-               backward, all others once; its gradients once: ZeRO's third stage, 3 (n - 1) / n N where data
-               parallelism has 2
-    data       gradients, or the parts of them that `shard` leaves, once a step
-    tensor     all-reduces of [B, T, E]: forward behind each sub-layer, in the precision of products, and
-               again where layers are computed again; backward, in float32, before each sub-layer, once for
-               what is projected together (Shoeybi et al. 2019, section 3, figure 4); of a divided vocabulary
-               [B, T, E] of the token vectors, and three numbers a token and [B, T, E] of the loss
-    context    the keys and values that the layout of the pattern names, or all in a ring; and back their
-               gradients. Attention by features: every run's sums of keys to all, and an all-reduce back
-    pipeline   [B, T, E] to the next stage and its gradient to the one before; and, once a step, gradients of
-               weights that several stages have, such as a tied token table
+    shard      (and context, which also shards weights) weights of each layer twice per pass, forward and
+               backward, all others once; gradients once: stage 3 of ZeRO, 3 (n - 1) / n N instead of
+               2 (n - 1) / n N in data parallelism
+    data       gradients, or the shards of them that `shard` leaves, once per step
+    tensor     all-reduces of [B, T, E]: forward after each sub-layer, in the precision of products, and
+               again where layers are recomputed; backward, in float32, before each sub-layer, once for all
+               fused projections (Shoeybi et al. 2019, section 3, figure 4); for a divided vocabulary
+               [B, T, E] of the token vectors, and three numbers per token and [B, T, E] of the loss
+    context    the keys and values that the layout of the pattern requires, or all of them in a ring; and
+               their gradients back. Attention by feature maps: the sums of keys of every run to all
+               processes, and an all-reduce back
+    pipeline   [B, T, E] to the next stage and its gradient to the previous; and, once per step, gradients of
+               weights that several stages share, such as a tied token table
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Bytes that the process which sends most sends in a step. dimension: of the mesh."""
+    """Bytes that the busiest process sends in a step. dimension: of the mesh."""
 
     dimension: str
     what: str
@@ -55,8 +56,11 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What passes through a process in a step: `passes` batches of `batch` texts of `length` tokens, through
-    `stages` of a pipeline. size: bytes of a number in products. again: whether they are computed twice."""
+    """The work of a process in a step.
+
+    It consists of `passes` batches of `batch` texts of `length` tokens, through `stages` of a pipeline. size:
+    bytes per element in products. again: whether layers are recomputed.
+    """
 
     batch: int
     length: int
@@ -67,7 +71,7 @@ class Work:
 
 
 def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: Work) -> list[Exchange]:
-    """Every exchange of a step but those along dimensions of one process; `config` of the whole model."""
+    """Return the communication of a step along every dimension of `sizes` with several processes."""
     vectors = FLOAT * work.batch * (work.length // sizes["context"]) * config.hidden_size  # [B, T, E]
     forward = 2 if work.again else 1
     rows = []
@@ -107,9 +111,11 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
 
 
 def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
-    """How many vectors [B, T, E] the busiest process of a pipeline sends for a batch, from all its stages:
-    hidden states to the next one, where the decoder has begun with the source's, and gradients of as many to
-    the one before."""
+    """Return the number of vectors [B, T, E] that the busiest process of a pipeline sends per batch.
+
+    They are hidden states to the next stages, in the decoder together with those from the source, and the
+    same number of gradients to the previous stages, for all its stages.
+    """
     layers = sum(stack.num_hidden_layers for stack in _stacks(config))
     source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
     edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
@@ -118,21 +124,24 @@ def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
 
 
 def _sums(config: ModelConfig) -> tuple[float, float]:
-    """How often vectors [B, T, E] are summed over `tensor`, forward, and their gradients backward."""
+    """Return the numbers of all-reduces of [B, T, E] over `tensor`: forward, and of gradients backward."""
     forward, backward = 0.0, 0.0
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
         for layer in range(stack.num_hidden_layers):
             behind, read = _feedforward_sums(stack.feedforward.at(layer), config.hidden_size)
             forward += (2 if crosses else 1) + behind
-            backward += (4 if crosses else 1) + read  # of the source's keys and values, and the queries
+            backward += (4 if crosses else 1) + read  # keys and values of the source, and queries
     return forward, backward
 
 
 def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int, size: int) -> float:
-    """Bytes of the sums over a vocabulary that is divided by `tensor`; vectors: those of [B, T, E]. size: of
-    a number of products, one of which the head of a masked language model makes before its loss. In a
-    pipeline token vectors and loss are in different stages: the more of the two."""
+    """Return the bytes of the all-reduces over a vocabulary that is divided by `tensor`.
+
+    vectors: the bytes of [B, T, E]. size: bytes per element in products; the head of a masked language model
+    computes a product before its loss. In a pipeline token vectors and loss are in different stages: the
+    result is the larger of the two.
+    """
     if own_rows(config, sizes["tensor"]) == config.vocab_size:
         return 0
     width, shape = config.embedding.width(config.hidden_size), config.head_shape()
@@ -144,20 +153,23 @@ def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int
 
 
 def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
-    """The same of one feed-forward; of experts also the gradients of the `top_k` gates of a token."""
+    """Return the same for one feed-forward; experts also sum the gradients of `top_k` gates per token."""
     if isinstance(part, ExpertsConfig):
         return 1, 1 + part.top_k / hidden_size
     if isinstance(part, ChunkedConfig):
         return _feedforward_sums(part.inner, hidden_size)
     if isinstance(part, GatedConfig):
-        return 1, 2  # its two first matrices read apart
+        return 1, 2  # its first two matrices communicate separately
     return (1, 1) if isinstance(part, DenseConfig) else (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Keys of one layer and text that the process which gets most sends or gets: forward, backward, as
-    gradients. process: which that is. what: they are."""
+    """The keys of one layer and text that the busiest process sends or receives.
+
+    They are counted in the forward pass, the backward pass, and as gradients. process: the busiest process.
+    what: the type of the data.
+    """
 
     forward: int
     backward: int
@@ -180,11 +192,11 @@ def exchanged_keys(
     rings: bool = True,
     runs: tuple[tuple[Run, ...], ...] | None = None,
 ) -> Keys:
-    """What attention over a spread sequence exchanges: the keys that the layout names; or, where it names
-    half of them, all of them in a ring, twice, their gradients behind them (Liu et al. 2023, section 3).
+    """Return the keys that attention over a spread sequence communicates: the keys required by the layout.
 
-    rings: whether the mechanism may, which dropout keeps it from. runs: the slots of every process, by
-    default as for a stack of this pattern alone.
+    If the layout requires half of the keys, all of them are sent in a ring instead, twice, followed by their
+    gradients (Liu et al. 2023, section 3). rings: whether the mechanism supports this; dropout does not.
+    runs: the slots of every process, by default as for a stack with only this pattern.
     """
     whole = Context(length, length, causal=causal)
     runs = choose_runs([pattern], whole, processes) if runs is None else runs
@@ -199,13 +211,13 @@ def exchanged_keys(
 
 
 def exchanged_sums(own: int, processes: int) -> Keys:
-    """What attention exchanges where all processes get the sums of each, which are `own` numbers."""
+    """Return the communication of attention that sends the sums of each process, `own` numbers, to all."""
     sent = (processes - 1) * own
     return Keys(sent, 0, 2 * sent, what="sums of keys")
 
 
 def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> list[Keys]:
-    """The same in bytes, of all texts, for each attention, the encoder's first.
+    """Return the bytes of keys, for all texts, for each attention, the encoder first.
 
     config: of one of the `tensor` processes.
     """
@@ -234,7 +246,7 @@ def _exchanged(
     causal: bool,
     runs: tuple[tuple[Run, ...], ...],
 ) -> Keys:
-    """The bytes of one attention, by keys or by sums over them."""
+    """Return the bytes of one attention, either keys or sums over them."""
     width = attention.width(hidden_size)
     heads, kv_heads = attention.num_attention_heads, attention.kv_heads
     own = mechanism.summed(heads, kv_heads, width, work.length)
@@ -246,7 +258,7 @@ def _exchanged(
 
 
 def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:
-    """The pattern of a mechanism when training begins: spans are learned then."""
+    """Return the pattern of a mechanism at the start of training; learned spans change later."""
     if isinstance(mechanism, AdaptiveSpanConfig):
         return mechanism.pattern_of(heads * [mechanism.initial * mechanism.max_span])
     return getattr(mechanism, "pattern", None)

@@ -1,12 +1,13 @@
-"""Weights, gradients and the optimizer's memory divided over processes, by torch's `fully_shard` (FSDP2).
+"""Sharding of weights, gradients and optimizer state over processes, by torch's `fully_shard` (FSDP2).
 
-Each layer of a stack is a unit: its weights are gathered when it is called, in either direction, and its
-gradients summed and divided when it is done. All other weights, the token table among them, are one unit
-more, gathered from the beginning of the forward pass to the end of the backward pass. So a process holds its
-part of all, and at any time the whole of about two layers and of the tables. Zhao et al. 2023 (PyTorch FSDP).
+Each layer of a stack is a unit: its weights are gathered before it runs, in either direction, and its
+gradients are reduced and sharded afterwards. All other weights, including the token table, are one more unit,
+gathered from the start of the forward pass to the end of the backward pass. Therefore a process holds its
+shard of all weights, and at any moment about two whole layers and the tables. Zhao et al. 2023 (PyTorch
+FSDP).
 
-Weights and their exchange stay float32 (or what the model is in); products take bfloat16 by autocast, as
-without sharding, so that the numbers are the same.
+Weights and their communication stay in float32 (or the dtype of the model); products use bfloat16 by
+autocast, as without sharding, so that the numbers are the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,14 +21,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from polyformer.core.errors import InputError, quote
+from polyformer.ops.compiled_code import separate_by_instructions
 from polyformer.stack import Layer, Stack
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> list[str]:
-    """Divide the parameters of `model` over `mesh`, [shard] or [data, shard]; returns notes for the user.
+    """Shard the parameters of `model` over `mesh`, [shard] or [data, shard]; return notes for the user.
 
-    root: what is called to run it, `model` itself or a module around it. The model may be on the CPU: each
-    process takes its part of one unit after another to the mesh's device.
+    root: the module to call, `model` or a wrapper of it. The model may be on the CPU: each process moves its
+    shard of one unit after another to the device of the mesh.
     """
     _check(model)
     notes = []
@@ -39,32 +41,32 @@ def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> 
         for layer in layers(stack):
             fully_shard(layer, mesh=mesh)
     outermost = fully_shard(model if root is None else root, mesh=mesh)
-    # What has no gradient here may have one in another process: all exchange as much.
+    # A parameter without a gradient here may have a gradient in another process: reduce all of them.
     outermost.set_reduce_scatter_unused_params(any(stack.leaves_out for stack in stacks(model).values()))
     return notes
 
 
 def stacks(model: nn.Module) -> dict[str, Stack]:
-    """The stacks in `model` of which this process has layers, by name."""
+    """Return the stacks in `model` with layers in this process, by name."""
     named = model.named_modules()
     return {name: module for name, module in named if isinstance(module, Stack) and layers(module)}
 
 
 def layers(stack: Stack) -> list[Layer]:
-    """Those that this process has: of a pipeline's stage the others are in other processes."""
+    """Return the layers of this process; in a pipeline the others are in other processes."""
     return [layer for layer in stack.layers if isinstance(layer, Layer)]
 
 
 def why_whole(model: nn.Module, stack: Stack) -> str | None:
-    """Why the layers of `stack` cannot be gathered one at a time; None where they can.
+    """Return why the layers of `stack` cannot be gathered one by one; None if they can.
 
-    Every process must call the layers alike, by their `forward`, and no two units may own one parameter.
+    Every process must call the same layers, by their `forward`, and no two units may own the same parameter.
     """
     if stack.reversible:
         return "a reversible stack runs parts of layers again in the backward pass"
     if stack.leaves_out:
         return "each process may leave out others"
-    inside: dict[int, set[int]] = {}  # of a module: the layers that it is in, for it may be in several
+    inside: dict[int, set[int]] = {}  # the layers that contain a module, which may be several
     for layer in stack.layers:
         for module in layer.modules():
             inside.setdefault(id(module), set()).add(id(layer))
@@ -78,16 +80,18 @@ def why_whole(model: nn.Module, stack: Stack) -> str | None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile every layer alone: what is exchanged between them stays outside the graphs."""
+    """Compile every layer separately: the communication between layers stays outside the graphs."""
+    separate_by_instructions()
     for module in model.modules():
         if isinstance(module, Layer):
             module.compile()
 
 
 def set_last_pass(model: nn.Module, last: bool) -> None:
-    """Whether gradients are summed over whole copies of the model after this pass, or after a later one.
+    """Set whether gradients are reduced over the replicas of the model after this or a later pass.
 
-    Within a copy they are summed after every pass: else each process would hold those of all weights.
+    Within a replica they are reduced after every pass: otherwise each process would hold the gradients of all
+    weights.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(last)
@@ -95,8 +99,10 @@ def set_last_pass(model: nn.Module, last: bool) -> None:
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """While it lasts, all weights outside the layers of stacks are gathered, for calls that do not come by
-    `model.forward`, such as decoding's."""
+    """Gather all weights outside of the layers of stacks, for calls that do not use `model.forward`.
+
+    Decoding is an example of such calls.
+    """
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -108,8 +114,7 @@ def unsharded(model: nn.Module) -> Iterator[None]:
 
 
 def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
-    """Split groups of a new optimizer so that in each all parameters lie on one mesh: its fused updates
-    take no others together."""
+    """Split the groups of a new optimizer by mesh, because fused updates require a single mesh per group."""
     groups = []
     for group in optimizer.param_groups:
         parts: dict[DeviceMesh | None, list[nn.Parameter]] = {}
@@ -122,8 +127,10 @@ def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
 def update_parts(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None, norm: Tensor
 ) -> Tensor:
-    """Clip the gradients, update this process's parts of the weights, forget the gradients; returns `norm`,
-    that of the whole gradient before clipping."""
+    """Clip the gradients, update the local shards of the weights and reset the gradients; return `norm`.
+
+    norm: the norm of the whole gradient before clipping.
+    """
     if clip is not None:
         clip_gradients(parameters, clip, norm)
     optimizer.step()
@@ -132,7 +139,7 @@ def update_parts(
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of the whole gradient, float64: every part of it counted once, wherever it lies."""
+    """Return the norm of the whole gradient, float64, in which every shard is counted once."""
     squares: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -148,7 +155,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
-    """Scale the gradients, whose norm is `norm`, to a norm of at most `most`; as torch's clipping."""
+    """Scale the gradients with norm `norm` to a norm of at most `most`, like torch's clipping."""
     factor = (most / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
@@ -157,12 +164,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of `tensor`: the memory itself; all of it where it is not divided."""
+    """Return the local shard of `tensor`, without a copy, or `tensor` if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
-    """All of `tensor`, without its graph, in the processes that have parts of it, which all call it."""
+    """Return the whole of `tensor`, detached. Collective over the processes that have shards of it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -172,7 +179,7 @@ def _mesh(tensor: Tensor) -> DeviceMesh | None:
 
 
 def _divided_over(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups of processes that hold different parts of `tensor`."""
+    """Return the groups of processes that hold different shards of `tensor`."""
     if not isinstance(tensor, DTensor):
         return ()
     dimensions = enumerate(tensor.placements)

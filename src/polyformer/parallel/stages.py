@@ -1,4 +1,4 @@
-"""The stages of a pipeline: runs of a model's layers, each with the modules and the parameters that it needs.
+"""The stages of a pipeline: ranges of layers of a model, each with the modules and parameters that it needs.
 
 Layers are counted over the encoder and then the decoder. Huang et al. 2019 (GPipe), section 2.
 """
@@ -25,17 +25,17 @@ from polyformer.stack import Stack
 SIDES = "encoder", "decoder"
 
 READ = {field.name for field in dataclasses.fields(ModelInputs)} - {"input_ids", "inputs_embeds"}
-"""What the stages of the text or source read beside its ids or hidden states, of a batch's entries."""
+"""Batch entries that the stages of the text or source read, in addition to ids or hidden states."""
 
 TARGET = {field.name for field in dataclasses.fields(DecoderInputs)}
-"""What those of an encoder-decoder's target read."""
+"""Batch entries that the stages of the target of an encoder-decoder read."""
 
 SHARE = "share"
-"""The entry of a microbatch that says by how much its loss counts in that of the step: one number, [1]."""
+"""The entry of a microbatch with the weight of its loss in the loss of the step: one number, [1]."""
 
 
 def spans(layers: int, stages: int) -> list[range]:
-    """The layers of each stage, as many as of any other or one more; `InputError` for too many stages."""
+    """Return the layers of each stage, evenly divided; raise `InputError` for too many stages."""
     if stages > layers:
         raise InputError(f"pipeline: {stages} stages for {layers} layers; use at most one a layer")
     edges = [layers * stage // stages for stage in range(stages + 1)]
@@ -43,17 +43,17 @@ def spans(layers: int, stages: int) -> list[range]:
 
 
 def stacks(model: Transformer) -> dict[str, Stack]:
-    """The encoder and the decoder, as far as the model has them."""
+    """Return the encoder and the decoder, if the model has them."""
     return {name: stack for name in SIDES if (stack := getattr(model, name)) is not None}
 
 
 def num_layers(model: Transformer) -> int:
-    """How many layers the encoder and the decoder have together."""
+    """Return the number of layers of the encoder and the decoder in total."""
     return sum(len(stack.groups) for stack in stacks(model).values())
 
 
 def parts(model: Transformer, span: range) -> dict[str, range]:
-    """The layers of each stack that the layers `span` of the model are."""
+    """Return the layers of each stack for the layers `span` of the model."""
     own, before = {}, 0
     for name, stack in stacks(model).items():
         layers = len(stack.groups)
@@ -65,7 +65,7 @@ def parts(model: Transformer, span: range) -> dict[str, range]:
 
 
 def check(model: nn.Module) -> Transformer:
-    """`model`, if a pipeline can run it; `InputError` names what keeps it from doing so."""
+    """Return `model` if a pipeline can run it; otherwise raise `InputError` with the reason."""
     if not isinstance(model, Transformer):
         raise InputError(f"pipeline: it runs models of tokens, got {type(model).__name__}; set it to 1")
     for name, stack in stacks(model).items():
@@ -88,7 +88,7 @@ def check(model: nn.Module) -> Transformer:
 
 
 def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
-    """The modules of which the stages with these layers have parameters."""
+    """Return the modules with parameters for the stages with these layers."""
     modules: list[nn.Module] = []
     for name, span in (part for layers in own for part in parts(model, layers).items()):
         stack, table = stacks(model)[name], model._side(name).tokens
@@ -105,11 +105,11 @@ def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
 
 
 class Absent(nn.Identity):
-    """In the place of a module that other stages have."""
+    """A placeholder for a module that only other stages have."""
 
 
 def places(model: Transformer) -> list[tuple[nn.Module, str]]:
-    """Where the modules stand that only some stages need: parents, and names in them."""
+    """Return the positions of modules that only some stages need, as parents and names in them."""
     parents: list[tuple[nn.Module, str]] = [(model, name) for name in ("tokens", "decoder_tokens", "head")]
     for name, stack in stacks(model).items():
         parents += [(stack.layers, str(group)) for group in range(len(stack.layers))]
@@ -119,25 +119,29 @@ def places(model: Transformer) -> list[tuple[nn.Module, str]]:
 
 
 class Root(nn.Module):
-    """What a process has of a model, through which every pass of its stages goes: so sharding has one module
-    outside of all others, whose calls it can follow."""
+    """The part of a model in a process, through which every pass of its stages runs.
+
+    Sharding therefore has a single outermost module to follow.
+    """
 
     def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
 
     def forward(self, run: Callable[..., Any], *values: Any, **batch: Tensor) -> Any:
-        """run(*values, **batch)."""
+        """Return run(*values, **batch)."""
         return run(*values, **batch)
 
 
 class Stage(nn.Module):
-    """The layers `span` of the model in `root`: from ids [B, T] in the first stage, from what the stage
-    before returns in later ones. It returns hidden states [B, T, E], in the decoder of an encoder-decoder
-    behind those of the source [B, S, E]; the last one returns the loss.
+    """The layers `span` of the model in `root`.
 
-    precision: makes the context in which it computes. What its layers add to the loss enters the gradients
-    where it arises, so it need not travel.
+    The first stage reads ids [B, T], later stages the output of the previous stage. A stage returns hidden
+    states [B, T, E], preceded by the hidden states [B, S, E] of the source in the decoder of an
+    encoder-decoder; the last stage returns the loss.
+
+    precision: returns the autocast context. Auxiliary losses of layers enter the gradients in the stage in
+    which they arise, so that they need not be sent.
     """
 
     root: Root
@@ -145,22 +149,22 @@ class Stage(nn.Module):
 
     def __init__(self, root: Root, span: range, precision: Callable[[], AbstractContextManager[object]]):
         super().__init__()
-        # Not as its modules: torch's schedules forget the gradients of sharded ones at their beginning.
+        # Not submodules, because torch's schedules reset the gradients of sharded submodules at the start.
         self.__dict__.update(root=root, model=root.model)
         self.precision, model = precision, root.model
         self.dtype = next(model.parameters()).dtype
         self.parts = parts(model, span)
         self.reads_source = len(stacks(model)) == 2
         self.last = span.stop == num_layers(model)
-        self.losses: list[Tensor] = []  # of each microbatch, what arises in this stage
+        self.losses: list[Tensor] = []  # of each microbatch, the losses of this stage
 
     def forward(self, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """See the class; floating-point values are in the type of the parameters."""
+        """Run the stage (see the class); floating-point values have the dtype of the parameters."""
         share = float(batch.pop(SHARE))
         return self.root(self._pass, share, *values, **batch)
 
     def _pass(self, share: float, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """`forward` of a microbatch whose loss counts by `share`."""
+        """Run `forward` for a microbatch; `share` is the weight of its loss."""
         with self.precision():
             if self.last:
                 output, losses = self.output(*values, **batch)
@@ -176,12 +180,12 @@ class Stage(nn.Module):
         return x if len(hidden) == 1 else (hidden[0].to(self.dtype).clone(), x)
 
     def evaluated(self, *values: Tensor, **batch: Tensor) -> ModelOutput | list[Tensor]:
-        """What the model returns, by the last stage; what the next one reads, by any other. No gradients."""
+        """Return the model output in the last stage, or the inputs of the next stage. No gradients."""
         with self.precision():
             return self.root(self.output if self.last else self.hidden, *values, **batch)[0]
 
     def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
-        """What the next stage reads, and what the layers add to the training loss."""
+        """Return the inputs of the next stage, and the auxiliary losses of the layers."""
         self._begin()
         with training_pass(self.model):
             read, losses = self._read_source(values, batch)
@@ -195,7 +199,7 @@ class Stage(nn.Module):
         return list(read), losses if self.training else {}
 
     def output(self, *values: Tensor, **batch: Tensor) -> tuple[ModelOutput, AuxiliaryLosses]:
-        """What the model returns, by the last stage, and what layers add to the loss of it."""
+        """Return the output of the model, in the last stage, and the auxiliary losses of its layers."""
         self._begin()
         if not self.reads_source:
             return self.model(**_first(values[0]), **_without(batch, {"input_ids"})), {}
@@ -211,7 +215,7 @@ class Stage(nn.Module):
     def _read_source(
         self, values: Sequence[Tensor], batch: dict[str, Tensor]
     ) -> tuple[Sequence[Tensor], AuxiliaryLosses]:
-        """The hidden states of the encoder's layers of this stage in the place of `values`, if it has any."""
+        """Return the hidden states after the encoder layers of this stage, or `values` if it has none."""
         if "encoder" not in self.parts:
             return values, {}
         inputs = _inputs(values[0], batch)
@@ -219,7 +223,7 @@ class Stage(nn.Module):
         return [ran.hidden], ran.auxiliary_losses
 
     def _target(self, values: Sequence[Tensor], batch: dict[str, Tensor]) -> ModelInputs:
-        """What the decoder's layers of this stage read."""
+        """Return the inputs of the decoder layers of this stage."""
         if not self.reads_source:
             return _inputs(values[0], batch)
         own = {name: value for name, value in batch.items() if name in TARGET}
@@ -247,21 +251,21 @@ def _without(batch: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
 
 
 def _state(source: Tensor, batch: dict[str, Tensor]) -> ModelState:
-    """The state of a decoder that has read the source [B, S, E] and no token of the target."""
+    """Return the state of a decoder that has read the source [B, S, E] and no token of the target."""
     tokens = NO_TOKENS.extended(_inputs(source, batch))
     return ModelState(NO_TOKENS, (), source, tokens.valid, tokens.length)
 
 
 class _WithLoss(torch.autograd.Function):
-    """`hidden` as it is, and in the backward pass `share` times the gradients of the scalar `loss`."""
+    """The identity on `hidden`; the backward pass adds `share` times the gradients of the scalar `loss`."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, loss: Tensor, share: float) -> Tensor:
-        """hidden."""
+        """Return hidden."""
         ctx.share, ctx.loss = share, loss.new_ones(())
-        return hidden.clone()  # no view, behind which `fully_shard` could not follow changes in place
+        return hidden.clone()  # not a view, because `fully_shard` cannot track in-place changes behind it
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradients of hidden and of loss."""
+        """Return the gradients of hidden and of loss."""
         return grad, ctx.loss * ctx.share, None

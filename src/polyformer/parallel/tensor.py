@@ -1,19 +1,19 @@
-"""Heads, feed-forwards and vocabulary divided over processes that read the same batches: tensor parallelism.
+"""Tensor parallelism: heads, feed-forwards and vocabulary divided over processes that read the same batches.
 
     attention       W_q, W_k, W_v by rows of [out, in], whole heads each; W_o by columns
     feed-forward    W_up (and W_gate) by rows, W_down by columns
-    experts         so in each of them; what they make of a token is added up first, and then summed
+    experts         the same in each expert; the outputs of a token are added locally, then all-reduced
     vocabulary      the token table and the output matrix by rows (`polyformer.parallel.vocabulary`)
 
-A process computes some heads and some of the inner layer for all tokens. Between its two products nothing is
-exchanged; after the second the outputs are summed over processes, and in the backward pass the gradients of
-the input. Norms and positions stay whole in every process, and see the same numbers there. Plans of torch's
+A process computes some heads and some of the inner units for all tokens. There is no communication between
+its two products; after the second an all-reduce sums the outputs, and in the backward pass the gradients of
+the input. Norms and positions are replicated, with the same values in all processes. Uses plans of torch's
 `parallelize_module`; Shoeybi et al. 2019 (Megatron-LM), section 3.
 
-Every process has a part of every expert, not some experts whole, which would take as much memory: so all
-work equally long wherever the router sends the tokens, and draw the same random numbers.
+Every process has a shard of every expert, instead of some whole experts, which would take the same memory.
+Therefore all processes have the same work for any routing, and draw the same random numbers.
 
-Dropout inside heads and inner layers drops the same places of every process's share.
+Dropout inside heads and inner layers drops the same positions of the shard of every process.
 """
 
 import dataclasses
@@ -47,15 +47,18 @@ from polyformer.position.t5 import T5Bias
 from polyformer.stack import Layer, MultiHeadAttention, Stack
 
 BY_DISTANCE = (Alibi, T5Bias, Shaw)
-"""Schemes that change scores by tables made without the projections of heads."""
+"""Position schemes that change scores by tables, independent of the projections of heads."""
 
 DIVIDED = (Dense, Gated, Experts, Chunked)
-"""Feed-forwards of which each process has a part."""
+"""Feed-forwards that are divided over the processes."""
 
 
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor]; `InputError`, before anything
-    is changed, for a stack that cannot be. Returns notes of what stays whole in every process."""
+    """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor].
+
+    Raises `InputError`, before any change, for a stack that cannot be divided. Returns notes about modules
+    that are replicated in every process.
+    """
     sides = check_divides(model, mesh.size())
     for stack in sides.values():
         stack.position.__dict__["relative"] = functools.partial(_own_terms, stack.position, mesh)
@@ -72,7 +75,7 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 
 def check_divides(model: nn.Module, count: int) -> dict[str, Stack]:
-    """The stacks of `model`, by name; `InputError` for a part of one that `count` processes cannot share."""
+    """Return the stacks of `model`, by name; raise `InputError` if `count` processes cannot divide a part."""
     sides = stacks(model)
     if not sides:
         raise InputError("tensor: this model has no stack of layers to divide; use shard")
@@ -82,21 +85,21 @@ def check_divides(model: nn.Module, count: int) -> dict[str, Stack]:
 
 
 class Columns(Linear):
-    """Some of the outputs of a linear layer: x [..., E], the same in all processes -> [..., O / n]."""
+    """A column-parallel linear layer: x [..., E], the same in all processes -> [..., O / n]."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:
-        """Own rows of W, and of the bias, times x."""
+        """Return the product with the local rows of W, plus the local bias."""
         return self.product(shown(input, self.mesh))
 
     def product(self, x: Tensor) -> Tensor:
-        """The same of an input that is `shown` already."""
+        """Return the same for an input that is already `shown`."""
         return linear(x, part(self.weight), None if self.bias is None else part(self.bias))
 
     @staticmethod
     def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor] | None:
-        """What several layers make of x, whose gradients are then exchanged once."""
+        """Return the outputs of several layers for x, with a single all-reduce of the gradient of x."""
         own = [layer for layer in layers if isinstance(layer, Columns)]
         if len(own) < len(layers):
             return None
@@ -105,34 +108,34 @@ class Columns(Linear):
 
 
 class Rows(Linear):
-    """A linear layer of which each process has some of the inputs: [..., I / n] -> [..., O], all of it."""
+    """A row-parallel linear layer: x [..., I / n], divided over processes -> [..., O], replicated."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:
-        """sum over processes of own columns of W times x, plus b."""
+        """Return the sum over processes of the local columns of W times x, plus b."""
         y = summed(linear(input, part(self.weight)), self.mesh)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class InnerColumns(Columns):
-    """`Columns` inside an expert, whose input is `shown` before it is sent to experts."""
+    """A variant of `Columns` inside an expert; its input is `shown` before it is sent to experts."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Own rows of W, and of the bias, times x."""
+        """Return the product with the local rows of W, plus the local bias."""
         return self.product(input)
 
     @staticmethod
     def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
-        """What several layers make of x."""
+        """Return the outputs of several layers for x."""
         return [layer(x) for layer in layers]
 
 
 class InnerRows(Rows):
-    """`Rows` inside an expert, whose outputs are summed over processes after they are put together."""
+    """A variant of `Rows` inside an expert; its outputs are all-reduced after they are combined."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Own columns of W times x, plus one of n equal parts of b, whose gradient is that of all of b."""
+        """Return the local columns of W times x, plus b / n with the gradient of all of b."""
         y = linear(input, part(self.weight))
         if self.bias is None:
             return y
@@ -141,8 +144,10 @@ class InnerRows(Rows):
 
 
 class PartOfExperts(Experts):
-    """Experts of each of which this process has some of the inner layer: what they make of a token is summed
-    over processes once, after the gates, however many experts read it."""
+    """Experts with inner layers divided over processes.
+
+    The outputs for a token are all-reduced once, after the gates, for any number of experts per token.
+    """
 
     mesh: DeviceMesh
 
@@ -158,7 +163,7 @@ class PartOfExperts(Experts):
 
 
 class Style(ParallelStyle):
-    """How one module of ours is divided: its class afterwards, and its tensors' placements."""
+    """The parallel style of a module: the class that it gets, and the placements of its tensors."""
 
     def __init__(self, kind: type[nn.Module], **placements: Placement) -> None:
         super().__init__()
@@ -180,7 +185,7 @@ def _plan(layer: Layer) -> dict[str, ParallelStyle]:
     for name, module in layer.named_modules():
         inside = name.startswith(experts)
         columns = Style(InnerColumns if inside else Columns, weight=Shard(0), bias=Shard(0))
-        rows = Style(InnerRows if inside else Rows, weight=Shard(1))  # all have the whole bias
+        rows = Style(InnerRows if inside else Rows, weight=Shard(1))  # the bias is replicated
         if isinstance(module, MultiHeadAttention):
             plan |= {f"{name}.{projection}": columns for projection in ("query", "key", "value")}
             plan[f"{name}.output"] = rows
@@ -195,14 +200,14 @@ def _plan(layer: Layer) -> dict[str, ParallelStyle]:
 
 
 def _has_inner_layer(expert: nn.Module) -> bool:
-    """Whether an expert is divided; of others every process computes all that they put out."""
+    """Return whether an expert is divided; other experts are replicated."""
     while isinstance(expert, Chunked):
         expert = expert.inner
     return isinstance(expert, Dense | Gated)
 
 
 def _keep_own_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
-    """Let the module count the heads of this process, and give these their own patterns."""
+    """Set the head counts of the module to the local heads, and select their patterns."""
     config, count = attention.config, mesh.size()
     heads = config.num_attention_heads // count
     attention.config = dataclasses.replace(
@@ -224,7 +229,7 @@ def _keep_own_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
 
 
 def _own_terms(position: Position, mesh: DeviceMesh, *arguments: Any) -> Relative | None:
-    """What `position.relative` says of the heads of this process, with the gradients of all."""
+    """Return the terms of `position.relative` for the local heads, with all-reduced gradients."""
     terms = type(position).relative(position, *arguments)
     if terms is None:
         return None

@@ -1,12 +1,12 @@
 """Token tables and output matrices divided by rows over processes that read the same batches.
 
-    embedding   x_t = sum over processes of W[t], which is 0 in those that do not have the row
-    loss        log sum_v exp l_v - l_label, of logits l of which each process has its own alone: what they
-                exchange are the largest, the sum of exponentials and the label's, three numbers a token
-    logits      gathered, where somebody asks for them
+    embedding   x_t = sum over processes of W[t], which is 0 in processes that do not have the row
+    loss        log sum_v exp l_v - l_label, where each process has only its own part of the logits l: they
+                communicate the maximum, the sum of exponentials and the logit of the label, three per token
+    logits      gathered only when they are read
 
-Each process has ceil(V / n) rows, the last fewer where V does not divide, and as much of the bias. So no
-process has logits, a gradient or an optimizer's moments of more than its rows. Shoeybi et al. 2019
+Each process has ceil(V / n) rows, the last fewer where V does not divide, and the same part of the bias.
+Therefore no process has logits, a gradient or optimizer state of more than its rows. Shoeybi et al. 2019
 (Megatron-LM), section 3, with the loss in chunks of tokens (`polyformer.ops.cross_entropy`).
 """
 
@@ -29,11 +29,11 @@ from polyformer.parallel.parts import divided, part, shown, summed
 def divide_vocabulary(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide the token tables and output matrices in `model` over `mesh`, [tensor].
 
-    Returns notes of what stays whole in every process, as what reads it needs all rows.
+    Returns notes about tables that are replicated because a module reads all their rows.
     """
     transformers = [module for module in model.modules() if isinstance(module, Transformer)]
     whole: dict[int, str] = {}
-    for transformer in transformers:  # of which several may share a table
+    for transformer in transformers:  # several of them may share a table
         rows = Rows(mesh, transformer.config.vocab_size)
         for table in _tables(transformer):
             if (reason := _why_whole(transformer, table, rows)) is not None:
@@ -57,45 +57,45 @@ def divide_vocabulary(model: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 
 class Rows:
-    """Which of the rows 0 .. vocab - 1 this process of `mesh` has: at most `most`, from `first` on."""
+    """The rows of a vocabulary in this process of `mesh`: at most `most`, starting at `first`."""
 
     def __init__(self, mesh: DeviceMesh, vocab: int) -> None:
         self.mesh, self.vocab = mesh, vocab
         self.most = -(-vocab // mesh.size())
         self.first = mesh.get_local_rank() * self.most
-        self.everywhere = self.most * (mesh.size() - 1) < vocab  # whether each process has one or more
+        self.everywhere = self.most * (mesh.size() - 1) < vocab  # whether each process has at least one row
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where among its rows each of `ids` lies, 0 where it does not, and whether it does."""
+        """Return the local index of each of `ids`, 0 if the row is elsewhere, and whether it is local."""
         places = ids - self.first
         here = (places >= 0) & (places < self.most)
         return places.masked_fill(~here, 0), here
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest of all processes' x, number by number, in the memory of x."""
+        """All-reduce x in place to the elementwise maximum over processes."""
         dist.all_reduce(x, dist.ReduceOp.MAX, self.mesh.get_group())
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of all processes' x, in the memory of x."""
+        """All-reduce x in place to the sum over processes."""
         dist.all_reduce(x, group=self.mesh.get_group())
         return x
 
 
 class OwnRows(nn.Embedding):
-    """Some of the rows of a token table: ids [...] -> vectors [..., E] of all of them."""
+    """An embedding with some rows of a token table per process: ids [...] -> vectors [..., E]."""
 
     rows: Rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """Own rows where they are asked for, summed over processes."""
+        """Look up local rows, and all-reduce over processes."""
         places, here = self.rows.places(input)
         vectors = F.embedding(places, part(self.weight))
         return summed(vectors.masked_fill(~here.unsqueeze(-1), 0), self.rows.mesh)
 
 
 class DividedOutput(Output):
-    """The loss and the logits of a matrix and a bias of which each process has `rows`."""
+    """The loss and the logits for an output matrix and a bias divided over processes by `rows`."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -108,12 +108,12 @@ class DividedOutput(Output):
         labels: Tensor,
         smoothing: float,
     ) -> Tensor:
-        """`linear_cross_entropy` of own logits."""
+        """Return `linear_cross_entropy` of the local logits, reduced over processes."""
         own = part(as_matrix(weight))
         return linear_cross_entropy(hidden, own, self._bias(bias, own), labels, smoothing, self.rows)
 
     def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
-        """[..., V], those of all processes gathered."""
+        """Return logits [..., V], gathered from all processes."""
         own, mesh = part(as_matrix(weight)), self.rows.mesh
         logits = linear(shown(hidden, mesh), own, self._bias(bias, own))
         shape = (*logits.shape[:-1], self.rows.vocab)
@@ -125,7 +125,7 @@ class DividedOutput(Output):
         return whole.redistribute(mesh, [Replicate()]).to_local()
 
     def _bias(self, bias: Tensor | None, own: Tensor) -> Tensor | None:
-        """This process's part of a bias; one that is not trained is no parameter, and whole."""
+        """Return the local part of a bias; an untrained bias is not a parameter, and replicated."""
         if bias is None or isinstance(bias, DTensor):
             return None if bias is None else part(bias)
         return bias[self.rows.first : self.rows.first + len(own)]
@@ -136,7 +136,7 @@ def _tables(transformer: Transformer) -> list[nn.Module]:
 
 
 def _why_whole(transformer: Transformer, table: nn.Module, rows: Rows) -> str | None:
-    """Why each process needs all of a table; None where some rows are enough."""
+    """Return why each process needs all of a table; None if it can be divided."""
     if not isinstance(table, nn.Embedding):
         return "it is one of clusters (embedding.adaptive), or int8"
     if not rows.everywhere:
@@ -147,13 +147,12 @@ def _why_whole(transformer: Transformer, table: nn.Module, rows: Rows) -> str | 
 
 
 def _has_rows(head: VocabularyHead, tied: bool, rows: Rows) -> bool:
-    """Whether the matrix that a head reads is one of which each process can have some rows; tied: whether
-    the token table is."""
+    """Return whether the matrix of a head can be divided by rows; tied: whether the token table can."""
     return tied if head.weight is None else isinstance(head.weight, nn.Parameter) and rows.everywhere
 
 
 def _divide(module: nn.Module, name: str, mesh: DeviceMesh, own: dict[int, nn.Parameter]) -> None:
-    """Leave this process's rows of a parameter in `module`; `own` has those of parameters seen before."""
+    """Replace a parameter in `module` by its local rows; `own` contains the parameters already divided."""
     whole = module._parameters.get(name)
     if whole is not None and not isinstance(whole, DTensor):
         module.register_parameter(name, own.setdefault(id(whole), divided(whole, mesh, Shard(0))))

@@ -1,4 +1,4 @@
-"""A divided model made whole again: its tensors gathered one after another, and written as they come."""
+"""Conversion of a sharded model back to a plain model: its tensors are gathered and written one by one."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,16 +18,16 @@ from polyformer.parallel.checkpoint import raise_together
 from polyformer.parallel.shard import full
 
 KEPT = {"_parameters", "_buffers"}
-"""What a module may hold other values of when it is put back."""
+"""Attributes of a module that may have changed when it is restored."""
 
 Fetch = Callable[[Tensor], Tensor | None]
-"""All of a tensor in the first process, None in the others; all call it, for the same tensors in turn."""
+"""A collective that returns a whole tensor in the first process, None in the others, in a fixed order."""
 
 
 class Form:
-    """How the modules of a model are before it is divided: their classes, hooks and attributes, no weights.
+    """The modules of a model before sharding: their classes, hooks and attributes, without weights.
 
-    `fully_shard` and `parallelize_module` change all of these in place, and have no way back of their own.
+    `fully_shard` and `parallelize_module` change all of these in place, and cannot be reverted otherwise.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,12 +35,12 @@ class Form:
         self.modules = [(module, type(module), _attributes(module)) for module in model.modules()]
 
     def restore(self, fetch: Fetch, files: Mapping[Path, nn.Module]) -> None:
-        """Write parts of the model into files, then make it plain again. All processes call it.
+        """Write submodules of the model to files, then make it plain again. Collective.
 
-        files: what to write where, as safetensors. The first process has whole tensors afterwards: maps of
-        the files, which the system may take out of memory, and what is in none of them on the CPU, as a
-        device may not hold it all. Parameters of the others hold no numbers (they are on torch's "meta").
-        Raises `InputError` in every process where a file cannot be written.
+        files: the modules to write, as safetensors, by path. The first process has whole tensors afterwards:
+        memory maps of the files, which the system may page out, and all others on the CPU, because a device
+        may be too small for all. Parameters of the other processes have no values (they are on the "meta"
+        device). Raises `InputError` in every process if a file cannot be written.
         """
         whole: dict[int, Tensor] = {}
         for path, module in files.items():
@@ -58,7 +58,7 @@ class Form:
                 if parameter is not None:
                     module._parameters[name] = parameters[id(parameter)]
             for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_meta:  # of a module that other processes had
+                if buffer is not None and buffer.is_meta:  # of a module in other processes
                     module._buffers[name] = whole[id(buffer)]
             module.__class__ = kind
             _module_state_mapping.pop(module, None)
@@ -70,8 +70,10 @@ class Form:
 
 
 def export(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
-    """Write the tensors of a divided `module`, tied ones once, into `path`; no process ever holds two whole
-    ones. Returns each by the `id` of what it was, in the first process as a map of the file."""
+    """Write the tensors of a sharded `module` to `path`, tied tensors once, gathered one by one.
+
+    Returns the tensors by the `id` of the previous tensors, as memory maps of the file in the first process.
+    """
     named = module.state_dict(keep_vars=True)
     names: dict[int, str] = {}
     for name, tensor in named.items():
@@ -85,7 +87,7 @@ def export(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
         except InputError as error:
             complaint = str(error)
     for _ in whole:
-        pass  # the others send what a full disk does not take
+        pass  # after a full disk, still receive the tensors that the other processes send
     raise_together(complaint)
     stored = read_tensors(path) if dist.get_rank() == 0 else {}
     return {id(tensor): stored.get(name, _empty(tensor)) for name, tensor in tensors.items()}
@@ -104,13 +106,13 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def gathered(tensor: Tensor) -> Tensor | None:
-    """All of `tensor` in the first process, None in the others. Every process calls it."""
+    """Return the whole of `tensor` in the first process, None in the others. Collective."""
     whole = full(tensor)
     return whole if dist.get_rank() == 0 else None
 
 
 def of_whole(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """function(tensor), of the same shape, computed on the whole of it and divided as `tensor` is."""
+    """Return function(tensor), of the same shape, computed on the whole tensor and sharded like `tensor`."""
     if not isinstance(tensor, DTensor):
         return function(tensor)
     whole = function(tensor.full_tensor())
@@ -126,7 +128,7 @@ def of_whole(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 def own_part(whole: Tensor, like: DTensor) -> Tensor:
-    """What this process has of `whole`, divided as `like` is: a view."""
+    """Return the local shard of `whole`, sharded like `like`, as a view."""
     shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
     own = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape))]
     return own.reshape(like.to_local().shape)

@@ -1,4 +1,4 @@
-"""Patterns of who may see whom, and their algebra: `Window(256) | Global(1)`."""
+"""Attention patterns and their algebra: `Window(256) | Global(1)`."""
 
 from polyformer.core.registry import import_modules
 from polyformer.patterns.base import Pattern

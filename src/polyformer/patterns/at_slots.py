@@ -1,4 +1,4 @@
-"""Patterns in a part of a call: a run of its queries and a run of its keys, with indices of their own."""
+"""Patterns for a part of a call: a run of its queries and a run of its keys, indexed from 0."""
 
 import dataclasses
 
@@ -11,10 +11,11 @@ from polyformer.sequence.context import Context
 
 
 def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
-    """`pattern` where query 0 is query `query`, and key 0 is key `key`, of the context `whole`.
+    """Return `pattern` for a part of the call: its query 0 is query `query`, its key 0 is key `key`, of
+    `whole`.
 
-    What depends on distances alone, or asks the part's context for what it has of the part, stays what it is.
-    Everything else is asked about the queries and keys of `whole`.
+    Patterns that depend on distances only, or that read everything from the part's context, stay unchanged.
+    All others are evaluated on the queries and keys of `whole`.
     """
 
     def moved(part: Pattern) -> Pattern:
@@ -26,7 +27,7 @@ def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class AtSlots(Pattern, named=False):
-    """A pattern as a part of the call meets it, by asking it about the whole call."""
+    """A pattern for a part of a call, evaluated on the slots of the whole call."""
 
     pattern: Pattern
     whole: Context
@@ -34,11 +35,11 @@ class AtSlots(Pattern, named=False):
     key: int
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """pattern(i + query, j + key) in the whole call."""
+        """Return pattern(i + query, j + key), evaluated in the whole call."""
         return self.pattern.allows(self.whole, b, h, q_idx + self.query, kv_idx + self.key)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Those of the whole call, as far as they are in the part."""
+        """Return the keys of the pattern in the whole call, clipped to the part."""
         keys = self.pattern.keys(self.whole, start + self.query, stop + self.query)
         some, full = (
             intersect(((a - self.key, b - self.key) for a, b in runs), ((0, context.kv_len),))
@@ -47,21 +48,21 @@ class AtSlots(Pattern, named=False):
         return Keys(some, full)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
-        """Those of the whole call."""
+        """Return the cuts of the pattern in the whole call, moved to the queries of the part."""
         return tuple(cut - self.query for cut in self.pattern.cuts(self.whole))
 
     def distance_range(self) -> tuple[int, int] | None:
-        """The pattern's: distances are the same in a part."""
+        """Return the range of the pattern: distances are the same in a part."""
         return self.pattern.distance_range()
 
     def is_static(self) -> bool:
-        """No: the context it asks is that of one call."""
+        """Return False: the context `whole` belongs to a single call."""
         return False
 
     def step(self) -> int:
-        """The pattern's: slots as far apart in the whole call are as far apart in a part."""
+        """Return the step of the pattern: distances between slots are the same in a part."""
         return self.pattern.step()
 
     def head_pattern(self, head: int) -> Pattern:
-        """The pattern's for this head, in the part."""
+        """Return the pattern of this head, for the same part."""
         return at_slots(self.pattern.head_pattern(head), self.whole, self.query, self.key)

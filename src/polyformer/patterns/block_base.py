@@ -1,7 +1,7 @@
-"""What the patterns of blocks share: positions p with the same p // size see the same blocks of keys.
+"""Base of the block patterns: positions p with the same p // size see the same blocks of keys.
 
-Blocks are counted in positions of the document, so padding, packing and caches change nothing. A layout costs
-a few intervals a row, and where the blocks lie is found once for each context.
+Blocks are counted in positions of the document, so padding, packing and caches do not change them. A layout
+costs a few intervals per row, and the slots of the blocks are computed once per context.
 """
 
 import bisect
@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
@@ -20,25 +21,27 @@ from polyformer.sequence.context import Context
 
 
 class BlockPattern(Pattern, named=False):
-    """A pattern that says which blocks a block sees: `meets` for tensors of numbers, `met` for one number."""
+    """A pattern over blocks: `meets` compares tensors of block numbers, `met` lists the blocks of one query
+    block.
+    """
 
     size: int
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the query blocks see the key blocks; the numbers broadcast."""
+        """Return whether the query blocks see the key blocks; the numbers broadcast."""
         raise NotImplementedError
 
     def met(self, context: Context, block: int, last: int) -> Iterable[int]:
-        """The key blocks that a query block sees, among 0..last (others may be named too)."""
+        """Return the key blocks that a query block sees, among 0..last; may contain others too."""
         raise NotImplementedError
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """meets(block of the query, block of the key), with block(p) = p // size."""
+        """Return meets(block of the query, block of the key), with block(p) = p // size."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
         return self.meets(context, query // self.size, key // self.size)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """The slots of the blocks that some, and that all, blocks of the queries meet."""
+        """Return the slots of the blocks that some, and of the blocks that all, blocks of the queries see."""
         if unreadable(context):
             return super().keys(context, start, stop)
         keys = places(context, "kv", self.size)
@@ -54,25 +57,25 @@ class BlockPattern(Pattern, named=False):
 
 
 def check_size(name: str, **sizes: int) -> None:
-    """Raises `InputError` for a size in positions that is below 1."""
+    """Raise `InputError` for a size in positions that is below 1."""
     for what, size in sizes.items():
         if size < 1:
             raise InputError(f"{name}: {what} counts positions, expected 1 or more, got {size}")
 
 
 def unreadable(context: Context) -> bool:
-    """Whether positions cannot be read, because a graph is being traced."""
+    """Return whether positions cannot be read, because a graph is being traced."""
     return torch.compiler.is_compiling() and (context.q_pos is not None or context.kv_pos is not None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the blocks of one side lie.
+    """The slots of the blocks of one side, queries or keys.
 
     Args:
-        starts, numbers: for each batch row (or one for all) where a run of equal numbers starts, and which.
-        some, full: the slots of each block in at least one row, and those that it has in all rows.
-        last: the greatest number.
+        starts, numbers: start and block number of each run of equal numbers, per batch row or for all rows.
+        some, full: the slots of each block in at least one batch row, and in all batch rows.
+        last: the greatest block number.
     """
 
     starts: list[list[int]]
@@ -82,7 +85,7 @@ class Places:
     last: int
 
     def between(self, start: int, stop: int) -> set[int]:
-        """The numbers of the blocks in slots start <= i < stop of any row."""
+        """Return the numbers of the blocks in slots start <= i < stop of any row."""
         blocks: set[int] = set()
         for starts, numbers in zip(self.starts, self.numbers):
             first = max(0, bisect.bisect_right(starts, start) - 1)
@@ -91,7 +94,7 @@ class Places:
 
 
 def places(context: Context, side: Side, size: int) -> Places:
-    """The blocks of `size` positions of the queries or the keys; found once for each context."""
+    """Return the blocks of `size` positions of the queries or the keys; computed once per context."""
     return context.once(("blocks", side, size), lambda: _places(context, side, size))
 
 
@@ -115,7 +118,9 @@ def _places(context: Context, side: Side, size: int) -> Places:
 
 
 def side_of(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
-    """Positions [R, T] on the CPU, None where they are the slots plus a shift; length and shift."""
+    """Return positions [R, T] on the CPU (None if they are the slots plus a shift), the length
+    and the shift.
+    """
     positions, length, shift = (
         (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
     )
@@ -125,24 +130,27 @@ def side_of(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
 
 
 def last_positions(context: Context) -> Tensor:
-    """For each key slot the position of the last real token of its document, [B or 1, Tk], on the CPU."""
+    """Return the position of the last real token in each key slot's document, [B or 1, Tk], on the CPU."""
     slots = torch.arange(context.kv_len).unsqueeze(0)
     end = torch.full_like(slots, context.kv_len - 1)
     if context.kv_doc is not None:
         documents = context.kv_doc.cpu().contiguous()
         end = torch.searchsorted(documents, documents, right=True) - 1
     if context.kv_valid is not None:
-        real = torch.where(context.kv_valid.bool().cpu(), slots, -1).cummax(1).values.clamp_min(0)
-        end = real.gather(1, end.expand_as(real))
+        real = torch.where(context.kv_valid.bool().cpu(), slots, 0)
+        if context.kv_doc is None:  # ONNX has a maximum, but no running maximum
+            end = F.pad(real, (1, 0)).amax(1, keepdim=True).expand_as(real)  # amax fails on zero slots
+        else:
+            end = real.cummax(1).values.gather(1, end.expand_as(real))
     positions, _, _ = side_of(context, "kv")
     if positions is None:
         return end
-    rows = max(len(positions), len(end))
-    return positions.expand(rows, -1).gather(1, end.expand(rows, -1))
+    positions, end = torch.broadcast_tensors(positions, end)
+    return positions.gather(1, end)
 
 
 def _runs_of_equals(row: Tensor) -> tuple[list[int], list[int]]:
-    """Where the runs of equal numbers in a row [T] start, and the numbers."""
+    """Return the starts of the runs of equal numbers in a row [T], and the numbers."""
     changes = torch.ones_like(row, dtype=torch.bool)
     changes[1:] = row[1:] != row[:-1]
     edges = changes.nonzero().flatten()
@@ -153,12 +161,12 @@ def _by_number(edges: list[int], numbers: list[int], length: int) -> dict[int, l
     intervals: dict[int, list[Interval]] = {}
     for start, stop, number in zip(edges, [*edges[1:], length], numbers):
         intervals.setdefault(number, []).append((start, stop))
-    intervals.pop(-1, None)  # where the rows differ
+    intervals.pop(-1, None)  # -1 marks slots where the batch rows differ
     return intervals
 
 
 def slots_where(context: Context, side: Side, period: int, least: int) -> Keys:
-    """The slots whose position leaves a rest of `least` or more when divided by `period`."""
+    """Return the slots with position % period >= least."""
 
     def make() -> Keys:
         positions, length, shift = side_of(context, side)

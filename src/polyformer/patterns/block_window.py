@@ -1,7 +1,7 @@
-"""A window of blocks: each block of queries sees the blocks near it. BigBird's window.
+"""A window of blocks: each block of queries sees the blocks near it, as in BigBird.
 
-Unlike `Window`, every query of a block sees the same keys, so a tile of a layout needs no mask.
-Cost: (before + 1 + after) * size keys a query.
+Unlike in `Window`, all queries of a block see the same keys, so a tile of a layout needs no mask.
+Cost: (before + 1 + after) * size keys per query.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class BlockWindow(BlockPattern):
-    """The `before` blocks of `size` positions before a query's own, its own, and the `after` blocks after it.
+    """Block window: a query sees its block of `size` positions, `before` earlier and `after` later blocks.
 
     `BlockWindow(64, 1, 1)` is BigBird's window of three blocks; with 0 and 0 it is attention within a block.
     Raises `InputError` for a size below 1 or negative numbers of blocks.
@@ -37,14 +37,14 @@ class BlockWindow(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """-after <= query - key <= before, counted in blocks."""
+        """Return whether -after <= query - key <= before, counted in blocks."""
         return (key >= query - self.before) & (key <= query + self.after)
 
     def met(self, context: Context, block: int, last: int) -> range:
-        """block - before .. block + after, inside the text."""
+        """Return the blocks block - before .. block + after, clipped to the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
 
     @classmethod
     def examples(cls) -> tuple["BlockWindow", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(3), cls(2, 2, 0)

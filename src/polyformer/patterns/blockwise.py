@@ -1,11 +1,11 @@
-"""Blockwise attention: a permutation of blocks says which one block of keys each block of queries sees.
+"""Blockwise attention: each block of queries sees a single block of keys, named by a permutation.
 
-    i sees j  where  permutation[block(i)] == block(j)        block(p) = p // size
+    i sees j  if  permutation[block(i)] == block(j)        block(p) = p // size
 
-The identity is attention within a block; the cyclic shifts let blocks read one another. Qiu et al. 2020
-(BlockBERT), section 3.1, cut texts of one length n into as many blocks as the permutation has; here the size
-of a block is fixed and a longer text begins the permutation again, within its next run of blocks. A block
-that is sent beyond the end of the text sees nothing. Cost: size keys a query.
+The identity is attention within a block; the cyclic shifts let blocks attend to other blocks. Qiu et al. 2020
+(BlockBERT), section 3.1, divide a text of fixed length n into one block per entry of the permutation. Here
+the block size is fixed, and the permutation repeats for a longer text, within its next run of blocks. A block
+that is mapped beyond the end of the text sees no keys. Cost: size keys per query.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise(BlockPattern):
-    """Blocks of `size` positions, of which block i sees block `permutation[i]`.
+    """Blockwise attention: block i of `size` positions sees block `permutation[i]` and no other.
 
     Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
     """
@@ -42,22 +42,23 @@ class Blockwise(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """permutation[query] == key, within one run of the permutation."""
+        """Return whether permutation[query] == key, within one run of the permutation."""
         number = len(self.permutation)
         sent = torch.tensor(self.permutation, device=query.device)[query % number]
         return query - query % number + sent == key
 
     def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
-        """The one block that the permutation names."""
+        """Return the block that the permutation names."""
         inside = block % len(self.permutation)
         return (block - inside + self.permutation[inside],)
 
     @staticmethod
     def heads(size: int, blocks: int, counts: Sequence[int]) -> tuple["Blockwise", ...]:
-        """The paper's assignment, for `PerHead`: `counts[s]` heads with the cyclic shift by s blocks.
+        """Return the assignment of the paper for `PerHead`: `counts[s]` heads with the cyclic shift by s
+        blocks.
 
-        `PerHead(Blockwise.heads(256, 2, (10, 2)))` is the paper's 10 : 2 of twelve heads: ten see their own
-        block, two the other. Raises `InputError` for more shifts than blocks, and for counts below 0.
+        `PerHead(Blockwise.heads(256, 2, (10, 2)))` is the paper's 10 : 2 for twelve heads: ten see their own
+        block, two the other block. Raises `InputError` for more shifts than blocks, and for counts below 0.
         """
         if len(counts) > blocks or min(counts, default=-1) < 0:
             raise InputError(f"counts: expected up to {blocks} numbers of heads, one a shift, got {counts}")
@@ -66,10 +67,10 @@ class Blockwise(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(3), cls(2, (1, 2, 0))
 
     @classmethod
     def picture(cls) -> tuple["Blockwise", Context]:
-        """Four blocks, each of which attends to the next."""
+        """Return four blocks, each attending to the next."""
         return cls(12, (1, 2, 3, 0)), Context(48, 48)

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Mapping
@@ -10,13 +11,11 @@ from typing import Any
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import plain
-
-LARGEST = 2**31 - 1
-"""The largest number in an expression: a product of two fits into 64 bits."""
+from polyformer.core.limits import PATTERN_NUMBER
 
 
 def read(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
-    """What a parsed expression describes, its names looked up in the `registry` of patterns.
+    """Return the pattern of a parsed expression, with names looked up in the `registry` of patterns.
 
     Raises `InputError`, which quotes `text`, the whole expression, for anything but these names, literal
     arguments, `&`, `|` and parentheses.
@@ -43,25 +42,35 @@ def read(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
 
 
 def _build(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """The pattern with these fields, checked by name and type, and numbers by size, as a file's are."""
-    where, names = f"pattern {pattern.__name__}", [field.name for field in dataclasses.fields(pattern)]
+    """Return the pattern with these fields: names and types are checked, and the size of numbers, as in a
+    file.
+    """
+    where, (signature, hints) = f"pattern {pattern.__name__}", _signature(pattern)
+    names = [field.name for field in dataclasses.fields(pattern)]
     for name in keywords:
         if name not in names:
             raise unknown(f"option of {where}", name, names)
     try:
-        arguments = inspect.signature(pattern).bind(*positional, **keywords).arguments
+        arguments = signature.bind(*positional, **keywords).arguments
     except TypeError as error:
         raise InputError(f"{where}: {error}") from None
-    hints = typing.get_type_hints(pattern)
     values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in arguments.items()}
     for name, value in values.items():
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise InputError(f"{where}: {name}: expected at most {LARGEST}, got {quote(value)}")
+        if isinstance(value, int) and abs(value) > PATTERN_NUMBER:
+            raise InputError(f"{where}: {name}: expected at most {PATTERN_NUMBER}, got {quote(value)}")
     return pattern(**values)
 
 
+@functools.cache
+def _signature(pattern: type) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return the arguments of a pattern and their types; cached, as an expression may have thousands of
+    patterns.
+    """
+    return inspect.signature(pattern), typing.get_type_hints(pattern)
+
+
 def _argument(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
-    """A plain value, a pattern, or a list of arguments."""
+    """Return a plain value, a pattern, or a list of arguments."""
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_argument(element, text, registry) for element in node.elts)
     name = node.func if isinstance(node, ast.Call) else node

@@ -1,16 +1,16 @@
-"""Fixed attention: one's own block, and the last columns of every block, which sum it up for the others.
+"""Fixed attention: the query's block, and the last columns of every block as its summary.
 
-    i sees j  where  j // stride == i // stride   or   j % stride >= stride - columns
+    i sees j  if  j // stride == i // stride   or   j % stride >= stride - columns
 
 i and j are positions in the document. Child et al. 2019 (Sparse Transformer), section 4.2 and figure 3c. The
-parts apart are `BlockWindow(stride, 0, 0)` and `Summary(stride, columns)`; the three integrations of
+separate parts are `BlockWindow(stride, 0, 0)` and `Summary(stride, columns)`; the three integrations of
 section 4.3, for a decoder:
 
-    PerLayer([BlockWindow(128, 0, 0), Summary(128, 8)])     layers take turns
-    Fixed(128, 8)                                           one head sees what either would
+    PerLayer([BlockWindow(128, 0, 0), Summary(128, 8)])     layers alternate
+    Fixed(128, 8)                                           merged: every head sees both parts
     PerHead([BlockWindow(128, 0, 0), Summary(128, 8)])      heads differ
 
-Cost: stride + columns * n / stride keys a query; the paper takes a stride of 128 and 8, 16 or 32 columns.
+Cost: stride + columns * n / stride keys per query; the paper uses a stride of 128 and 8, 16 or 32 columns.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Summary(Pattern):
-    """Every query sees the last `columns` positions of every block of `stride`: the second part of `Fixed`.
+    """Summary columns: every query sees the last `columns` positions of every block of `stride`.
 
     Raises `InputError` for a stride or columns below 1 and for more columns than a block has.
     """
@@ -46,34 +46,34 @@ class Summary(Pattern):
             )
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """j % stride >= stride - columns."""
+        """Return whether j % stride >= stride - columns."""
         summed = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
         return summed & (q_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """The last columns of every block, for every query alike."""
+        """Return the last columns of every block, the same for every query."""
         if unreadable(context):
             return super().keys(context, start, stop)
         return slots_where(context, "kv", self.stride, self.stride - self.columns)
 
     @classmethod
     def examples(cls) -> tuple["Summary", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(4), cls(3, 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Summary):
-    """A query sees the block of `stride` positions it stands in, and the last `columns` of every block."""
+    """Fixed pattern: a query sees its block of `stride` tokens, and the last `columns` of every block."""
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """j // stride == i // stride or j % stride >= stride - columns."""
+        """Return whether j // stride == i // stride or j % stride >= stride - columns."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
         own = query // self.stride == key // self.stride
         return own | super().allows(context, b, h, q_idx, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """The queries' own blocks and the last columns of every block."""
+        """Return the queries' own blocks and the last columns of every block."""
         summaries = super().keys(context, start, stop)
         if unreadable(context):
             return summaries

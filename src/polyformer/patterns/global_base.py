@@ -1,4 +1,4 @@
-"""What patterns of global tokens share: the rule once, its intervals, and its half without the queries."""
+"""Bases of the patterns with global tokens: the rule, its intervals, and its half for keys only."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -17,22 +17,22 @@ Side = Literal["q", "kv"]
 
 @dataclasses.dataclass(frozen=True)
 class GlobalPattern(Pattern, named=False):
-    """Some tokens see everything and are seen by everything; `chosen` says which."""
+    """A few tokens see everything and are seen by everything; `chosen` selects them."""
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """Whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
+        """Return whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
         raise NotImplementedError
 
     def known(self, context: Context, side: Side) -> Keys | None:
-        """The global queries or keys where no tensor need be read to tell them, else None."""
+        """Return the global queries or keys if they can be computed without reading a tensor, else None."""
         return None
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """chosen(i) or chosen(j)."""
+        """Return chosen(i) or chosen(j)."""
         return self.chosen(context, "q", b, q_idx) | self.chosen(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Every key for global queries, the global keys for the others."""
+        """Return every key for global queries and the global keys for all others."""
         queries, keys = self.runs(context, "q"), self.runs(context, "kv")
         everything = ((0, context.kv_len),)
         if queries is None or keys is None:
@@ -42,12 +42,15 @@ class GlobalPattern(Pattern, named=False):
         return Keys(everything if inside else keys.some, everything if whole else keys.full)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
-        """Where runs of global queries begin and end."""
+        """Return the starts and ends of the runs of global queries."""
         queries = self.runs(context, "q")
         return () if queries is None else tuple(edge for run in queries.some for edge in run)
 
     def runs(self, context: Context, side: Side) -> Keys | None:
-        """Queries or keys global in some and in all batch rows; None while tracing if not `known`."""
+        """Return the queries or keys that are global in some and in all batch rows.
+
+        None while a graph is traced, if they are not `known`.
+        """
         known = self.known(context, side)
         if known is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
             return known
@@ -62,30 +65,30 @@ class GlobalPattern(Pattern, named=False):
 
 @dataclasses.dataclass(frozen=True)
 class DocumentEndPattern(GlobalPattern, named=False):
-    """Global tokens that depend on where their document ends, which no causal query can know."""
+    """Global tokens that depend on the end of their document, which no causal query can know."""
 
     causal_error: ClassVar[str]
 
     def causal(self) -> bool:
-        """No: the end of a document is not known before it is there."""
+        """Return False: the end of a document is unknown until it is complete."""
         return False
 
     def table(self, context: Context, side: Side) -> Tensor:
-        """Which queries or keys are global, [B or 1, T]."""
+        """Return which queries or keys are global, [B or 1, T]."""
         raise NotImplementedError
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
-        """The global ones of `length` slots from `start` on, in one document without padding."""
+        """Return the global slots among `length` slots from `start` on, in one document without padding."""
         raise NotImplementedError
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """By a table for the whole context."""
+        """Look up `index` in a table for the whole context."""
         self._check(context)
         table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
-        return table[0, index] if len(table) == 1 else table[b, index]
+        return table[0, index] if table.shape[0] == 1 else table[b, index]
 
     def known(self, context: Context, side: Side) -> Keys | None:
-        """`global_slots`, where the context has no documents, padding or positions."""
+        """Return `global_slots` if the context has no documents, padding or positions, else None."""
         self._check(context)
         tables = context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid
         if any(table is not None for table in tables):
@@ -101,21 +104,21 @@ class DocumentEndPattern(GlobalPattern, named=False):
 
 @dataclasses.dataclass(frozen=True)
 class SeenByAll(Pattern, named=False):
-    """The global tokens of a pattern as keys alone: everything sees them, and they see no more for it."""
+    """The global tokens of a pattern as keys only: every query sees them, but they do not see more."""
 
     tokens: GlobalPattern
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """chosen(j)."""
+        """Return chosen(j)."""
         return (q_idx >= 0) & self.tokens.chosen(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """The global keys, for every query alike."""
+        """Return the global keys, the same for every query."""
         return self.tokens.runs(context, "kv") or super().keys(context, start, stop)
 
 
 def first_positions(context: Context, side: Side, tokens: int) -> Keys | None:
-    """The queries or keys at positions below `tokens`, where positions are slots; else None."""
+    """Return the queries or keys at positions below `tokens` if positions are slots, else None."""
     positions, length, start = (
         (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
     )

@@ -1,7 +1,7 @@
-"""Global tokens at the end: the last few of each document see everything and are seen by everything.
+"""Global tokens at the end: the last tokens of each document see everything and are seen by everything.
 
-The other half of the global tokens of BigBird's ITC form, whose first and last blocks are global. Where a
-document ends is known only once it is all there, so no decoder has this.
+They complete the global tokens of BigBird's ITC form, where the first and last blocks are global. The end of
+a document is unknown until it is complete, so a decoder cannot use this pattern.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from polyformer.patterns.layout import Interval, clip
 from polyformer.sequence.context import Context
 
 MANY = 64
-"""Cuts of a layout from which on they would cost more than they save."""
+"""The most cuts of a layout; more cuts cost more than they save."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalEnd(DocumentEndPattern):
-    """The last `tokens` positions of each document see all keys and are seen by all queries.
+    """Global tokens at the end: the last `tokens` of each document see all keys and are seen by all queries.
 
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
     """
@@ -38,17 +38,17 @@ class GlobalEnd(DocumentEndPattern):
         check_size("GlobalEnd", tokens=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
-        """The last `tokens`."""
+        """Return the slots of the last `tokens` tokens."""
         return clip(context.kv_len - self.tokens - start, length, length)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
-        """Those of global tokens, unless there are very many."""
+        """Return the cuts of global tokens, unless there are more than `MANY`."""
         cuts = super().cuts(context)
-        # the limits of many short documents make short rows enough
+        # the document boundaries of many short documents already make the rows short
         return cuts if len(cuts) <= MANY else ()
 
     def table(self, context: Context, side: Side) -> Tensor:
-        """position > last position of the document - tokens."""
+        """Return whether position > last position of the document - tokens."""
         ends = last_positions(context)
         positions, length, shift = side_of(context, side)
         slots = torch.arange(length) + shift

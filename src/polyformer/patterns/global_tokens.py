@@ -1,4 +1,4 @@
-"""Global tokens: the first few see everything and are seen by everything."""
+"""Global tokens: the first tokens see everything and are seen by everything."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,9 +13,9 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Global(GlobalPattern):
-    """The first `tokens` positions of each document see all keys and are seen by all queries.
+    """Global tokens: the first `tokens` of each document see all keys and are seen by all queries.
 
-    Counted in positions, so left padding and packed documents change nothing.
+    Tokens are counted in positions, so left padding and packed documents do not change them.
     """
 
     tokens: int = 1
@@ -27,10 +27,10 @@ class Global(GlobalPattern):
             raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """position < tokens."""
+        """Return whether position < tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.tokens
 
     def known(self, context: Context, side: Side) -> Keys | None:
-        """The first slots, where positions are slots."""
+        """Return the first slots if positions are slots, else None."""
         return first_positions(context, side, self.tokens)

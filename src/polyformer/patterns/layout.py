@@ -1,7 +1,7 @@
-"""Which keys a run of queries needs, said in intervals: the cheap statement that FlexAttention lacks.
+"""Layouts: the keys that a run of queries needs, as intervals, which FlexAttention lacks.
 
-Everything here is Python integers. A layout of n queries has O(n / block) rows of a few intervals each, so
-nothing of size n x n is ever built.
+Everything here is Python integers. A layout of n queries has O(n / block) rows of a few intervals each, so no
+n x n structure is ever built.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ Interval = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """What a run of queries may see, over all batch rows and heads.
+    """The keys that a run of queries may see, over all batch rows and heads.
 
-    `some` holds every key that at least one of the queries may see (it may hold more); `full` only keys
-    that all of them may see, so that no mask need be evaluated there (it may hold fewer).
+    `some` contains every key that at least one of the queries may see (and possibly more). `full` contains
+    only keys that all of them may see, so that no mask is needed there (and possibly fewer).
     """
 
     some: tuple[Interval, ...]
@@ -44,7 +44,7 @@ Layout = tuple[Row, ...]
 
 
 def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
-    """The intervals common to two sorted, disjoint lists."""
+    """Return the intervals common to two sorted, disjoint lists."""
     left, right = list(a), list(b)
     common, i, j = [], 0, 0
     while i < len(left) and j < len(right):
@@ -59,7 +59,7 @@ def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, .
 
 
 def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Sorted, disjoint intervals that cover the same keys; those that touch become one."""
+    """Return sorted, disjoint intervals that cover the same keys; touching intervals are merged."""
     united: list[Interval] = []
     for start, stop in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if united and start <= united[-1][1]:
@@ -70,7 +70,7 @@ def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ...]:
-    """What of the sorted, disjoint intervals `a` lies in none of the sorted, disjoint intervals `b`."""
+    """Return the parts of the sorted, disjoint intervals `a` outside the sorted, disjoint intervals `b`."""
     holes, left, passed = list(b), [], 0
     for start, stop in a:
         while passed < len(holes) and holes[passed][1] <= start:
@@ -87,11 +87,11 @@ def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ..
 
 
 def clip(start: int, stop: int, length: int) -> tuple[Interval, ...]:
-    """The part of start..stop inside 0..length, as intervals."""
+    """Return the part of start..stop inside 0..length, as intervals."""
     start, stop = max(start, 0), min(stop, length)
     return ((start, stop),) if start < stop else ()
 
 
 def count(intervals: Iterable[Interval]) -> int:
-    """How many keys the intervals hold."""
+    """Return the number of keys in the intervals."""
     return sum(stop - start for start, stop in intervals)

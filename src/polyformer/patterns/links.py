@@ -1,6 +1,6 @@
-"""Links: a table that says which blocks of keys each block of queries sees, as other libraries store it.
+"""Links: a table of the blocks of keys that each block of queries sees, as other libraries store it.
 
-Cost: size keys a query for each entry of its row; the mask is looked up in a matrix of blocks by blocks.
+Cost: size keys per query for each entry of its row; the mask is looked up in a matrix of blocks by blocks.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Links(BlockPattern):
-    """Block i of `size` positions sees the blocks `table[i]`; blocks after the table's last see nothing.
+    """Block links: block i of `size` positions sees the blocks `table[i]`, or no block if it has no row.
 
-    So the random blocks of transformers' BigBird are copied, one `Links` a head. Raises `InputError` for a
+    The random blocks of transformers' BigBird are copied as one `Links` per head. Raises `InputError` for a
     size below 1, an empty table and negative numbers.
     """
 
@@ -37,17 +37,19 @@ class Links(BlockPattern):
         object.__setattr__(self, "table", table)
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """key in table[query]."""
+        """Return whether key is in table[query]."""
         matrix = context.once((self, query.device), lambda: self._matrix(query.device))
         height, width = matrix.shape
         return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
 
     def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
-        """table[block]."""
+        """Return table[block]."""
         return self.table[block] if block < len(self.table) else ()
 
     def _matrix(self, device: torch.device) -> Tensor:
-        """Who sees whom [blocks + 1, blocks + 1]; the last row and column stand for all blocks beyond."""
+        """Return the visible pairs as a matrix [blocks + 1, blocks + 1]; the last row and column are all
+        blocks beyond.
+        """
         pairs = [(i, j) for i, row in enumerate(self.table) for j in row]
         matrix = torch.zeros(len(self.table) + 1, 2 + max([0, *(j for _, j in pairs)]), dtype=torch.bool)
         for i, j in pairs:
@@ -56,10 +58,10 @@ class Links(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Links", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return (cls(3, ((0,), (0, 2), (), (1, 3))),)
 
     @classmethod
     def picture(cls) -> tuple["Links", Context]:
-        """Six blocks with links here and there."""
+        """Return six blocks with a few links."""
         return cls(8, ((0,), (0, 2), (5,), (1, 3, 4), (), (0, 5))), Context(48, 48)

@@ -1,4 +1,4 @@
-"""Global tokens that the caller marks, such as those of a question."""
+"""Global tokens marked by the caller, for example the tokens of a question."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ from polyformer.sequence.context import Context, look_up
 
 @dataclasses.dataclass(frozen=True)
 class Marked(GlobalPattern):
-    """Tokens that the caller marks see all keys and are seen by all queries; without marks there are none.
+    """Marked global tokens: tokens that the caller marks see all keys and are seen by all queries.
 
     A model takes the marks as `global_attention_mask` [B, T], 1 where a token is global; they may differ
     from row to row. `attend` reads them from `Context(q_marked=..., kv_marked=...)`.
@@ -24,29 +24,29 @@ class Marked(GlobalPattern):
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """The mark of the caller; without marks no token is global."""
+        """Return the mark of the caller; without marks no token is global."""
         marks = context.q_marked if side == "q" else context.kv_marked
         return index < 0 if marks is None else look_up(marks, b, index)
 
     def known(self, context: Context, side: Side) -> Keys | None:
-        """None at all where the context has no marks."""
+        """Return no slots if the context has no marks, else None."""
         marks = context.q_marked if side == "q" else context.kv_marked
         return Keys(()) if marks is None else None
 
     @classmethod
     def examples(cls) -> tuple[Pattern, ...]:
-        """Beside another: alone and without marks it allows nothing."""
+        """Return a union with `Causal`: without marks this pattern allows nothing."""
         return (Causal() | cls(),)
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
-        """Four marked tokens."""
+        """Return four marked tokens."""
         marks = torch.isin(torch.arange(48), torch.tensor([5, 20, 21, 40])).view(1, -1)
         return cls(), Context(48, 48, q_marked=marks, kv_marked=marks)
 
 
 def reads_marks(part: object) -> bool:
-    """Whether `part`, a pattern or a configuration, has `Marked` anywhere in it."""
+    """Return whether `part`, a pattern or a configuration, contains `Marked`."""
     if isinstance(part, tuple):
         return any(map(reads_marks, part))
     if not dataclasses.is_dataclass(part):

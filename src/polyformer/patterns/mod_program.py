@@ -1,14 +1,15 @@
-"""A FlexAttention mod as a list of elementwise operations, where it is one and may run for all pairs at once.
+"""A FlexAttention mod as a list of elementwise operations, which can run for all pairs at once.
 
-A mod is a function of scalars. Run once on scalar indices, watched, it shows the operations it is made of.
-Where everything that depends on an index or the score is
+A mod is a function of scalars. One recorded run on scalar indices shows its operations. The same operations
+on indices that broadcast give, for each pair, the value on its scalars, if every operation that depends on an
+index or the score is
 
 - an elementwise operation on scalars (`q_idx >= kv_idx`, `torch.where`, `tanh`, a cast), or
-- the entry of a tensor picked by as many scalar indices as it has axes (`table[b, q_idx - kv_idx]`),
+- an entry of a tensor selected by one scalar index per axis (`table[b, q_idx - kv_idx]`).
 
-the same operations on indices that broadcast give, at each pair, what they give on its scalars. Python meets
-the scalars alone, so the shapes, loops and tests of the mod mean what they mean in FlexAttention. All else
-(a row `pos[q_idx]`, a sum over it, a slice, an operation in place) is left to `torch.vmap`: see `mods`.
+Python only ever sees scalars, so the shapes, loops and tests of the mod mean the same as in FlexAttention.
+Everything else (a row `pos[q_idx]`, a sum over it, a slice, an in-place operation) runs under `torch.vmap`:
+see `mods`.
 """
 
 import dataclasses
@@ -32,31 +33,33 @@ ELEMENTWISE = {
     aten.ones_like.default,
     aten.full_like.default,
 }
-"""Elementwise operations that torch does not tag as such."""
+"""Elementwise operations without a pointwise tag in torch."""
 
 OPTIONS_ONLY = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default}
-"""Operations that ask a tensor for its type and device, and for none of its numbers."""
+"""Operations that read only the type and device of a tensor, not its values."""
 
 READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
-"""Operations whose result Python needs the numbers for."""
+"""Operations that read values of a tensor into Python."""
 
 INDICES = torch.int64, torch.int32
 
 OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
-"""Ways to a tensor's numbers that pass torch by."""
+"""Functions that access the values of a tensor without a dispatched operation."""
 
 
 class BranchError(Exception):
-    """The mod asked for the value of an index or a score, which stand for those of all pairs."""
+    """The mod reads the value of an index or a score, which represents the values of all pairs."""
 
 
 class MixedTypesError(Exception):
-    """Tensors promoted types otherwise than scalars do: the operations do not say the same."""
+    """Type promotion differs between tensors and scalars, so the program computes something else than the
+    mod.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The value that operation `number` gave, counted after the inputs."""
+    """The value of operation `number`, counted after the inputs."""
 
     number: int
     varies: bool  # from pair to pair
@@ -64,7 +67,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """One step; `args` and `kwargs` have a `Slot` where an earlier value goes."""
+    """A recorded operation; `args` and `kwargs` have a `Slot` for each earlier value."""
 
     function: Any
     args: tuple[Any, ...]
@@ -74,11 +77,14 @@ class Operation:
     constant: bool  # detached from the graph, by a `no_grad` around it
 
     def slots(self) -> Iterator[Slot]:
-        """The values it needs."""
+        """Yield the slots that the operation reads."""
         return (x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Slot))
 
     def run(self, values: dict[int, Tensor]) -> Tensor:
-        """Its value; tensors that are the same for all pairs get an axis, so that all promote types alike."""
+        """Return the value of the operation.
+
+        Tensors that are the same for all pairs get an axis, so that type promotion treats all operands alike.
+        """
         if not self.out.varies:
             fill = lambda x: values[x.number] if isinstance(x, Slot) else x  # noqa: E731
             return self.function(*tree_map(fill, self.args), **tree_map(fill, self.kwargs))
@@ -98,13 +104,16 @@ def _broadcast(x: Any, values: dict[int, Tensor]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """What a mod computes, for indices that broadcast."""
+    """The operations of a mod, for indices that broadcast."""
 
     operations: tuple[Operation, ...]
     result: Slot | Tensor
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The mod's values, of a shape that broadcasts to the inputs'; `MixedTypesError` where it cannot."""
+        """Return the values of the mod, in a shape that broadcasts to the inputs.
+
+        Raises `MixedTypesError` if the operations promote types differently from the mod.
+        """
         values = dict(enumerate(inputs))
         for operation in self.operations:
             if operation.constant and torch.is_grad_enabled():
@@ -119,9 +128,9 @@ class Program:
 
 
 def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any]:
-    """The program of `function`, None where it is none; and what the function gives for scalar `inputs`.
+    """Return the program of `function` (None if it has none) and the function's result for scalar `inputs`.
 
-    Raises `BranchError`.
+    Raises `BranchError` if the function reads the value of an index or a score.
     """
     before = _number()
     inputs = tuple(_input(x) for x in inputs)
@@ -136,19 +145,21 @@ def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[P
 
 
 def _number() -> int:
-    """What autograd counts its next operation as."""
+    """Return the sequence number of the next operation in autograd."""
     return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
 
 def _input(x: Tensor) -> Tensor:
-    """A scalar of its own, which wants a gradient where scores do: custom functions show themselves then."""
+    """Return a copy of the scalar that requires a gradient if scores do, so that custom functions are
+    detected.
+    """
     x = x.detach().clone()
     wanted = torch.is_grad_enabled() and x.is_floating_point()
     return x.requires_grad_().clone() if wanted else x
 
 
 def _needed(operations: list[Operation], slot: Slot | None) -> tuple[Operation, ...]:
-    """Those that the value in `slot` depends on."""
+    """Return the operations that the value in `slot` depends on."""
     wanted, kept = set() if slot is None else {slot.number}, []
     for operation in reversed(operations):
         if operation.out.number in wanted:
@@ -158,7 +169,9 @@ def _needed(operations: list[Operation], slot: Slot | None) -> tuple[Operation, 
 
 
 def _custom(node: Any, before: int) -> bool:
-    """Whether a graph made since number `before` has gradients of the user's own, which are no operation."""
+    """Return whether a graph made since number `before` has a custom autograd function, which is no
+    operation.
+    """
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -172,7 +185,7 @@ def _custom(node: Any, before: int) -> bool:
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations of a mod, and whether all that vary from pair to pair are elementwise."""
+    """Record of the operations of a mod, and of whether all that vary from pair to pair are elementwise."""
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
         super().__init__()
@@ -181,8 +194,8 @@ class Watch(TorchDispatchMode):
         self.before = _number()
         self.grad = torch.is_grad_enabled()
         self.known: dict[int, Slot] = {}
-        self.kept: list[Tensor] = []  # so that no identity is used twice
-        self.varying: set[int] = set()  # storages
+        self.kept: list[Tensor] = []  # keeps the tensors alive, so that no id is reused
+        self.varying: set[int] = set()  # storages of these values
         for x in inputs:
             self._note(x, varies=True)
 
@@ -195,11 +208,13 @@ class Watch(TorchDispatchMode):
         return slot
 
     def slot(self, x: Tensor) -> Slot | None:
-        """Where a value of the mod stands; None for what does not depend on the inputs."""
+        """Return the slot of a value of the mod; None if it does not depend on the inputs."""
         return self.known.get(id(x))
 
     def unknown(self, x: Tensor) -> bool:
-        """Whether a tensor that was not noted may still depend on one that was: a view, or by autograd."""
+        """Return whether an unrecorded tensor may still depend on a recorded tensor: as a view, or through
+        autograd.
+        """
         made_since = x.grad_fn is not None and x.grad_fn._sequence_nr() >= self.before
         return made_since or x.untyped_storage()._cdata in self.varying
 
@@ -239,7 +254,7 @@ class Watch(TorchDispatchMode):
                         Operation(func, tree_map(fill, args), tree_map(fill, kwargs), slot, x.dtype, constant)
                     )
                 elif not varies:
-                    self.elementwise = False  # several results of a captured tensor that wants gradients
+                    self.elementwise = False  # several results of a captured tensor that requires gradients
 
     def _is_elementwise(self, func: Any, args: Any, tensors: list[Tensor], out: Any) -> bool:
         if not isinstance(out, Tensor) or out.dim():
@@ -254,7 +269,7 @@ class Watch(TorchDispatchMode):
 
 
 class Scalars(TorchFunctionMode):
-    """Makes `table[i]` with a scalar tensor i an operation; torch itself would read the number i."""
+    """Mode that runs `table[i]` with a scalar tensor i as an operation; torch would read the number i."""
 
     def __init__(self, watch: Watch | None = None) -> None:
         super().__init__()
@@ -269,7 +284,7 @@ class Scalars(TorchFunctionMode):
 
 
 def indexed(table: Tensor, index: Any) -> Tensor:
-    """table[index], where scalar tensors among the indices select as Python integers would."""
+    """Return table[index], where scalar tensors among the indices select as Python integers would."""
     entries = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_scalar, entries)):
         return table[index]
@@ -292,7 +307,7 @@ def _is_scalar(entry: Any) -> bool:
 
 
 def _axes(entry: Any) -> int:
-    """How many axes of a tensor an index stands for."""
+    """Return the number of axes of a tensor that an index consumes."""
     if entry is None or isinstance(entry, bool):
         return 0
     return entry.dim() if isinstance(entry, Tensor) and entry.dtype == torch.bool else 1

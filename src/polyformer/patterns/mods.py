@@ -1,12 +1,12 @@
-"""Mods written for FlexAttention, and what they mean: a function of scalars, for every pair of tokens.
+"""Mods written for FlexAttention and their meaning: a function of scalars, for every pair of tokens.
 
-FlexAttention gives a mod scalar indices under `torch.vmap`, so it may index (`bias[b][h]`), reduce
-(`(pos[q_idx] - pos[kv_idx]).norm()`) and loop as if there were one pair. That is the meaning here, whatever
-the backend. Mods that are proven elementwise run on indices that broadcast (`mod_program`), which takes a
+FlexAttention calls a mod with scalar indices under `torch.vmap`, so the mod may index (`bias[b][h]`), reduce
+(`(pos[q_idx] - pos[kv_idx]).norm()`) and loop as if there were a single pair. The meaning is the same here,
+for every backend. Mods that are proven elementwise run on indices that broadcast (`mod_program`), in a
 fraction of the time; all others run under `torch.vmap`.
 
-Mods of our own are written for indices that broadcast, [B, 1, 1, 1], [1, H, 1, 1], [Tq, 1] and [Tk] or the
-like; `@broadcasts` says so, and that q_idx counts the queries of the call and not their slots.
+The mods of this library are written for indices that broadcast: [B, 1, 1, 1], [1, H, 1, 1], [Tq, 1] and [Tk],
+or similar. `@broadcasts` marks them; for them q_idx counts the queries of the call instead of their slots.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def broadcasts(function: Function) -> Function:
-    """Marks a mod that is written for indices that broadcast, and for the queries of one call."""
+    """Mark a mod that is written for indices that broadcast, and for the queries of one call."""
     function.broadcasts = True  # type: ignore[attr-defined]
     return function
 
 
 def is_own(function: Callable[..., Any]) -> bool:
-    """Whether a mod takes indices that broadcast: it is marked so, or is a `Mod`."""
+    """Return whether a mod takes indices that broadcast: it is marked with `broadcasts`, or is a `Mod`."""
     return isinstance(function, Mod) or getattr(function, "broadcasts", False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mod:
-    """A user's mod for indices that broadcast; for scalar ones it is the mod itself.
+    """A user's mod for indices that broadcast; scalar indices call the mod directly.
 
-    name: "mask_mod" or "score_mod". start: added to q_idx. program: None where only `torch.vmap` will do.
+    name: "mask_mod" or "score_mod". start: added to q_idx. program: None if the mod requires `torch.vmap`.
     """
 
     function: Callable[..., Any]
@@ -55,9 +55,10 @@ class Mod:
         device: torch.device,
         start: int = 0,
     ) -> "Mod":
-        """The mod, with its program where it has one; `score` is a scalar of the type that it will get.
+        """Return the mod, with its program if it has one; `score` is a scalar of the type of its later
+        scores.
 
-        Raises `InputError` for a mod that branches on its arguments or gives no single value.
+        Raises `InputError` for a mod that branches on its arguments or does not return a single value.
         """
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return cls(function, name, None, start)
@@ -77,10 +78,12 @@ class Mod:
         return cls(function, name, traced, start)
 
     def __call__(self, *places: Tensor) -> Tensor:
-        """The values for `places`, (score,) b, h, q_idx, kv_idx: of a shape that broadcasts to theirs."""
+        """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that
+        broadcasts to theirs.
+        """
         places = (*places[:-2], places[-2] + self.start, places[-1])
         if all(x.dim() == 0 for x in places):
-            value = self.function(*places)  # FlexAttention itself asks, under its own vmap
+            value = self.function(*places)  # called by FlexAttention, under its vmap
         elif self.program is None or all(x.numel() == 1 for x in places):
             value = vmapped(self.function, *places)
         else:
@@ -92,13 +95,13 @@ class Mod:
 
 
 def _exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Where autocast changes no types."""
+    """Return a context that disables autocast."""
     cast = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if cast else contextlib.nullcontext()
 
 
 def check_value(name: str, value: Any) -> None:
-    """Raises `InputError` unless `value` is what a mod may give for one pair."""
+    """Raise `InputError` unless `value` is a valid result of a mod for one pair."""
     if not isinstance(value, Tensor):
         raise InputError(f"{name}: expected it to return a tensor, got {type(value).__name__}")
     if value.numel() != 1:
@@ -111,7 +114,7 @@ def check_value(name: str, value: Any) -> None:
 
 
 def vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
-    """`function` of the scalars of each pair, for `places` that broadcast; of a shape that broadcasts too."""
+    """Return `function` of the scalars of each pair; the result broadcasts to `places`, which broadcast."""
     shape = torch.broadcast_shapes(*(x.shape for x in places))
     if 0 in shape:
         return torch.zeros(shape, dtype=places[0].dtype if len(places) == 5 else torch.bool)
@@ -126,5 +129,5 @@ def vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
     with Scalars():
         value = call(*scalars)
     pairs = sum(size > 1 for size in shape)
-    value = value[(..., *[0] * (value.dim() - pairs))]  # a value may come as a tensor of one, [1]
+    value = value[(..., *[0] * (value.dim() - pairs))]  # the value of a mod may have the shape [1]
     return value[tuple(slice(None) if size > 1 else None for size in shape)]

@@ -1,17 +1,17 @@
-"""Random blocks: each block of queries sees a few blocks of keys drawn at random. BigBird's random part.
+"""Random blocks: each block of queries sees a few blocks of keys drawn at random, as in BigBird.
 
-Block i draws `blocks` different ones of the blocks before it (all of them while there are no more), and sight
-is mutual: where the context is not causal, block j also sees the blocks that drew j. A draw is a hash of
-(seed, i, number of the draw), so it depends on nothing but the place in the document: a longer text, padding
-or packing change nothing, any length has its blocks, and no generator is touched.
+Block i draws `blocks` different blocks among the blocks before it (all of them if there are not more).
+Visibility is mutual: if the context is not causal, block j also sees the blocks that drew j. A draw is a hash
+of (seed, i, number of the draw), so it depends only on the place in the document: a longer text, padding or
+packing do not change it, texts may have any length, and no random generator is used.
 
-A decoder's query sees blocks * size keys (its own block is not among them). An encoder's sees that much
-again from the blocks that drew its own: 2 * blocks * size on average, more in early blocks (about
-blocks * (1 + log(n / i)) of them) and less in late ones. Zaheer et al. 2020, section 2, draw `blocks` from
-the whole text on one side only; halve `blocks` to compare by cost.
+A decoder's query sees blocks * size keys (not counting its block). An encoder's query also sees the blocks
+that drew its block: 2 * blocks * size keys on average, more in early blocks (about blocks * (1 + log(n / i))
+blocks) and fewer in late blocks. Zaheer et al. 2020, section 2, draw `blocks` from the whole text on one side
+only; halve `blocks` to compare at equal cost.
 
-Heads and layers of one seed share their blocks; `PerHead([Random(3, 64, 0), Random(3, 64, 1)])` varies them
-over heads, and `PerLayer` over layers.
+Heads and layers with the same seed share their blocks; `PerHead([Random(3, 64, 0), Random(3, 64, 1)])` varies
+them per head, and `PerLayer` per layer.
 """
 
 import dataclasses
@@ -26,14 +26,16 @@ from polyformer.patterns.block_base import BlockPattern, check_size
 from polyformer.sequence.context import Context
 
 MOST = 256
-"""Random blocks of a block: each is compared with all that were drawn before it."""
+"""Most random blocks per block: each draw is compared with all earlier draws."""
 
 Number = TypeVar("Number", int, Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Random(BlockPattern):
-    """`blocks` random blocks of `size` positions for every block.
+    """Random blocks: each block of queries sees a few random blocks of keys.
+
+    There are `blocks` random blocks of `size` positions for every block.
 
     Raises `InputError` for a size or blocks below 1.
     """
@@ -52,20 +54,20 @@ class Random(BlockPattern):
             )
 
     def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """key in draws(query) or, not causal, query in draws(key)."""
+        """Return whether key is in draws(query) or, if not causal, query is in draws(key)."""
         query, key = query.long(), key.long()
         seen = _among(key, self._draws(query))
         return seen if context.causal else seen | _among(query, self._draws(key))
 
     def met(self, context: Context, block: int, last: int) -> set[int]:
-        """The blocks drawn and, not causal, those that drew it."""
+        """Return the blocks drawn and, if not causal, the blocks that drew this block."""
         drawn = set(draws(self.blocks, self.seed, block))
         if context.causal:
             return drawn
         return drawn | context.once((self, last), lambda: self._drawers(last)).get(block, set())
 
     def _drawers(self, last: int) -> dict[int, set[int]]:
-        """For each block the later ones, up to `last`, that drew it."""
+        """Return, for each block, the later blocks up to `last` that drew it."""
         drawers: dict[int, set[int]] = {}
         for block in range(1, last + 1):
             for earlier in draws(self.blocks, self.seed, block):
@@ -73,7 +75,7 @@ class Random(BlockPattern):
         return drawers
 
     def _draws(self, block: Tensor) -> list[Tensor]:
-        """`draws` of every entry of a tensor; -1 where a block has fewer."""
+        """Return `draws` for every entry of a tensor; -1 if a block has fewer draws."""
         drawn: list[Tensor] = []
         for number in range(self.blocks):
             top = block - self.blocks + number
@@ -84,15 +86,16 @@ class Random(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Random", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(2, 3), cls(1, 2, seed=7)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def draws(blocks: int, seed: int, block: int) -> tuple[int, ...]:
-    """Up to `blocks` different numbers below `block`, every choice of them equally likely.
+    """Return up to `blocks` different numbers below `block`; all such sets are equally likely.
 
-    Floyd's algorithm: the last of k draws is any number up to the top, or the top itself if that was drawn.
+    Floyd's algorithm: the last of k draws is a random number up to the top, or the top if that number was
+    already drawn.
     """
     drawn: list[int] = []
     for number in range(blocks):
@@ -111,12 +114,12 @@ def _among(draw: Tensor, others: list[Tensor]) -> Tensor:
 
 
 def _hashed(seed: int, block: Number, number: int) -> Number:
-    """32 random bits for a draw."""
+    """Return 32 random bits for a draw."""
     return _mixed(block + _mixed(number + _mixed(seed & 0xFFFFFFFF) & 0xFFFFFFFF))
 
 
 def _mixed(x: Number) -> Number:
-    """A permutation of the 32-bit integers that scatters neighbours (xor-shifts and odd products)."""
+    """Return a permutation of the 32-bit integers that scatters neighbours (xor-shifts and odd products)."""
     x = x & 0xFFFFFFFF
     x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""A residue class: the slots of a call that lie a multiple of `stride` apart, as a sequence of their own."""
+"""Residue classes: the slots of a call at multiples of `stride` from one another, as separate sequences."""
 
 import dataclasses
 
@@ -11,14 +11,14 @@ from polyformer.sequence.context import Context
 
 
 def pattern_in_residue_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
-    """`pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
+    """Return `pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
     return pattern.mapped(lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride))
 
 
 def residue_class_context(context: Context, stride: int) -> Context:
-    """Where the tokens of each class stand among themselves.
+    """Return the context of the tokens of each class.
 
-    Documents, validity and causality are all that it says: patterns that ask for more ask the first context.
+    It contains only documents, validity and causality; patterns that need more use the original context.
     """
     first, front = divmod(context.offset, stride)
     queries, keys = -(-(front + context.q_len) // stride), -(-context.kv_len // stride)
@@ -35,23 +35,23 @@ def residue_class_context(context: Context, stride: int) -> Context:
 
 @dataclasses.dataclass(frozen=True)
 class InResidueClass(Pattern, named=False):
-    """A pattern as the tokens of a class meet it, by asking it about the slots they come from."""
+    """A pattern among the tokens of a class, evaluated on their slots in the call."""
 
     pattern: Pattern
     context: Context
     apart: int  # the slots from one token of a class to the next
 
     def is_static(self) -> bool:
-        """No: the context it asks is that of one call."""
+        """Return False: `context` belongs to a single call."""
         return False
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """pattern(slot of i, slot of j) in the context of the call."""
+        """Return pattern(slot of i, slot of j) in the context of the call."""
         place = original(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """The keys of the slots from the first query to the last, divided by the step."""
+        """Return the keys of the slots from the first query to the last, divided by the step."""
         step, offset = self.apart, self.context.offset
         first = max((start + context.offset) * step - offset, 0)
         last = min((stop + context.offset) * step - offset, self.context.q_len)
@@ -67,9 +67,10 @@ class InResidueClass(Pattern, named=False):
 def original(
     context: Context, stride: int, inner: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The batch row, query and key of `context` that these are in the classes' context `inner`.
+    """Return the batch row, query and key of `context` for indices in the classes' context `inner`.
 
-    What was added to fill the classes gives some token: nobody sees it, and its own output is not used.
+    Tokens added to fill the classes map to any real token: no query sees them, and their outputs are not
+    used.
     """
     row = torch.div(b, stride, rounding_mode="floor")
     rest = b - row * stride
@@ -78,7 +79,9 @@ def original(
 
 
 def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
-    """x [B, T] as [B * stride, length / stride]; what is added is False, or like its neighbour."""
+    """Return x [B, T] as [B * stride, length / stride]; added entries are False, or with `edge` like their
+    neighbour.
+    """
     after = length - front - x.shape[1]
     before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
     if not edge:

@@ -1,10 +1,10 @@
-"""Score functions in steps that have names, so that who looks at a score sees what became of it.
+"""Score functions in named steps, so that visualizations can show the score after each step.
 
     @step("soft cap")
     @broadcasts
     def limit(score, b, h, q_idx, kv_idx): ...
 
-A function of several steps is `in_turn` of them. One without a name is a step by itself.
+`in_turn` joins several steps to one function. A function without a name is a single step.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ UNNAMED = "function of the score"
 
 
 def step(name: str) -> Callable[[ScoreMod], ScoreMod]:
-    """Names a score function for those who look."""
+    """Return a decorator that names a score function, for visualizations."""
 
     def name_it(function: ScoreMod) -> ScoreMod:
         function.step = name  # type: ignore[attr-defined]
@@ -30,21 +30,23 @@ def step(name: str) -> Callable[[ScoreMod], ScoreMod]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InTurn:
-    """Score functions, all for indices that broadcast, each of what the one before gave."""
+    """Score functions in sequence: each takes the score of the previous function. All take indices that
+    broadcast.
+    """
 
     mods: tuple[ScoreMod, ...]
 
     broadcasts: ClassVar[bool] = True
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """The last one's score."""
+        """Return the score after the last function."""
         for mod in self.mods:
             score = mod(score, b, h, q_idx, kv_idx)
         return score
 
 
 def in_turn(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
-    """Those that are there, one after the other; None where there are none."""
+    """Return the functions that are not None as one function in sequence; None if there are none."""
     some = tuple(mod for mod in mods if mod is not None)
     if len(some) < 2:
         return some[0] if some else None
@@ -52,7 +54,7 @@ def in_turn(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
 
 
 def steps_of(mod: ScoreMod | None) -> Iterator[tuple[str, ScoreMod]]:
-    """The steps of a function, by name."""
+    """Yield the name and function of each step."""
     if isinstance(mod, InTurn):
         for part in mod.mods:
             yield from steps_of(part)

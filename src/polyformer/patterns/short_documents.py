@@ -1,9 +1,9 @@
-"""Short documents whole: where a document has few tokens, all of them see one another.
+"""Short documents: all tokens of a document with few tokens see one another.
 
-Beside a sparse pattern, `Whole(704) | BlockWindow(64) | ..`, it is what transformers' BigBird does with short
-texts, for which sparse blocks save nothing. Each document is judged by its own tokens, so padding and packing
-change nothing. How long a document will be is known only once it is all there, so no decoder has this.
-Cost: at most `tokens` keys a query, and none in long documents.
+With a sparse pattern, `Whole(704) | BlockWindow(64) | ..`, this is the behaviour of transformers' BigBird for
+short texts, where sparse blocks save nothing. Each document is judged by its number of tokens, so padding and
+packing do not change the result. The length of a document is unknown until it is complete, so a decoder
+cannot use this pattern. Cost: at most `tokens` keys per query, and none in long documents.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Whole(DocumentEndPattern):
-    """The tokens of documents of at most `tokens` tokens see all keys of their document.
+    """Short documents whole: tokens of documents of at most `tokens` tokens see their whole document.
 
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
     """
@@ -38,11 +38,11 @@ class Whole(DocumentEndPattern):
         check_size("Whole", tokens=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
-        """All or none."""
+        """Return all slots or none."""
         return ((0, length),) if context.kv_len <= self.tokens and length else ()
 
     def table(self, context: Context, side: Side) -> Tensor:
-        """The document has at most `tokens` tokens."""
+        """Return whether the document has at most `tokens` tokens."""
         short = last_positions(context) < self.tokens
         if side == "kv":
             return short
@@ -51,11 +51,11 @@ class Whole(DocumentEndPattern):
 
     @classmethod
     def examples(cls) -> tuple[Pattern, ...]:
-        """The second beside another: alone it allows nothing in long documents."""
+        """Return small instances; the second is a union, as `Whole` allows nothing in long documents."""
         return cls(100), Causal() | cls(5)
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
-        """Four documents, of which two are short."""
+        """Return four documents, two of them short."""
         documents = torch.tensor([[0] * 9 + [1] * 21 + [2] * 12 + [3] * 6])
         return cls(12), Context(48, 48, q_doc=documents, kv_doc=documents)

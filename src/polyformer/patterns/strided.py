@@ -1,17 +1,17 @@
 """Strided attention: every `stride`-th key, counted from the query.
 
-    i sees j  where  (i - j) % stride == 0
+    i sees j  if  (i - j) % stride == 0
 
-Child et al. 2019 (Sparse Transformer), section 4.2 and figure 3b: of two heads the one sees the last `stride`
-positions, `Window(stride, 0)`, the other every `stride`-th, so that two steps reach everything. The three
-integrations of section 4.3, for a decoder:
+Child et al. 2019 (Sparse Transformer), section 4.2 and figure 3b: one head sees the last `stride` positions,
+`Window(stride, 0)`, another head every `stride`-th position, so that two steps reach every position. The
+three integrations of section 4.3, for a decoder:
 
-    PerLayer([Window(128, 0), Strided(128)])      layers take turns
-    Window(128, 0) | Strided(128)                 one head sees what either would
+    PerLayer([Window(128, 0), Strided(128)])      layers alternate
+    Window(128, 0) | Strided(128)                 merged: every head sees both parts
     PerHead([Window(128, 0), Strided(128)])       heads differ
 
-With `recompute` on a stack its activations are recomputed in the backward pass (section 5.4). Cost:
-n / stride keys a query, so a stride near sqrt(n) gives O(n sqrt(n)) in all.
+With `recompute`, a stack recomputes its activations in the backward pass (section 5.4). Cost: n / stride keys
+per query, so a stride near sqrt(n) gives O(n sqrt(n)) in total.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Strided(Pattern):
-    """Keys at distances that `stride` divides, itself included, on both sides unless the context is causal.
+    """Strided pattern: a query sees itself and every `stride`-th key; on both sides unless it is causal.
 
     Raises `InputError` for a stride below 1.
     """
@@ -41,11 +41,13 @@ class Strided(Pattern):
         check_size("Strided", stride=self.stride)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """(i - j) % stride == 0."""
+        """Return whether (i - j) % stride == 0."""
         return context.distance(q_idx, kv_idx) % self.stride == 0
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """An interval of the width of the row at every stride; all keys for a row as wide as that."""
+        """Return an interval as wide as the row at every stride; all keys if the row is at least `stride`
+        wide.
+        """
         width, length = stop - start, context.kv_len
         if width >= self.stride:
             everything = clip(0, length, length)
@@ -58,23 +60,23 @@ class Strided(Pattern):
         return Keys(some, some if width == 1 else ())
 
     def step(self) -> int:
-        """stride."""
+        """Return `stride`."""
         return self.stride
 
     def in_residue_class(self, stride: int) -> Pattern | None:
-        """Dense: all tokens of a class are multiples of the stride apart."""
+        """Return full attention if all tokens of a class are multiples of the stride apart, else None."""
         return Full() if stride % self.stride == 0 else None
 
     def relative(self, context: Context) -> bool:
-        """Always."""
+        """Return True: the rule depends on the distance only."""
         return True
 
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(3), cls(70)
 
     @classmethod
     def picture(cls) -> tuple["Strided", Context]:
-        """Every eighth key."""
+        """Return every eighth key."""
         return cls(8), Context(48, 48)

@@ -1,4 +1,4 @@
-"""Position schemes, one file each."""
+"""Position schemes, each in a separate file."""
 
 from polyformer.core.registry import import_modules
 from polyformer.position.alibi import AlibiConfig

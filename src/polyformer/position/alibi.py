@@ -1,11 +1,11 @@
-"""ALiBi: a negative bias on the score, linear in the distance, with a slope of each head's own.
+"""ALiBi: a negative bias on the score, linear in the distance, with a separate slope per head.
 
     score_ij = q_i . k_j / sqrt(D) - slope_h |i - j|
 
-No parameters; slopes are a geometric series from 2^(-8/H), in which heads of other numbers than powers of
-two take every second one of the series twice as long. A causal stack sees distances of 0 and more; in an
-encoder the bias is the same on both sides (the symmetric form, which the paper leaves open).
-Press et al. 2022, section 3.
+ALiBi has no parameters. The slopes are a geometric series that starts at 2^(-8/H). If H is not a power of
+two, the remaining heads use every second slope of the series for twice the next lower power of two. A causal
+stack sees only distances of 0 and more. In an encoder the bias is the same on both sides (the symmetric form,
+which the paper leaves open). Press et al. 2022, section 3.
 """
 
 import dataclasses
@@ -22,25 +22,26 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlibiConfig(PositionConfig):
-    """Linear biases."""
+    """ALiBi: a bias that falls linearly with distance is added to the scores of each head."""
 
     kind: ClassVar[str] = "alibi"
     paper: ClassVar[str] = "Press et al. 2022 (ALiBi), section 3"
 
     def build(self, shape: Shape) -> "Alibi":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Alibi(shape.num_heads)
 
 
 class Alibi(Position):
-    """Biases [H, R] over the distances of a call."""
+    """Biases [H, R] for the R distances of a call."""
 
     def __init__(self, num_heads: int):
         super().__init__()
         self.slopes = slopes(num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
-        """bias[h, d] = -slope_h |d|."""
+        """Return bias[h, d] = -slope_h |d| for every distance d of the call."""
+        # All layers share the biases of a call.
         return context.once(("alibi", self, q.dtype, q.device), lambda: self._biases(q, context))
 
     def _biases(self, q: Tensor, context: Context) -> Relative:
@@ -51,7 +52,8 @@ class Alibi(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """The slope of each head: 2^(-8/H), 2^(-16/H), ... for a power of two."""
+    """Return the slope of each head: 2^(-8/H), 2^(-16/H), ... if H is a power of two."""
     whole = 2 ** math.floor(math.log2(heads))
     series = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    # Every second slope of the longer series falls between two slopes of this series: no slope occurs twice.
     return series if whole == heads else series + slopes(2 * whole)[::2][: heads - whole]

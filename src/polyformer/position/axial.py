@@ -1,10 +1,10 @@
-"""Axial positions: a long line of positions as a grid, with a small table of vectors for each of its axes.
+"""Axial positions: the positions are folded into a grid, with a small table of vectors for each axis.
 
     p = (r_1 n_2 + r_2) n_3 + ..        vector_p = concat(W_1[r_1], W_2[r_2], ..)        W_i: [n_i, d_i]
 
-A text of up to n_1 n_2 .. tokens costs n_1 d_1 + n_2 d_2 + .. parameters in place of n_1 n_2 .. E. A position
-beyond the grid is an error. In training transformers drops whole rows of the grid; here nothing but the
-embedding sum is dropped. Kitaev et al. 2020 (Reformer), appendix D, "axial positional embeddings".
+A text of up to n_1 n_2 .. tokens costs n_1 d_1 + n_2 d_2 + .. parameters instead of n_1 n_2 .. E. A position
+beyond the grid is an error. In training, transformers applies dropout to whole rows of the grid; here dropout
+applies only to the embedding sum. Kitaev et al. 2020 (Reformer), appendix D, "axial positional embeddings".
 """
 
 import dataclasses
@@ -20,8 +20,11 @@ from polyformer.position.base import Position, PositionConfig, Shape, check_posi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AxialConfig(PositionConfig):
-    """`grid`: the lengths n_i of the axes. `widths`: d_i; by default a quarter of E for each axis but the
-    last, which has the rest."""
+    """Axial positions: the vectors of the axes of a grid are concatenated and added to the input.
+
+    `grid`: the lengths n_i of the axes. `widths`: d_i; by default a quarter of E for each axis except the
+    last, which has the remaining channels.
+    """
 
     grid: tuple[int, ...] = (64, 64)
     widths: tuple[int, ...] | None = None
@@ -38,21 +41,21 @@ class AxialConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["AxialConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
 
     def longer(self, before: int, after: int) -> "AxialConfig":
-        """The first axis grows, so that the place of a position in the grid stays."""
+        """Return a grid with a longer first axis: the coordinates of earlier positions do not change."""
         row = math.prod(self.grid[1:])
         return dataclasses.replace(self, grid=(max(self.grid[0], -(-after // row)), *self.grid[1:]))
 
     def build(self, shape: Shape) -> "Axial":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Axial(self, shape.input_size)
 
 
 class Axial(Position):
-    """Tables [n_i, d_i]."""
+    """A table [n_i, d_i] for each axis."""
 
     def __init__(self, config: AxialConfig, width: int):
         super().__init__()
@@ -65,14 +68,15 @@ class Axial(Position):
         self.max_positions = math.prod(config.grid)
 
     def position_tables(self) -> dict[str, int]:
-        """The first axis', which repeats whole stretches of positions."""
+        """Return the table of the first axis: only this axis grows with the number of positions."""
         return {"tables.0.weight": 0}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """x_p + concat(W_1[r_1], W_2[r_2], ..), at the first layer."""
+        """Return x_p + concat(W_1[r_1], W_2[r_2], ..) at the first layer, and x at all others."""
         if layer:
             return x
         check_positions(pos, math.prod(self.grid))
+        # The last axis varies fastest, so its coordinate is the remainder of the first division.
         vectors: list[Tensor] = []
         for length, table in zip(reversed(self.grid), reversed(self.tables)):
             vectors.append(table(pos % length))

@@ -1,4 +1,4 @@
-"""What a position scheme may do: change the input, rotate queries and keys, or add to scores and values."""
+"""Base of position schemes, which change the input, rotate queries and keys, or add to scores and values."""
 
 import dataclasses
 import math
@@ -14,13 +14,15 @@ from polyformer.dot_product.relative import Relative
 from polyformer.patterns.base import ScoreMod
 from polyformer.patterns.mods import Mod, is_own
 from polyformer.sequence.context import Context
+from polyformer.sequence.image import Image
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The stack that a scheme is built for: E, layers, learned positions, and its heads H of width D.
+    """The sizes of the stack that a scheme is built for: E, layers, learned positions, H heads of width D.
 
-    `embedding_size`: the width of the embedding sum, where that is not E.
+    `embedding_size`: the width of the embedding sum if it differs from E. `image`: the image if the tokens
+    are patches of an image.
     """
 
     hidden_size: int
@@ -29,16 +31,17 @@ class Shape:
     max_positions: int = 512
     num_heads: int = 1
     head_size: int = 1
+    image: Image | None = None
 
     @property
     def input_size(self) -> int:
-        """The width of the embedding sum."""
+        """Return the width of the embedding sum."""
         return self.embedding_size or self.hidden_size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """The attention layer that asks: its index, its own projections of vectors [R, E] to heads [H, R, D]."""
+    """The calling attention layer: its index and its projections of vectors [R, E] to heads [H, R, D]."""
 
     layer: int
     query: Callable[[Tensor], Tensor]
@@ -47,87 +50,88 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PositionConfig(Config):
-    """Family of position schemes: `build(shape)` makes the module.
+    """Family of position schemes: `build(shape)` creates the module.
 
-    `adds_vector`: all it does is to add one vector for each position to the first layer's input.
+    `adds_vector`: the scheme only adds a vector for each position to the input of the first layer.
     """
 
+    option: ClassVar[str] = "model.position"
     adds_vector: ClassVar[bool] = False
 
     def build(self, shape: Shape) -> "Position":
-        """The module for all layers of a stack of this shape."""
+        """Return the module for all layers of a stack of this shape."""
         raise NotImplementedError
 
     def longer(self, before: int, after: int) -> "PositionConfig":
-        """The same for `after` positions in place of `before`: what it computes of the first ones stays."""
+        """Return a configuration for `after` positions instead of `before`, with the same first positions."""
         return self
 
 
 class Position(nn.Module):
-    """One scheme for a whole stack; every method is the identity unless the scheme says otherwise.
+    """A position scheme for a whole stack; every method is the identity unless the scheme overrides it.
 
-    What layers have of their own (tables, projections) lies here too, found by `site.layer`.
+    Tables and projections of single layers belong to this module too, indexed by `site.layer`.
     """
 
     max_positions: int | None = None
-    """How many positions there are; None when there is no end to them."""
+    """Number of positions; None if it is unlimited."""
 
     adds_to_queries = False
-    """Whether vectors of its own meet the keys beside the queries."""
+    """True if the scheme multiplies the keys with further vectors in addition to the queries."""
 
     widens = False
-    """Whether `embed` brings the embedding sum to the width of the stack."""
+    """True if `embed` maps the embedding sum to the width of the stack."""
 
     adds_sinusoids = False
-    """Whether `embed` adds sinusoids to the token vectors: vectors of length sqrt(E / 2), none learned."""
+    """True if `embed` adds sinusoids to the token vectors: fixed vectors of length sqrt(E / 2)."""
 
     farthest: int | None = None
-    """The distance from which on `relative` says the same of all, on either side; None for no such."""
+    """The distance from which on `relative` is constant, on either side; None if it never is."""
 
     num_relations: int | None = None
-    """How many labels of pairs it embeds; None when it takes none."""
+    """Number of labels of token pairs that the scheme embeds; None if it takes no labels."""
 
     def position_tables(self) -> dict[str, int]:
-        """Parameters with a row for each position, by name, and how many rows before are no position's."""
+        """Return the names of parameters with a row per position and the number of other rows before them."""
         return {}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """The input x [B, T, E] of layer `layer`, with its positions pos [T] or [B, T] made visible."""
+        """Return the input x [B, T, E] of layer `layer` with its positions pos [T] or [B, T] encoded."""
         return x
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
-        """q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D] rotated by their positions."""
+        """Return q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D], rotated by their positions."""
         return q, k
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
-        """What is done to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D], by any function.
+        """Return a function that changes the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D].
 
-        q_idx counts the queries of q: the slot of one among the keys is `q_idx + context.offset`. Where a
-        sequence is spread over processes (`context.share`), k has this process's keys and kv_idx counts all
-        slots: ask the context for distances and positions. A function that is written for indices that
-        broadcast is faster marked so: `core.mods.broadcasts`.
+        q_idx counts the queries of q; the slot of a query among the keys is `q_idx + context.offset`. If a
+        sequence is spread over processes (`context.share`), k has the keys of this process and kv_idx counts
+        all slots: take distances and positions from the context. A function that is written for indices that
+        broadcast is faster if it is marked with `patterns.mods.broadcasts`. None leaves the scores unchanged.
         """
         return None
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative | None:
-        """What is added by distance to the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D]."""
+        """Return the terms by distance for the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D]."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Terms:
-    """A scheme as one layer's mechanism meets it (`core.mechanism.ScoreTerms`)."""
+    """A scheme bound to an attention layer, in the form the mechanism uses (`core.mechanism.ScoreTerms`)."""
 
     position: Position
     site: Site
 
     @property
     def farthest(self) -> int | None:
-        """The scheme's."""
+        """Return `farthest` of the scheme."""
         return self.position.farthest
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        """The scheme's, a user's function prepared for indices that broadcast."""
+        """Return the function of the scheme; a user's function is prepared for indices that broadcast."""
         mod = self.position.score_mod(q, k, context, self.site)
         if mod is None or is_own(mod):
             return mod
@@ -135,20 +139,20 @@ class Terms:
         return Mod.of(mod, "score_mod", score, q.device)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        """The scheme's, for this layer."""
+        """Return the terms of the scheme for this layer."""
         return self.position.relative(q, k, context, self.site)
 
 
 def changes_scores(position: Position) -> bool:
-    """Whether the scheme needs a mechanism that has scores."""
+    """Return whether the scheme requires a mechanism that has scores."""
     kind = type(position)
     return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
 
 
 def related(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
-    """`context` with labels [B, Tq, Tk] of its pairs of tokens.
+    """Return `context` with labels [B, Tq, Tk] for its pairs of tokens.
 
-    Raises `InputError` where the scheme takes none, for another shape, and for labels that it does not have.
+    Raises `InputError` if the scheme takes no labels, and for a wrong shape or labels out of range.
     """
     count = position.num_relations
     if count is None:
@@ -161,6 +165,7 @@ def related(context: Context, relation_ids: Tensor, rows: int, position: Positio
             f"relation_ids: expected integers [batch, new tokens, tokens so far] {shape}, "
             f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
         )
+    # Reading the values would synchronise a GPU and break a compiled graph.
     if relation_ids.device.type == "cpu" and not torch.compiler.is_compiling() and relation_ids.numel():
         low, high = (int(bound) for bound in relation_ids.aminmax())
         if low < -1 or high >= count:
@@ -171,9 +176,9 @@ def related(context: Context, relation_ids: Tensor, rows: int, position: Positio
 
 
 def check_positions(pos: Tensor, count: int) -> None:
-    """Raises `InputError` for positions beyond a learned table of `count`.
+    """Raise `InputError` for positions beyond a learned table with `count` rows.
 
-    Where looking is cheap: on the CPU, outside compiled code. Elsewhere the lookup itself raises.
+    The check runs only where it is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises.
     """
     if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
         return
@@ -186,13 +191,14 @@ def check_positions(pos: Tensor, count: int) -> None:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type that angles are made in, so that far positions stay exact: float64 where there is one."""
+    """Return the type of the angles: float64 where the device has it, so that far positions stay exact."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos of the same: [..., width] in `widest`."""
+    """Return PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos(..): [..., width] of type `widest`."""
     dtype = widest(pos.device)
     even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
     angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))
+    # For an odd width the last cosine has no channel.
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]

@@ -1,12 +1,12 @@
-"""Concatenated positions: the position vector beside the token vector, not added to it.
+"""Concatenated positions: the position vector is concatenated to the token vector, not added to it.
 
     y_p = W [x_p ; s_p] = W_x x_p + W_s s_p        W = [W_x W_s]: [E, d + width],  x_p: [d],  s_p: [width]
 
-s_p is the vector of any scheme that adds one (`vectors`). Where the token vectors leave it room, with
-`embedding.size` d = E - width, there is no W: y_p = [x_p ; s_p], and the first layer's own matrices are W.
+s_p is the vector of any scheme that adds a vector for each position (`vectors`). If `embedding.size` is
+d = E - width, there is no W: y_p = [x_p ; s_p], and the matrices of the first layer take its role.
 A linear map of a concatenation is a sum of two maps: adding s_p (width = d = E) is the case W_x = W_s = I.
-What adding lacks is channels that no position enters. E (d + width) parameters with W. Positions end where
-those of `vectors` do.
+Unlike addition, concatenation leaves channels that no position enters. W costs E (d + width) parameters. The
+number of positions is the limit of `vectors`.
 """
 
 import dataclasses
@@ -22,7 +22,11 @@ from polyformer.position.base import Position, PositionConfig, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConcatenatedConfig(PositionConfig):
-    """`width` channels of the position vectors that `vectors` adds elsewhere, by default sinusoids."""
+    """Concatenated positions: position vectors are concatenated to token vectors, not added to them.
+
+    `width`: the channels of the position vectors. `vectors`: the scheme that computes them, by default
+    sinusoids.
+    """
 
     width: int = 32
     vectors: PositionConfig = dataclasses.field(
@@ -47,21 +51,21 @@ class ConcatenatedConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["ConcatenatedConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         learned = PositionConfig.from_dict({"kind": "learned", "offset": 2}, "vectors")
         return cls(width=6), cls(width=5, vectors=learned)
 
     def longer(self, before: int, after: int) -> "ConcatenatedConfig":
-        """As the vectors go on."""
+        """Return the configuration with `vectors` for `after` positions."""
         return dataclasses.replace(self, vectors=self.vectors.longer(before, after))
 
     def build(self, shape: Shape) -> "Concatenated":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Concatenated(self, shape)
 
 
 class Concatenated(Position):
-    """The vectors' own module, and the matrix W where one is needed."""
+    """The module of the position vectors, and the matrix W if the widths require it."""
 
     widens = True
 
@@ -79,8 +83,9 @@ class Concatenated(Position):
         )
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """W [x_p ; s_p] of x [B, T, d], at the first layer."""
+        """Return W [x_p ; s_p] of x [B, T, d] at the first layer, and x at all others."""
         if layer:
             return x
+        # The scheme adds its vectors to an input; added to zeros they remain unchanged.
         vectors = self.vectors.embed(x.new_zeros(*pos.shape, self.width), pos, 0)
         return self.projection(torch.cat([x, vectors.to(x.dtype).expand(*x.shape[:-1], -1)], -1))

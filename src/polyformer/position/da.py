@@ -3,9 +3,9 @@
     p_ij = softmax_j(ReLU(q_i . k_j) f(w |i - j|) / sqrt(D))
     f(R) = (1 + e^b) / (1 + e^(b - R))              w and b of each head, in each layer
 
-f is monotone, 1 at distance 0, and lies between 0 (R to minus infinity: w < 0, a head that looks near) and
-1 + e^b (R to infinity: w > 0, a head that looks far). w and b start at 0, where f is 1 everywhere. Costs a
-few operations a score and no memory. Wu et al. 2021, section 3.
+f is monotone and 1 at distance 0. It ranges from 0 (R to minus infinity: w < 0, a head that prefers near
+keys) to 1 + e^b (R to infinity: w > 0, a head that prefers far keys). w and b start at 0, where f is 1
+everywhere. The cost is a few operations per score and no memory. Wu et al. 2021, section 3.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistanceAwareConfig(PositionConfig):
-    """Scores rescaled by distance."""
+    """DA-Transformer positions: a learned function of distance rescales clipped scores."""
 
     kind: ClassVar[str] = "da"
     paper: ClassVar[str] = "Wu et al. 2021 (DA-Transformer), section 3"
 
     def build(self, shape: Shape) -> "DistanceAware":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return DistanceAware(shape.num_layers, shape.num_heads)
 
 
 class DistanceAware(Position):
-    """w and b, [layers, H]."""
+    """Parameters w and b [layers, H] of the rescaling function."""
 
     def __init__(self, num_layers: int, num_heads: int):
         super().__init__()
@@ -42,7 +42,7 @@ class DistanceAware(Position):
         self.b = nn.Parameter(torch.zeros(num_layers, num_heads))
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod:
-        """relu(score) f(w_h |i - j|)."""
+        """Return a function that computes relu(score) f(w_h |i - j|)."""
         dtype = torch.promote_types(self.w.dtype, torch.float32)  # scores are never in half precision
         w, b = (table[site.layer].to(dtype) for table in (self.w, self.b))
 
@@ -61,6 +61,6 @@ class DistanceAware(Position):
 
 
 def rescaling(distance: Tensor, b: Tensor) -> Tensor:
-    """f(R) = (1 + e^b) / (1 + e^(b - R)), computed for each pair: faster than a lookup by distance."""
-    b = b.clamp(max=80)  # beyond, e^b overflows and f is e^R as far as float32 reaches: no other number
+    """Return f(R) = (1 + e^b) / (1 + e^(b - R)), computed for each pair: faster than a lookup by distance."""
+    b = b.clamp(max=80)  # e^b overflows for greater b; f is then e^R to the precision of float32
     return (distance - b).sigmoid() * (1 + b.exp())

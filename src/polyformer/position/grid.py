@@ -1,11 +1,14 @@
-"""Learned positions of an image: a vector for the row and one for the column, added to the input.
+"""Learned positions of an image: a vector for the row and a vector for the column are added to the input.
 
-x_p + rows[p // (W C)] + columns[p // C % W] (+ channels[p % C]) for place p of an image of H x W pixels of C
-colours in raster order. (H + 1 + W + C) x E parameters: the place after the last pixel, which a decoder with
-a start token reaches, has a row of its own. Parmar et al. 2018 (Image Transformer), section 3.1.
+The result is x_p + rows[p // (W C)] + columns[p // C % W] (+ channels[p % C]) for place p of an image of
+H x W pixels of C colours in raster order. There are (H + 1 + W + C) x E parameters: the place after the last
+pixel, which a decoder with a start token reaches, has an extra row. Parmar et al. 2018 (Image Transformer),
+section 3.1.
 
-Deviation: the paper gives the row one half of the width and column and colour the other; here all have the
-whole width, and the layers above may part them.
+In a Vision Transformer pixels are patches, and the tokens before them, such as a class token, get no vector.
+
+Deviation: the paper uses half of the width for the row and the other half for column and colour. Here each
+vector has the full width, and the layers above can learn to separate them.
 """
 
 import dataclasses
@@ -21,7 +24,10 @@ from polyformer.position.base import Position, PositionConfig, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridConfig(PositionConfig):
-    """Rows and columns of an image; `shape`: (height, width) or (height, width, channels)."""
+    """Grid positions: learned vectors for the row and column of a pixel are added to the input.
+
+    `shape`: (height, width) or (height, width, channels) of the image.
+    """
 
     shape: tuple[int, ...]
 
@@ -34,38 +40,50 @@ class GridConfig(PositionConfig):
             raise InputError(f"grid: shape: expected 2 or 3 numbers of 1 or more, got {list(self.shape)}")
 
     def build(self, shape: Shape) -> "Grid":
-        """The module of the scheme, for a whole stack."""
-        return Grid(shape.hidden_size, self.shape)
+        """Return the module of the scheme for a whole stack."""
+        if shape.image is not None and self.shape != shape.image[1:]:
+            _, height, width = shape.image
+            raise InputError(
+                f"position.shape: expected {[height, width]}, the rows and columns of patches, "
+                f"got {list(self.shape)}"
+            )
+        return Grid(shape.hidden_size, self.shape, 0 if shape.image is None else shape.image.first)
 
     @classmethod
     def examples(cls) -> tuple["GridConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(shape=(40, 3)), cls(shape=(14, 3, 3))
 
 
 class Grid(Position):
-    """Tables [H + 1, E], [W, E] and, with colours, [C, E]."""
+    """Tables [H + 1, E], [W, E] and, with colours, [C, E]; the first `first` tokens get no vector."""
 
-    def __init__(self, hidden_size: int, shape: tuple[int, ...]):
+    def __init__(self, hidden_size: int, shape: tuple[int, ...], first: int = 0):
         super().__init__()
+        self.first = first
         height, *others = shape
         self.sizes = (height + 1, *others)
         self.places = math.prod(shape)
-        self.max_positions = self.places + 1
+        self.max_positions = first + self.places + 1
         self.tables = nn.ModuleList(nn.Embedding(size, hidden_size) for size in self.sizes)
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """x_p + rows[..] + columns[..] + channels[..], at the first layer."""
+        """Return x_p + rows[..] + columns[..] + channels[..] at the first layer, and x at all others."""
         if layer:
             return x
-        self._check(pos)
+        place = pos - self.first
+        self._check(place)
+        rest = place.clamp_min(0) if self.first else place
+        before = x
+        # The last axis varies fastest; after it, the quotient is the index of the axis before.
         for table, size in list(zip(self.tables, self.sizes))[:0:-1]:
-            x = x + table(pos % size)
-            pos = pos // size
-        return x + self.tables[0](pos)
+            x = x + table(rest % size)
+            rest = rest // size
+        x = x + self.tables[0](rest)
+        return torch.where((place < 0).unsqueeze(-1), before, x) if self.first else x
 
     def _check(self, pos: Tensor) -> None:
-        """Raises where looking is cheap; elsewhere the lookup raises."""
+        """Raise `InputError` for places beyond the grid if checking is cheap; elsewhere the lookup raises."""
         if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
             return
         length = int(pos.max()) + 1

@@ -1,7 +1,7 @@
-"""Learned positions: a table of vectors added to the first layer's input, or to each layer's its own.
+"""Learned positions: a table of vectors is added to the input of the first layer, or a table per layer.
 
-max_positions x E parameters a table; a position beyond the table is an error. Vaswani et al. 2017, section
-3.5 (table 3, row E); per layer: Al-Rfou et al. 2018, section 3.3.
+Each table has max_positions x E parameters; a position beyond the table is an error. Vaswani et al. 2017,
+section 3.5 (table 3, row E); per layer: Al-Rfou et al. 2018, section 3.3.
 """
 
 import dataclasses
@@ -15,7 +15,10 @@ from polyformer.position.base import Position, PositionConfig, Shape, check_posi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedConfig(PositionConfig):
-    """One table, at the input. The first `offset` rows, which RoBERTa and BART have, are no position's."""
+    """Learned positions: a table of vectors is added to the input of the first layer.
+
+    The first `offset` rows, which RoBERTa and BART have, belong to no position.
+    """
 
     offset: int = 0
 
@@ -24,7 +27,7 @@ class LearnedConfig(PositionConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Learned([shape.input_size], shape.max_positions, self.offset)
 
     def __post_init__(self) -> None:
@@ -33,25 +36,25 @@ class LearnedConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["LearnedConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(), cls(offset=2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedPerLayerConfig(PositionConfig):
-    """A table for every layer, added to its input."""
+    """Learned positions per layer: a table of vectors is added to the input of every layer."""
 
     kind: ClassVar[str] = "learned_per_layer"
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
     def build(self, shape: Shape) -> "Learned":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         widths = [shape.input_size] + [shape.hidden_size] * (shape.num_layers - 1)
         return Learned(widths, shape.max_positions)
 
 
 class Learned(Position):
-    """A table [offset + max_positions, E] for each of `widths`; layers beyond the tables pass unchanged."""
+    """A table [offset + max_positions, E] for each of `widths`; the input of further layers is unchanged."""
 
     def __init__(self, widths: list[int], max_positions: int, offset: int = 0):
         super().__init__()
@@ -63,11 +66,11 @@ class Learned(Position):
         self.max_positions, self.offset = max_positions, offset
 
     def position_tables(self) -> dict[str, int]:
-        """All of them, their first `offset` rows apart."""
+        """Return all tables; the first `offset` rows of each table belong to no position."""
         return {f"tables.{i}.weight": self.offset for i in range(len(self.tables))}
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """x_p + table[p + offset] of the layer."""
+        """Return x_p + table[p + offset] with the table of the layer."""
         if layer >= len(self.tables):
             return x
         if self.max_positions is not None:

@@ -1,4 +1,4 @@
-"""No positions: what a causal decoder can do without, and a baseline for every scheme."""
+"""No positions: sufficient for a causal decoder, and a baseline for every scheme."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,10 +8,10 @@ from polyformer.position.base import Position, PositionConfig, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoPositionConfig(PositionConfig):
-    """The identity."""
+    """No positions: the model gets no vectors or biases for positions."""
 
     kind: ClassVar[str] = "none"
 
     def build(self, shape: Shape) -> Position:
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Position()

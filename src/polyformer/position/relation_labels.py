@@ -1,14 +1,14 @@
-"""Relation labels: the caller names the relation of each pair of tokens, and every name has a vector.
+"""Relation labels: the caller labels the relation of each pair of tokens; each label has a learned vector.
 
     score_ij = q_i . k_j * scale + q_i . a_l(i,j) / sqrt(D)        l = context.relations [B, Tq, Tk]
 
-Heads share the table [labels, D] of their layer; a pair with the label -1 gets nothing, and so do all pairs
-where no labels are given. Any structure fits: edges of a dependency tree, links of a page, sides of a table.
-Order is a relation too, for the scheme adds no other positions: label clipped distances to have it (Ainslie
-et al. 2020, section 3). The terms of a query with all labels are one product [B, H, Tq, labels], looked up
-pair by pair. The labels themselves are the caller's, of size Tq x Tk.
+The heads of a layer share its table [labels, D]. The score of a pair with the label -1 does not change, and
+without labels no score does. Any structure is possible: edges of a dependency tree, links of a page, sides of
+a table. The scheme adds no other positions, so a model that needs the order of tokens requires labels for
+clipped distances (Ainslie et al. 2020, section 3). The terms of a query with all labels are a single product
+[B, H, Tq, labels] with a lookup for each pair. The caller provides the labels, of size Tq x Tk.
 
-`relation_bias` is the form without content: a number for each label and head, as in T5, all layers their own.
+`relation_bias` is the form without content: a number for each label and head, as in T5, separate per layer.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RelationLabelsConfig(PositionConfig):
-    """Vectors that queries meet."""
+    """Relation labels: queries are multiplied with a learned vector for the label of each pair of tokens."""
 
     num_labels: int = 32
 
@@ -39,23 +39,23 @@ class RelationLabelsConfig(PositionConfig):
             raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
 
     def build(self, shape: Shape) -> "RelationLabels":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return RelationLabels(self.num_labels, shape.num_layers, shape.head_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RelationBiasConfig(RelationLabelsConfig):
-    """Numbers added to scores."""
+    """Relation bias: a learned number for each label of a pair of tokens, added to its score."""
 
     kind: ClassVar[str] = "relation_bias"
 
     def build(self, shape: Shape) -> "RelationBias":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return RelationBias(self.num_labels, shape.num_layers, shape.num_heads)
 
 
 class RelationLabels(Position):
-    """A table [labels, width] for each layer, of vectors of one head."""
+    """A table [labels, width] for each layer, shared by its heads."""
 
     term = "query · vector of the relation"
 
@@ -65,10 +65,11 @@ class RelationLabels(Position):
         self.tables = nn.ModuleList(nn.Embedding(num_labels, width) for _ in range(num_layers))
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
-        """score + q_i . a_l(i,j) / sqrt(D); nothing for the label -1."""
+        """Return a function that computes score + q_i . a_l(i,j) / sqrt(D); label -1 adds nothing."""
         if context.relations is None:
             return None
         terms = self.terms(q, self.get_submodule(f"tables.{site.layer}").get_parameter("weight"))
+        # Label -1 reads the column of zeros at the end: no branch per pair.
         terms, labels, none = F.pad(terms, (0, 1)), context.relations, terms.shape[-1]
 
         @step(self.term)
@@ -80,15 +81,15 @@ class RelationLabels(Position):
         return add
 
     def terms(self, q: Tensor, table: Tensor) -> Tensor:
-        """What each label adds to the scores of each query, [B, H, Tq, labels]."""
+        """Return the term of each label in the scores of each query, [B, H, Tq, labels]."""
         return (q * q.shape[-1] ** -0.5) @ table.to(q.dtype).T
 
 
 class RelationBias(RelationLabels):
-    """A table [labels, H] for each layer."""
+    """A table [labels, H] of biases for each layer."""
 
     term = "bias of the relation"
 
     def terms(self, q: Tensor, table: Tensor) -> Tensor:
-        """table[l, h], the same for every query."""
+        """Return table[l, h], the same for every query."""
         return table.to(q.dtype).T.unsqueeze(1).expand(*q.shape[:3], -1)

@@ -1,12 +1,12 @@
-"""Shaw's relative positions: a learned vector for each clipped distance meets queries, and joins the values.
+"""Shaw's relative positions: a learned vector for each clipped distance is added to keys and to values.
 
     score_ij = q_i . (k_j + keys[clip(j - i)]) / sqrt(D)        clip(x) = max(-k, min(k, x)), k = `clip`
     out_i    = sum_j p_ij (v_j + values[clip(j - i)])
 
-Tables [2 clip + 1, D], one of each kind a layer, shared by its heads; entry x + k is for j - i = x. Without
-`values` the keys alone are relative, which the paper finds to do as well (table 3) and which is faster.
-Costs a product of the queries with the table and the probabilities' sums by distance, never L x L x D.
-Shaw et al. 2018, sections 3.2 and 3.3.
+Each layer has a table [2 clip + 1, D] of keys and a table of values, shared by its heads; entry x + k is for
+j - i = x. Without `values` only the keys are relative, which is faster and just as good in the paper (table
+3). The cost is a product of the queries with the table and sums of the probabilities by distance, never
+L x L x D. Shaw et al. 2018, sections 3.2 and 3.3.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShawConfig(PositionConfig):
-    """Relative keys and values."""
+    """Relative positions of Shaw: learned vectors for clipped distances are added to keys (and values)."""
 
     clip: int = 16  # tokens, from which on all distances share a vector
     values: bool = True  # relative values too
@@ -36,17 +36,17 @@ class ShawConfig(PositionConfig):
             raise InputError(f"clip: expected a distance of 1 token or more, got {self.clip}")
 
     def build(self, shape: Shape) -> "Shaw":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Shaw(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["ShawConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(), cls(clip=3, values=False)
 
 
 class Shaw(Position):
-    """Tables of every layer."""
+    """Tables [2 clip + 1, D] of keys and values for each layer."""
 
     def __init__(self, config: ShawConfig, shape: Shape):
         super().__init__()
@@ -56,7 +56,8 @@ class Shaw(Position):
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in layers if config.values)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
-        """keys[clip(j - i)] and values[clip(j - i)] for every distance of the call."""
+        """Return keys[clip(j - i)] and values[clip(j - i)] for every distance of the call."""
+        # `distance` is i - j, the tables are indexed by j - i: hence the minus sign.
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
         entry = self.clip - distance.clamp(-self.clip, self.clip)

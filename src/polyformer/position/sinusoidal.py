@@ -1,12 +1,13 @@
 """Sinusoidal positions, added to the input: PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same.
 
-`layout` says where they stand: sines and cosines in turn ("pairs": the paper), or all sines and then all
-cosines ("halves": CTRL). In tensor2tensor, and so in fairseq and M2M-100, the last of the factors is `base`
-itself (`inclusive`): 10000^(i / (E/2 - 1)), and where E is odd the last channel is zero.
-No parameters, any length; PE(p + k) is a fixed linear map of PE(p). Vaswani et al. 2017, section 3.5.
+`layout` sets the order of the channels: sines and cosines in turn ("pairs": the paper), or all sines and then
+all cosines ("halves": CTRL). With `inclusive`, as in tensor2tensor and therefore in fairseq and M2M-100, the
+last of the factors is `base` itself: 10000^(i / (E/2 - 1)). If E is then odd, the last channel is zero.
+There are no parameters, and the length is not limited; PE(p + k) is a fixed linear map of PE(p). Vaswani et
+al. 2017, section 3.5.
 
-PE(p) has length sqrt(E / 2). Where it is added, token vectors, of length 1 at first, are therefore multiplied
-by sqrt(E) (section 3.4), unless `embedding.scaled` says otherwise.
+PE(p) has length sqrt(E / 2). A model that adds it therefore multiplies the token vectors, initially of length
+1, by sqrt(E) (section 3.4), unless `embedding.scaled` is set.
 """
 
 import dataclasses
@@ -24,7 +25,10 @@ Layout = Literal["pairs", "halves"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig(PositionConfig):
-    """Positions count from `offset`."""
+    """Sinusoidal positions: sines and cosines of the position are added to the input.
+
+    Positions count from `offset`.
+    """
 
     layout: Layout = "pairs"
     base: float = 10000.0
@@ -44,17 +48,17 @@ class SinusoidalConfig(PositionConfig):
             raise InputError(f"offset: expected 0 positions or more, got {self.offset}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return Sinusoidal(shape.input_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SinusoidalConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(), cls(layout="halves", base=500.0, inclusive=True, offset=2)
 
 
 class Sinusoidal(Position):
-    """Adds the sinusoids to the first layer's input."""
+    """The module that adds the sinusoids to the input of the first layer."""
 
     adds_sinusoids = True
 
@@ -63,16 +67,17 @@ class Sinusoidal(Position):
         self.hidden_size, self.config = hidden_size, config
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """x_p + PE(p + offset), at the first layer."""
+        """Return x_p + PE(p + offset) at the first layer, and x at all others."""
         if layer:
             return x
         return x + self._waves(pos + self.config.offset if self.config.offset else pos).to(x.dtype)
 
     def _waves(self, pos: Tensor) -> Tensor:
-        """[..., E] at positions that count from `offset`."""
+        """Return PE [..., E] of positions that already include `offset`."""
         width, base = self.hidden_size, self.config.base
         if self.config.inclusive:
             width -= width % 2
+            # The exponent 2i / width of the last pair becomes 1: its factor is the original base.
             base **= width / max(width - 2, 1)
         waves = sinusoids(pos, width, base)
         if self.config.layout == "halves":

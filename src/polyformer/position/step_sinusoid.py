@@ -2,9 +2,9 @@
 
     PE(p, t) = PE(p) + PE(t)        p the token's position, t the step: the index of the layer
 
-with PE of `sinusoids` (the circled plus in some texts is this sum). No parameters, any length and number of
-steps. Positions and steps count from 0, in the paper from 1. Token vectors are multiplied by sqrt(E), as
-beside `sinusoidal`. Dehghani et al. 2019, section 2.1.
+PE is the function `sinusoids` (the circled plus in some texts is this sum). There are no parameters, and the
+length and the number of steps are not limited. Positions and steps count from 0, in the paper from 1. Token
+vectors are multiplied by sqrt(E), as with `sinusoidal`. Dehghani et al. 2019, section 2.1.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from polyformer.position.base import Position, PositionConfig, Shape, sinusoids
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSinusoidConfig(PositionConfig):
-    """Sinusoids of position and step."""
+    """Step sinusoids: sinusoids of position and step are added to the input of every layer."""
 
     base: float = 10000.0
 
@@ -31,12 +31,12 @@ class StepSinusoidConfig(PositionConfig):
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "StepSinusoid":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return StepSinusoid(shape.hidden_size, self)
 
 
 class StepSinusoid(Position):
-    """Adds the sinusoids to every layer's input."""
+    """The module that adds the sinusoids to the input of every layer."""
 
     adds_sinusoids = True
 
@@ -45,6 +45,6 @@ class StepSinusoid(Position):
         self.hidden_size, self.base = hidden_size, config.base
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """x_p + PE(p) + PE(layer), at every layer."""
+        """Return x_p + PE(p) + PE(layer) at every layer."""
         step = sinusoids(torch.tensor(layer, device=pos.device), self.hidden_size, self.base)
         return x + (sinusoids(pos, self.hidden_size, self.base) + step).to(x.dtype)

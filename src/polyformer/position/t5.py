@@ -2,9 +2,9 @@
 
     score_ij = q_i . k_j * scale + table[bucket(j - i), h]
 
-Half the buckets count distances one by one, the other half grow logarithmically up to `max_distance`; all
-that is farther shares the last one. An encoder has half of the buckets for each side. T5 itself has no
-1 / sqrt(D) (its `scale` is 1, an option of the mechanism). Raffel et al. 2020, section 2.1.
+Half of the buckets have a single distance each, the other half grow logarithmically up to `max_distance`; all
+farther distances share the last bucket. An encoder has half of the buckets for each side. T5 itself has no
+factor 1 / sqrt(D): its `scale` is 1, an option of the mechanism. Raffel et al. 2020, section 2.1.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5BiasConfig(PositionConfig):
-    """Bucketed biases."""
+    """T5 bias: a learned number for each head and bucket of distances is added to the scores."""
 
     num_buckets: int = 32
-    max_distance: int = 128  # tokens, from which on all share a bucket
+    max_distance: int = 128  # in tokens; all greater distances share a bucket
 
     kind: ClassVar[str] = "t5"
     paper: ClassVar[str] = "Raffel et al. 2020 (T5), section 2.1"
@@ -38,12 +38,12 @@ class T5BiasConfig(PositionConfig):
             raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
 
     def build(self, shape: Shape) -> "T5Bias":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return T5Bias(self, shape.num_heads)
 
 
 class T5Bias(Position):
-    """One table [num_buckets, H] for the stack."""
+    """A table [num_buckets, H] of biases for the whole stack."""
 
     def __init__(self, config: T5BiasConfig, num_heads: int):
         super().__init__()
@@ -51,8 +51,9 @@ class T5Bias(Position):
         self.table = nn.Embedding(config.num_buckets, num_heads)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
-        """bias[h, d] = table[bucket(d), h]."""
-        if torch.is_grad_enabled():  # a table made inside one layer's checkpoint is not the others' to use
+        """Return bias[h, d] = table[bucket(d), h] for every distance d of the call."""
+        # With activation checkpointing, a tensor of one layer's region must not be used by other layers.
+        if torch.is_grad_enabled():
             return self._biases(q, context)
         return context.once(("t5", self, q.dtype), lambda: self._biases(q, context))
 
@@ -64,7 +65,7 @@ class T5Bias(Position):
 
 
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, both_sides: bool) -> Tensor:
-    """The bucket of each distance (how far the key lies before the query), as T5 numbers them.
+    """Return the bucket of each distance (the position of the query minus the position of the key) as in T5.
 
     With `both_sides`, keys after the query have the second half; else they share the bucket of distance 0.
     """
@@ -75,7 +76,7 @@ def buckets(distance: Tensor, num_buckets: int, max_distance: int, both_sides: b
         distance = distance.abs()
     distance = distance.clamp_min(0)
     exact = num_buckets // 2
-    # In float32, for so T5's own tables were made: float64 puts some boundaries one further.
+    # T5 computes its buckets in float32; float64 would move some boundaries by one.
     ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (num_buckets - exact)).long()
     return first + torch.where(distance < exact, distance, far.clamp_max(num_buckets - 1))

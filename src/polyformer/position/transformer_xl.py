@@ -2,14 +2,16 @@
 
     score_ij = ((q_i + u) . k_j + (q_i + v) . (W_R R_(i-j))) / sqrt(D)
 
-R is the sinusoid of the distance and W_R [E, H D] a projection of each layer's own; u and v [H, D] say what
-all queries look for, by content and by distance. They are each layer's own, or with `shared_biases` those of
+R is the sinusoid of the distance and W_R [E, H D] a projection, separate per layer. u and v [H, D] are added
+to all queries, for content and for distance. They are separate per layer, or with `shared_biases` shared by
 the whole stack (`untie_r=False` in the authors' code). u and v start at zero. Only the distances of the call
-are projected: R E H D for R of them. In evaluation the projections of a CPU are kept for calls of few tokens
-after many, such as steps of decoding, as long as W_R stays what it was. Dai et al. 2019, section 3.3.
+are projected, at a cost of R E H D for R distances. In evaluation on a CPU the projections are cached for
+calls with few new tokens after many, such as steps of decoding, until W_R changes. Dai et al. 2019, section
+3.3.
 
-The channels of R are ordered as in `sinusoids`, the authors' code has all sines first: weights of W_R from
-there need their columns reordered. `clamp_distance` is `clamp_len` there; from there also dropout on R.
+The channels of R are ordered as in `sinusoids`. The authors' code has all sines first, so weights of W_R from
+that code need their columns reordered. `clamp_distance` is called `clamp_len` there; the dropout on R is also
+from that code.
 """
 
 import dataclasses
@@ -27,17 +29,19 @@ from polyformer.position.base import Position, PositionConfig, Shape, Site, sinu
 from polyformer.sequence.context import Context
 
 BLOCK = 64
-"""Distances that are projected at once to be kept, at first, and then as many as there are: always the same
-ones together, so that what was computed before does not change a bit."""
+"""Number of distances in the first projection for the cache; each further projection doubles the cache.
+
+The same distances are always projected together, so that results do not depend on earlier calls by a bit.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(PositionConfig):
-    """Projected sinusoids of distances."""
+    """Transformer-XL positions: projected sinusoids of distances are further keys in the scores."""
 
-    shared_biases: bool = False  # u and v of all layers are the same
-    clamp_distance: int | None = None  # farther tokens count as this far; None for no limit
-    waves_dropout: float = 0.0  # of the sinusoids R, in training: one draw for all layers of a call
+    shared_biases: bool = False  # u and v are shared by all layers
+    clamp_distance: int | None = None  # greater distances are clamped to it, in tokens; None for no limit
+    waves_dropout: float = 0.0  # of the sinusoids R, in training: the same mask for all layers of a call
 
     kind: ClassVar[str] = "transformer_xl"
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.3"
@@ -49,29 +53,29 @@ class TransformerXLConfig(PositionConfig):
             raise InputError(f"waves_dropout: expected a probability in [0, 1), got {self.waves_dropout}")
 
     def build(self, shape: Shape) -> "TransformerXL":
-        """The module of the scheme, for a whole stack."""
+        """Return the module of the scheme for a whole stack."""
         return TransformerXL(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["TransformerXLConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return cls(), cls(shared_biases=True, clamp_distance=5)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept:
-    """W_R R_d [H, n, D] of the distances 0, 1, ..., n - 1, and W_R as it was."""
+    """A cache of W_R R_d [H, n, D] for the distances 0, 1, ..., n - 1, with a copy of its W_R."""
 
     keys: Tensor
     weight: Tensor
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether W_R is the same still; numbers are compared, as not every write leaves a trace."""
+        """Return whether W_R is unchanged; the values are compared because not every write is recorded."""
         return self.weight.dtype == weight.dtype and torch.equal(self.weight, weight)
 
 
 class TransformerXL(Position):
-    """u and v [H, 1, D] of every layer, or of all in one, and W_R of every layer."""
+    """Parameters u and v [H, 1, D], per layer or shared by all layers, and W_R of every layer."""
 
     adds_to_queries = True
 
@@ -91,11 +95,11 @@ class TransformerXL(Position):
         self._kept: dict[tuple[int, torch.dtype], Kept] = {}
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
-        """q + u: the mechanism's own product is then the first term of the scores."""
+        """Return q + u: the product of the mechanism is then the first term of the scores."""
         return q + self.u[site.layer % len(self.u)].to(q.dtype), k
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
-        """q_i + v meets W_R R_d for every distance d of the call."""
+        """Return q_i + v and W_R R_d for every distance d of the call: their product is the second term."""
         keys = self._kept_keys(q, context, site.layer)
         if keys is None:
             waves = context.once(
@@ -103,22 +107,27 @@ class TransformerXL(Position):
                 lambda: self.dropout(self._waves(q, *context.distances)),
             )
             keys = self._projected(waves, site.layer)
+        # `rotate` has added u to q, so v - u turns q + u into q + v.
         own = site.layer % len(self.u)
         turn = (self.v[own] - self.u[own]).to(q.dtype)
         return Relative(first=context.distances[0], content=q + turn, position_keys=keys)
 
     def _projected(self, waves: Tensor, layer: int) -> Tensor:
-        """W_R R [H, distances, D] of waves R [distances, E]."""
+        """Return W_R R [H, distances, D] of waves R [distances, E]."""
         return self.projections[layer](waves).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
 
     def _kept_keys(self, q: Tensor, context: Context, layer: int) -> Tensor | None:
-        """W_R R of the distances of the call, kept from call to call; None where somebody follows or changes
-        it, and where it is not most of the work."""
+        """Return W_R R of the distances of the call from a cache that lasts across calls.
+
+        Return None if gradients, tracing or autocast prevent caching, or if the projection is not most of the
+        work of the call.
+        """
         if torch.is_grad_enabled() or self.training:
             self._kept.clear()
             return None
         least, greatest = context.distances
         linear = self.projections[layer]
+        # With many queries the projection is a small part of the work, and a cache would only cost memory.
         if least < 0 or 2 * context.q_len > greatest or q.device.type != "cpu" or not is_plain(linear):
             return None
         if is_traced() or transformed() or is_autocast("cpu"):
@@ -134,7 +143,7 @@ class TransformerXL(Position):
         return kept.keys[:, least : greatest + 1]
 
     def _waves(self, q: Tensor, least: int, greatest: int) -> Tensor:
-        """R of the distances from `least` to `greatest`, [distances, E]."""
+        """Return R [distances, E] of the distances from `least` to `greatest`."""
         distance, limit = torch.arange(least, greatest + 1, device=q.device), self.config.clamp_distance
         if limit is not None:
             distance = distance.clamp(-limit, limit)

@@ -32,17 +32,20 @@ def albert(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("albert-base")
 def albert_base() -> ModelConfig:
-    """Lan et al. 2020, table 1: 12 layers of 768, 12M parameters."""
+    """ALBERT encoder with shared layers: 12 layers of 768 (Lan et al. 2020, table 1: 12M parameters)."""
     return albert(12, 768, 12)
 
 
 @register("albert-large")
 def albert_large() -> ModelConfig:
-    """Lan et al. 2020, table 1: 24 layers of 1024, 18M parameters."""
+    """ALBERT encoder with shared layers: 24 layers of 1024 (Lan et al. 2020, table 1: 18M parameters)."""
     return albert(24, 1024, 16)
 
 
 @register("albert-xxlarge")
 def albert_xxlarge() -> ModelConfig:
-    """Lan et al. 2020, table 1: 12 layers of 4096; the table says 235M parameters, the weights are 223M."""
+    """ALBERT encoder with shared layers: 12 layers of 4096 (Lan et al. 2020, table 1: 235M parameters).
+
+    The released weights are 223M.
+    """
     return albert(12, 4096, 64)

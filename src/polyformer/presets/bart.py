@@ -32,11 +32,14 @@ def bart(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("bart-base")
 def bart_base() -> ModelConfig:
-    """Lewis et al. 2020, section 4: 6 and 6 layers of 768; the released checkpoint has 139M parameters."""
+    """BART encoder-decoder: 6 + 6 layers of 768, 139M parameters (Lewis et al. 2020, section 4).
+
+    The released checkpoint is facebook/bart-base.
+    """
     return bart(6, 768, 12)
 
 
 @register("bart-large")
 def bart_large() -> ModelConfig:
-    """Lewis et al. 2020, section 5: 12 and 12 layers of 1024; the released checkpoint has 406M parameters."""
+    """BART encoder-decoder: 12 + 12 layers of 1024, 406M parameters (Lewis et al. 2020, section 5)."""
     return bart(12, 1024, 16)

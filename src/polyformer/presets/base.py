@@ -1,16 +1,21 @@
 """Models by name: `create_model("bert-base", attention=Window(256) | Global(1))`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from polyformer.architecture import ModelConfig
+from polyformer.core.config import Config
+from polyformer.core.names import announce
 from polyformer.core.registry import Registry
 from polyformer.model import AnyConfig, Transformer, build_model
+
+C = TypeVar("C", bound=Config)
 
 MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
 """Preset name to the function that makes its configuration; the function's docstring cites the source."""
 
 register = MODELS.register
+announce("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
 
 
 def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelConfig:
@@ -30,8 +35,8 @@ def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelCon
     return overridden(config, overrides or {})
 
 
-def overridden(config: ModelConfig, overrides: dict[str, Any]) -> ModelConfig:
-    """`config` with `overrides` by option name, as `model_config` takes them."""
+def overridden(config: C, overrides: dict[str, Any]) -> C:
+    """Return `config` with `overrides` by option name, as `model_config` takes them."""
     for option, value in overrides.items():
         config = config.override(option, value)
     return config

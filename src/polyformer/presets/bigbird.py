@@ -37,10 +37,11 @@ def bigbird(pattern: Pattern, position: PositionConfig, positions: int) -> Model
 
 @register("bigbird-base")
 def bigbird_base() -> ModelConfig:
-    """Zaheer et al. 2020, appendix E.1, and google/bigbird-roberta-base: the ITC form for 4096 tokens.
+    """BigBird encoder, ITC form, for 4096 tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).
 
-    Blocks of 64; the first and the last block are global, a window of three, and three random blocks, which
-    see one another here and not on one side only. Texts of at most 704 tokens are seen whole, as there.
+    The released checkpoint is google/bigbird-roberta-base. Blocks of 64; the first and the last block are
+    global, a window of three, and three random blocks, which see one another here and not on one side only.
+    Texts of at most 704 tokens are seen whole, as there.
     """
     return bigbird(bigbird_pattern(LAYERS, 64, 3), LearnedConfig(), 4096)
 
@@ -54,7 +55,7 @@ def bigbird_pattern(layers: int, block: int, random: int) -> Pattern:
 
 @register("bigbird-etc-base")
 def bigbird_etc_base() -> ModelConfig:
-    """Zaheer et al. 2020, section 2 and appendix E.1: the ETC form, 256 extra global tokens in front.
+    """BigBird encoder, ETC form, 256 global tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).
 
     Blocks of 84 and a window of three, with random blocks as in the general form; positions are ETC's labels.
     Rows are those of `polyformer.data.structured`.

@@ -36,9 +36,10 @@ def deberta(
 
 @register("deberta-base")
 def deberta_base() -> ModelConfig:
-    """He et al. 2021, table 8, and microsoft/deberta-base: 100M parameters besides 50265 token vectors.
+    """DeBERTa encoder: 12 layers of 768, 100M parameters besides tokens' (He et al. 2021, table 8).
 
-    Keys have no bias, as in the released weights.
+    The released checkpoint is microsoft/deberta-base, with 50265 token vectors. Keys have no bias, as in
+    the released weights.
     """
     position = DebertaConfig(eps=EPS, dropout=0.1)
     return deberta(12, 768, 12, 50265, position, bias=("query", "value", "output"))
@@ -59,11 +60,17 @@ def later(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("deberta-v3-small")
 def deberta_v3_small() -> ModelConfig:
-    """He et al. 2023, table 5, and microsoft/deberta-v3-small: 44M parameters besides 98M token vectors."""
+    """DeBERTa V3 encoder: 6 layers of 768, 44M parameters besides tokens' (He et al. 2023, table 5).
+
+    The released checkpoint is microsoft/deberta-v3-small, with 98M parameters of token vectors.
+    """
     return later(6, 768, 12)
 
 
 @register("deberta-v3-base")
 def deberta_v3_base() -> ModelConfig:
-    """He et al. 2023, table 5, and microsoft/deberta-v3-base: 86M parameters besides 98M token vectors."""
+    """DeBERTa V3 encoder: 12 layers of 768, 86M parameters besides tokens' (He et al. 2023, table 5).
+
+    The released checkpoint is microsoft/deberta-v3-base, with 98M parameters of token vectors.
+    """
     return later(12, 768, 12)

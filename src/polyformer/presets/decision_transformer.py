@@ -11,13 +11,13 @@ from polyformer.presets.base import register
 
 @register("dt-gym")
 def dt_gym() -> TrajectoryConfig:
-    """Chen et al. 2021, table for OpenAI Gym: 3 layers of 128, one head, relu, dropout 0.1."""
+    """Decision Transformer for OpenAI Gym: 3 layers of 128, one head (Chen et al. 2021, appendix A)."""
     return TrajectoryConfig()
 
 
 @register("dt-atari")
 def dt_atari() -> TrajectoryConfig:
-    """Chen et al. 2021, table for Atari: 6 layers of 128, 8 heads, gelu, dropout 0.1, of 18 actions.
+    """Decision Transformer for Atari: 6 layers of 128, 8 heads, 18 actions (Chen et al. 2021, appendix A).
 
     States are read by a linear layer: the paper's convolutions over frames are no part of it.
     """
@@ -30,6 +30,6 @@ def dt_atari() -> TrajectoryConfig:
 
 @register("dt-tiny")
 def dt_tiny() -> TrajectoryConfig:
-    """For tests: one layer of 32, for episodes of at most 128 steps."""
+    """Decision Transformer for tests: one layer of 32, episodes of at most 128 steps."""
     config = dataclasses.replace(TrajectoryConfig(), hidden_size=32, max_timesteps=128)
     return config.override("num_hidden_layers", 1).override("intermediate_size", 64)

@@ -32,31 +32,31 @@ def decoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> 
 
 @register("gpt")
 def gpt() -> ModelConfig:
-    """Radford et al. 2018, section 4.1: post-norm, 117M parameters."""
+    """GPT decoder, post-norm: 12 layers of 768, 117M parameters (Radford et al. 2018, section 4.1)."""
     return decoder(12, 768, 12, vocab=40478, positions=512).override("block", "post")
 
 
 @register("gpt2")
 def gpt2() -> ModelConfig:
-    """Radford et al. 2019, table 2, the smallest: 124M parameters (the table says 117M)."""
+    """GPT-2 decoder: 12 layers of 768, 124M parameters (Radford et al. 2019, table 2, says 117M)."""
     return decoder(12, 768, 12, vocab=50257, positions=1024)
 
 
 @register("gpt2-medium")
 def gpt2_medium() -> ModelConfig:
-    """Radford et al. 2019, table 2: 24 layers of 1024, 355M parameters (the table says 345M)."""
+    """GPT-2 decoder: 24 layers of 1024, 355M parameters (Radford et al. 2019, table 2, says 345M)."""
     return decoder(24, 1024, 16, vocab=50257, positions=1024)
 
 
 @register("gpt2-large")
 def gpt2_large() -> ModelConfig:
-    """Radford et al. 2019, table 2: 36 layers of 1280, 774M parameters (the table says 762M)."""
+    """GPT-2 decoder: 36 layers of 1280, 774M parameters (Radford et al. 2019, table 2, says 762M)."""
     return decoder(36, 1280, 20, vocab=50257, positions=1024)
 
 
 @register("gpt2-xl")
 def gpt2_xl() -> ModelConfig:
-    """Radford et al. 2019, table 2, the largest: 48 layers of 1600, 1558M parameters (in it 1542M)."""
+    """GPT-2 decoder: 48 layers of 1600, 1558M parameters (Radford et al. 2019, table 2, says 1542M)."""
     return decoder(48, 1600, 25, vocab=50257, positions=1024)
 
 
@@ -72,19 +72,19 @@ def gpt3(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("gpt3-125m")
 def gpt3_125m() -> ModelConfig:
-    """Brown et al. 2020, table 2.1, small: 12 layers of 768."""
+    """GPT-3 decoder, every other layer banded: 12 layers of 768 (Brown et al. 2020, table 2.1)."""
     return gpt3(12, 768, 12)
 
 
 @register("gpt3-6.7b")
 def gpt3_7b() -> ModelConfig:
-    """Brown et al. 2020, table 2.1, 6.7B: 32 layers of 4096."""
+    """GPT-3 decoder, every other layer banded: 32 layers of 4096 (Brown et al. 2020, table 2.1)."""
     return gpt3(32, 4096, 32)
 
 
 @register("gpt3-175b")
 def gpt3_175b() -> ModelConfig:
-    """Brown et al. 2020, table 2.1, 175B: 96 layers of 12288."""
+    """GPT-3 decoder, every other layer banded: 96 layers of 12288 (Brown et al. 2020, table 2.1)."""
     return gpt3(96, 12288, 96)
 
 
@@ -97,25 +97,25 @@ def gpt_neo(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("gpt-neo-125m")
 def gpt_neo_125m() -> ModelConfig:
-    """Black et al. 2021: 12 layers of 768."""
+    """GPT-Neo decoder, every other layer local: 12 layers of 768, 125M parameters (Black et al. 2021)."""
     return gpt_neo(12, 768, 12)
 
 
 @register("gpt-neo-1.3b")
 def gpt_neo_1b() -> ModelConfig:
-    """Black et al. 2021: 24 layers of 2048."""
+    """GPT-Neo decoder, every other layer local: 24 layers of 2048, 1.3B parameters (Black et al. 2021)."""
     return gpt_neo(24, 2048, 16)
 
 
 @register("gpt-neo-2.7b")
 def gpt_neo_3b() -> ModelConfig:
-    """Black et al. 2021: 32 layers of 2560."""
+    """GPT-Neo decoder, every other layer local: 32 layers of 2560, 2.7B parameters (Black et al. 2021)."""
     return gpt_neo(32, 2560, 20)
 
 
 @register("gpt-j-6b")
 def gpt_j() -> ModelConfig:
-    """Wang and Komatsuzaki 2021: 28 layers of 4096, RoPE on a quarter of each head, 6B parameters."""
+    """GPT-J decoder: 28 layers of 4096, RoPE on a quarter of each head (Wang and Komatsuzaki 2021)."""
     config = decoder(28, 4096, 16, vocab=50400, positions=2048).override("dropout", 0.0)
     config = config.override("block", "parallel").override("tied", False)
     config = config.override("position", RopeConfig(layout="pairs", fraction=0.25))
@@ -126,7 +126,8 @@ def gpt_j() -> ModelConfig:
 
 @register("ctrl")
 def ctrl() -> ModelConfig:
-    """Keskar et al. 2019, section 3.2: 48 layers of 1280 and texts of 256 tokens, 1.63B parameters.
+    """CTRL decoder led by control codes: 48 layers of 1280, 1.63B parameters (Keskar et al. 2019, section
+    3.2).
 
     Sinusoids, all sines first, beside token vectors scaled by the root of their width.
     """
@@ -138,11 +139,11 @@ def ctrl() -> ModelConfig:
 
 @register("decoder-small")
 def decoder_small() -> ModelConfig:
-    """Small, CPU-sized: 4 layers of 256."""
+    """Language model for a CPU: a decoder with 4 layers of 256."""
     return decoder(4, 256, 8, vocab=8000, positions=512)
 
 
 @register("decoder-tiny")
 def decoder_tiny() -> ModelConfig:
-    """For a demonstration in minutes, and for tests: 2 layers of 128."""
+    """Language model for demonstrations in minutes and for tests: a decoder with 2 layers of 128."""
     return decoder(2, 128, 4, vocab=512, positions=256)

@@ -20,23 +20,29 @@ def electra(
 
 @register("electra-small")
 def electra_small() -> ModelConfig:
-    """Clark et al. 2020, section 3.3: 12 layers of 256 above vectors of 128, 14M parameters."""
+    """ELECTRA discriminator: 12 layers of 256, 14M parameters (Clark et al. 2020, section 3.3).
+
+    Above token vectors of 128.
+    """
     return electra(12, 256, 4, 128)
 
 
 @register("electra-base")
 def electra_base() -> ModelConfig:
-    """Clark et al. 2020, table 3: BERT-base's size, 110M parameters."""
+    """ELECTRA discriminator: 12 layers of 768, 110M parameters (Clark et al. 2020, table 3)."""
     return electra(12, 768, 12, 768)
 
 
 @register("electra-large")
 def electra_large() -> ModelConfig:
-    """Clark et al. 2020, table 2: BERT-large's size, 335M parameters."""
+    """ELECTRA discriminator: 24 layers of 1024, 335M parameters (Clark et al. 2020, table 2)."""
     return electra(24, 1024, 16, 1024)
 
 
 @register("electra-base-generator")
 def electra_base_generator() -> ModelConfig:
-    """Clark et al. 2020, table 6: 12 layers of 256, a third of the base, above vectors of 768."""
+    """ELECTRA generator: 12 layers of 256 above token vectors of 768 (Clark et al. 2020, table 6).
+
+    A third of the width of `electra-base`, which it is trained with.
+    """
     return electra(12, 256, 4, 768, MaskedConfig())

@@ -30,13 +30,13 @@ def bert(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("bert-base")
 def bert_base() -> ModelConfig:
-    """Devlin et al. 2019, section 3: 110M parameters; post-norm, learned positions, masked language model."""
+    """BERT encoder for masked tokens: 12 layers of 768, 110M parameters (Devlin et al. 2019, section 3)."""
     return bert(12, 768, 12)
 
 
 @register("bert-large")
 def bert_large() -> ModelConfig:
-    """Devlin et al. 2019, section 3: 24 layers of 1024, 340M parameters."""
+    """BERT encoder for masked tokens: 24 layers of 1024 (Devlin et al. 2019, section 3: 340M parameters)."""
     return bert(24, 1024, 16)
 
 
@@ -60,11 +60,11 @@ def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> 
 
 @register("encoder-small")
 def encoder_small() -> ModelConfig:
-    """Small, CPU-sized: 2 layers of 128."""
+    """Text classifier for a CPU: an encoder with 2 layers of 128."""
     return encoder(2, 128, 4, vocab=8000, positions=512)
 
 
 @register("encoder-tiny")
 def encoder_tiny() -> ModelConfig:
-    """For tests: one layer of 32."""
+    """Text classifier for tests: an encoder with one layer of 32."""
     return encoder(1, 32, 2, vocab=300, positions=64)

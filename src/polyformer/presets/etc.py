@@ -34,16 +34,19 @@ def etc(layers: int, width: int, heads: int, vocab: int, pattern: ETC, max_dista
 
 @register("etc-base")
 def etc_base() -> ModelConfig:
-    """Ainslie et al. 2020, section 4: 12 layers of 768, radius 84, for 4096 long tokens with 256 global ones.
+    """ETC encoder for 4096 tokens and 256 global ones: 12 layers of 768 (Ainslie et al. 2020, section 4).
 
-    Labels are clipped at 12 tokens, and a global token sees its own sentence alone, as in the released models
-    of this size. Those have an output projection for each of the two parts, and 16 token types; here all is
-    shared.
+    The radius is 84. Labels are clipped at 12 tokens, and a global token sees its own sentence alone, as in
+    the released models of this size. Those have an output projection for each of the two parts, and 16
+    token types; here all is shared.
     """
     return etc(12, 768, 12, vocab=30522, pattern=ETC(256, 84, hard_g2l=True), max_distance=12)
 
 
 @register("etc-tiny")
 def etc_tiny() -> ModelConfig:
-    """For tests: 8 global tokens and two layers of 32, the second for what the first gathered in them."""
+    """ETC encoder for tests: 2 layers of 32 and 8 global tokens.
+
+    The second layer reads what the first gathered in the global tokens.
+    """
     return etc(2, 32, 2, vocab=300, pattern=ETC(8, 4, hard_g2l=True), max_distance=3)

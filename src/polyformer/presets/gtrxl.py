@@ -11,24 +11,24 @@ from polyformer.presets.base import register
 
 @register("gtrxl")
 def gtrxl() -> PolicyConfig:
-    """Parisotto et al. 2019, section 3, with GRU-type gates: 1 layer of 64, 2 heads, a memory of 32 steps."""
+    """GTrXL policy: 1 layer of 64, 2 heads, a memory of 32 steps (Parisotto et al. 2019, section 3)."""
     return PolicyConfig()
 
 
 @register("policy-transformer-xl")
 def transformer_xl() -> PolicyConfig:
-    """The blocks of 2017 in its place, the norm after the sum: the paper's TrXL, of as many parameters."""
+    """Transformer-XL policy, to compare with gtrxl: post-norm, without gates, about as many parameters."""
     trunk = DecoderTrunkConfig().override("block", "post").override("intermediate_size", 196)
     return PolicyConfig(hidden_size=98, trunk=trunk)
 
 
 @register("policy-lstm")
 def lstm() -> PolicyConfig:
-    """A long short-term memory of as many parameters."""
+    """LSTM policy, to compare with gtrxl: about as many parameters."""
     return PolicyConfig(hidden_size=104, trunk=LSTMTrunkConfig())
 
 
 @register("policy-feedforward")
 def feedforward() -> PolicyConfig:
-    """Two layers, which remember nothing, of as many parameters."""
+    """Feed-forward policy, to compare with gtrxl: no memory, about as many parameters."""
     return PolicyConfig(hidden_size=206, trunk=FeedForwardTrunkConfig())

@@ -57,19 +57,19 @@ def llama(
 
 @register("llama-7b")
 def llama_7b() -> ModelConfig:
-    """Touvron et al. 2023 (LLaMA), table 2: 32 layers of 4096, 6.7B parameters."""
+    """LLaMA decoder, the first version: 32 layers of 4096, 6.7B parameters (Touvron et al. 2023, table 2)."""
     return llama(32, 4096, 32, 11008, positions=2048, eps=1e-6)
 
 
 @register("llama-2-7b")
 def llama_2_7b() -> ModelConfig:
-    """Touvron et al. 2023 (Llama 2), table 1: 32 layers of 4096, texts of 4096 tokens, 6.7B parameters."""
+    """Llama 2 decoder, 4096 tokens: 32 layers of 4096, 6.7B parameters (Touvron et al. 2023, table 1)."""
     return llama(32, 4096, 32, 11008)
 
 
 @register("llama-2-70b")
 def llama_2_70b() -> ModelConfig:
-    """Touvron et al. 2023 (Llama 2), table 1: 80 layers of 8192, 8 groups of heads, 69B parameters."""
+    """Llama 2 decoder: 80 layers of 8192, 69B parameters, grouped heads (Touvron et al. 2023, table 1)."""
     return llama(80, 8192, 64, 28672, groups=8)
 
 
@@ -92,13 +92,13 @@ def llama_3(layers: int, width: int, inner: int, **options: bool) -> ModelConfig
 
 @register("llama-3-8b")
 def llama_3_8b() -> ModelConfig:
-    """Grattafiori et al. 2024 (Llama 3), table 3: 32 layers of 4096, 8.0B parameters."""
+    """Llama 3 decoder: 32 layers of 4096, 8.0B parameters (Grattafiori et al. 2024, table 3)."""
     return llama_3(32, 4096, 14336)
 
 
 @register("llama-3.2-1b")
 def llama_3_2_1b() -> ModelConfig:
-    """Llama 3.2 (model card, 2024): 16 layers of 2048, tied, RoPE extended from 8,192, 1.24B parameters."""
+    """Llama 3.2 decoder: 16 layers of 2048, RoPE extended from 8,192, 1.24B parameters (model card, 2024)."""
     config = llama_3(16, 2048, 8192, tied=True)
     extension = Llama3Config(factor=32.0, original_max_positions=8192)
     config = config.override("position", RopeConfig(base=500_000.0, extension=extension))
@@ -107,7 +107,7 @@ def llama_3_2_1b() -> ModelConfig:
 
 @register("mistral-7b")
 def mistral_7b() -> ModelConfig:
-    """Jiang et al. 2023, table 1: 32 layers of 4096 that see 4,096 tokens each, 7.2B parameters."""
+    """Mistral decoder, a window of 4,096 tokens: 32 layers of 4096 (Jiang et al. 2023, table 1)."""
     config = llama(32, 4096, 32, 14336, groups=8, positions=32768)
     return config.override("mechanism", SoftmaxConfig(pattern=Window(4095, 0)))
 
@@ -132,19 +132,19 @@ def qwen2(layers: int, width: int, heads: int, inner: int, groups: int, **option
 
 @register("qwen2-0.5b")
 def qwen2_05b() -> ModelConfig:
-    """Yang et al. 2024 (Qwen2), table 1: 24 layers of 896, tied, 0.49B parameters."""
+    """Qwen2 decoder, tied: 24 layers of 896, 0.49B parameters (Yang et al. 2024, table 1)."""
     return qwen2(24, 896, 14, 4864, 2)
 
 
 @register("qwen2-7b")
 def qwen2_7b() -> ModelConfig:
-    """Yang et al. 2024 (Qwen2), table 1: 28 layers of 3584, 7.6B parameters."""
+    """Qwen2 decoder: 28 layers of 3584, 7.6B parameters (Yang et al. 2024, table 1)."""
     return qwen2(28, 3584, 28, 18944, 4, vocab=152064)
 
 
 @register("smollm2-135m")
 def smollm2_135m() -> ModelConfig:
-    """Ben Allal et al. 2025 (SmolLM2): 30 layers of 576, 3 groups of heads, tied, 135M parameters."""
+    """SmolLM2 decoder in Llama's layout: 30 layers of 576, 135M parameters (Ben Allal et al. 2025)."""
     return llama(
         30, 576, 9, 1536, groups=3, vocab=49152, positions=8192, base=100_000.0, tied=True, ends=(0, 0)
     )
@@ -152,7 +152,7 @@ def smollm2_135m() -> ModelConfig:
 
 @register("smollm2-360m")
 def smollm2_360m() -> ModelConfig:
-    """Ben Allal et al. 2025 (SmolLM2): 32 layers of 960, 5 groups of heads, tied, 362M parameters."""
+    """SmolLM2 decoder in Llama's layout: 32 layers of 960, 362M parameters (Ben Allal et al. 2025)."""
     return llama(
         32, 960, 15, 2560, groups=5, vocab=49152, positions=8192, base=100_000.0, tied=True, ends=(0, 0)
     )
@@ -160,5 +160,5 @@ def smollm2_360m() -> ModelConfig:
 
 @register("smollm2-1.7b")
 def smollm2_1b() -> ModelConfig:
-    """Ben Allal et al. 2025 (SmolLM2): 24 layers of 2048, tied, 1.7B parameters."""
+    """SmolLM2 decoder in Llama's layout: 24 layers of 2048, 1.7B parameters (Ben Allal et al. 2025)."""
     return llama(24, 2048, 32, 8192, vocab=49152, positions=8192, base=130_000.0, tied=True, ends=(0, 0))

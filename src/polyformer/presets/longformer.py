@@ -40,7 +40,7 @@ def longformer(
 
 @register("longformer-base")
 def longformer_base() -> ModelConfig:
-    """Beltagy et al. 2020, section 5: RoBERTa-base with windows of 512 and 4096 positions.
+    """Longformer encoder: RoBERTa-base with windows of 512, 4096 tokens (Beltagy et al. 2020, section 5).
 
     The published allenai/longformer-base-4096, 149M parameters. Global tokens are those that
     `global_attention_mask` marks; `marks_first` of the head `classify` marks the first one by itself.
@@ -50,7 +50,10 @@ def longformer_base() -> ModelConfig:
 
 @register("longformer-tiny")
 def longformer_tiny() -> ModelConfig:
-    """For tests: Beltagy et al. 2020 with two layers of 32, whose windows differ (section 4.1)."""
+    """Longformer encoder for tests: two layers of 32 with different windows.
+
+    As in section 4.1 of Beltagy et al. 2020.
+    """
     pattern = PerLayer((Window(2) | Global(1) | Marked(), Window(4) | Global(1) | Marked()))
     return longformer(2, 32, 2, 300, 64, pattern)
 
@@ -63,7 +66,7 @@ def dilated(reach: int, dilation: int) -> Pattern:
 
 @register("longformer-decoder-small")
 def longformer_decoder_small() -> ModelConfig:
-    """Small, CPU-sized: a causal Longformer of 4 layers of 256, as in Beltagy et al. 2020, section 4.1.
+    """Longformer decoder for a CPU: 4 layers of 256 with causal windows (Beltagy et al. 2020, section 4.1).
 
     Windows grow from the bottom layer to the top, and in the upper half two heads are dilated. Pre-norm and
     sinusoids at the input, where the paper has Transformer-XL's positions.

@@ -38,11 +38,11 @@ def m2m100(layers: int, intermediate: int) -> ModelConfig:
 
 @register("m2m100-418m")
 def m2m100_418m() -> ModelConfig:
-    """Fan et al. 2021, the smallest released: 484M parameters, called 418M."""
+    """M2M-100, 100 languages: 12 + 12 layers of 1024, 484M parameters, called 418M (Fan et al. 2021)."""
     return m2m100(12, 4096)
 
 
 @register("m2m100-1.2b")
 def m2m100_1_2b() -> ModelConfig:
-    """Fan et al. 2021, the 1.2B of their tables: 24 and 24 layers, inner width 8192, 1239M parameters."""
+    """M2M-100, 100 languages: 24 + 24 layers of 1024, 1239M parameters (Fan et al. 2021)."""
     return m2m100(24, 8192)

@@ -37,11 +37,17 @@ def t_dmca(
 
 @register("t-dmca-small")
 def t_dmca_small() -> ModelConfig:
-    """Small, CPU-sized: Liu et al. 2018, section 4.2.5, LMLML layers of 256, 8 experts for 128 or 256."""
+    """T-DMCA decoder for a CPU: 5 layers of 256, local and memory-compressed (Liu et al. 2018).
+
+    As in section 4.2.5: layers L M L M L, with 8 experts in place of 128 or 256.
+    """
     return t_dmca(5, 256, 8, 1024, block=256, experts=8, vocab=8000)
 
 
 @register("t-dmca-tiny")
 def t_dmca_tiny() -> ModelConfig:
-    """For tests: Liu et al. 2018, section 4.2.5, two layers of 32 and blocks of 8."""
+    """T-DMCA decoder for tests: two layers of 32, blocks of 8 tokens.
+
+    As in section 4.2.5 of Liu et al. 2018.
+    """
     return t_dmca(2, 32, 2, 64, block=8, experts=4, vocab=300)

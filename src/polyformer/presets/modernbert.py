@@ -49,11 +49,11 @@ def modernbert(layers: int, width: int, heads: int, inner: int) -> ModelConfig:
 
 @register("modernbert-base")
 def modernbert_base() -> ModelConfig:
-    """Warner et al. 2024, table 4: 22 layers of 768, 149M parameters."""
+    """ModernBERT encoder: 22 layers of 768, two in three of them local (Warner et al. 2024, table 4)."""
     return modernbert(22, 768, 12, 1152)
 
 
 @register("modernbert-large")
 def modernbert_large() -> ModelConfig:
-    """Warner et al. 2024, table 4: 28 layers of 1024, 395M parameters."""
+    """ModernBERT encoder: 28 layers of 1024, two in three of them local (Warner et al. 2024, table 4)."""
     return modernbert(28, 1024, 16, 2624)

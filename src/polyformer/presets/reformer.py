@@ -60,9 +60,10 @@ def hashed(chunk: int, before: int = 1, rounds: int = 1, buckets: int = 128) -> 
 
 @register("reformer-small")
 def reformer_small() -> ModelConfig:
-    """Kitaev et al. 2020, and google/reformer-crime-and-punishment: six layers of 256 for 2^19 tokens.
+    """Reformer language model for texts of 2^19 tokens: 6 layers of 256 (Kitaev et al. 2020).
 
-    Buckets of LSH are 128 here, in place of 64 times 128.
+    The released checkpoint is google/reformer-crime-and-punishment. Buckets of LSH are 128 here, in place
+    of 64 times 128.
     """
     layers = (local(64), hashed(64)) * 3
     return reformer(layers, 256, 2, 64, 512, vocab=320, grid=(512, 1024))
@@ -70,7 +71,10 @@ def reformer_small() -> ModelConfig:
 
 @register("reformer-enwik8")
 def reformer_enwik8() -> ModelConfig:
-    """Kitaev et al. 2020, section 5, and google/reformer-enwik8: 149M parameters, 12 layers of 1024."""
+    """Reformer language model of enwik8's bytes: 12 layers of 1024 (Kitaev et al. 2020, section 5).
+
+    The released checkpoint, google/reformer-enwik8, has 149M parameters.
+    """
     near, far = local(128, dropout=0.2), hashed(256, rounds=4, buckets=512)
     layers = (near, near, far, near) * 3
     return reformer(layers, 1024, 8, 128, 4096, vocab=258, grid=(128, 512))

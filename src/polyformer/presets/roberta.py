@@ -12,23 +12,29 @@ def roberta(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
 
 @register("roberta-base")
 def roberta_base() -> ModelConfig:
-    """Liu et al. 2019, section 3: BERT-base's size with 50265 tokens, 125M parameters."""
+    """RoBERTa encoder for masked tokens: 12 layers of 768, 125M parameters (Liu et al. 2019, section 3)."""
     return roberta(12, 768, 12, 50265)
 
 
 @register("roberta-large")
 def roberta_large() -> ModelConfig:
-    """Liu et al. 2019, section 5: BERT-large's size with 50265 tokens, 355M parameters."""
+    """RoBERTa encoder for masked tokens: 24 layers of 1024, 355M parameters (Liu et al. 2019, section 5)."""
     return roberta(24, 1024, 16, 50265)
 
 
 @register("xlm-roberta-base")
 def xlm_roberta_base() -> ModelConfig:
-    """Conneau et al. 2020, section 3: a hundred languages, 278M parameters (the paper says 270M)."""
+    """XLM-RoBERTa, 100 languages: 12 layers of 768, 278M parameters (Conneau et al. 2020, section 3).
+
+    The paper says 270M parameters.
+    """
     return roberta(12, 768, 12, 250002)
 
 
 @register("xlm-roberta-large")
 def xlm_roberta_large() -> ModelConfig:
-    """Conneau et al. 2020, section 3: a hundred languages, 560M parameters (the paper says 550M)."""
+    """XLM-RoBERTa, 100 languages: 24 layers of 1024, 560M parameters (Conneau et al. 2020, section 3).
+
+    The paper says 550M parameters.
+    """
     return roberta(24, 1024, 16, 250002)

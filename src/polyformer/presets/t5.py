@@ -56,23 +56,32 @@ def gated_gelu(size: int) -> FeedForwardConfig:
 
 @register("t5-small")
 def t5_small() -> ModelConfig:
-    """Raffel et al. 2020, section 3.7, Small: 60.5M parameters (the paper says about 60 million)."""
+    """T5 encoder-decoder: 6 + 6 layers of 512, 60.5M parameters (Raffel et al. 2020, section 3.7).
+
+    The paper says about 60 million parameters.
+    """
     return t5(6, 512, 8, relu(2048))
 
 
 @register("t5-base")
 def t5_base() -> ModelConfig:
-    """Raffel et al. 2020, section 3.1.1, Base: 223M parameters (the paper says about 220 million)."""
+    """T5 encoder-decoder: 12 + 12 layers of 768, 223M parameters (Raffel et al. 2020, section 3.1.1).
+
+    The paper says about 220 million parameters.
+    """
     return t5(12, 768, 12, relu(3072))
 
 
 @register("t5-large")
 def t5_large() -> ModelConfig:
-    """Raffel et al. 2020, section 3.7, Large: 738M parameters (the paper says 770 million)."""
+    """T5 encoder-decoder: 24 + 24 layers of 1024, 738M parameters (Raffel et al. 2020, section 3.7).
+
+    The paper says 770 million parameters.
+    """
     return t5(24, 1024, 16, relu(4096))
 
 
 @register("t5-v1_1-base")
 def t5_v1_1_base() -> ModelConfig:
-    """Version 1.1, Base: gated GELU and an output layer of its own, 248M parameters; Flan-T5's size too."""
+    """T5 version 1.1, and Flan-T5: 12 + 12 layers of 768, gated GELU, untied output, 248M parameters."""
     return t5(12, 768, 12, gated_gelu(2048), tied=False)

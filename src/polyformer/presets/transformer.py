@@ -32,24 +32,30 @@ def encoder_decoder(
 
 @register("transformer-base")
 def transformer_base() -> ModelConfig:
-    """Vaswani et al. 2017, table 3, base: about 37000 shared tokens; the table says 65M parameters."""
+    """The Transformer of 2017, base: 6 + 6 layers of 512 (Vaswani et al. 2017, table 3: 65M parameters).
+
+    About 37000 shared tokens.
+    """
     return encoder_decoder(6, 512, 8, 2048, 0.1, vocab=37000)
 
 
 @register("transformer-big")
 def transformer_big() -> ModelConfig:
-    """Vaswani et al. 2017, table 3, big; the table says 213M parameters."""
+    """The Transformer of 2017, big: 6 + 6 layers of 1024 (Vaswani et al. 2017, table 3: 213M parameters)."""
     return encoder_decoder(6, 1024, 16, 4096, 0.3, vocab=37000)
 
 
 @register("transformer-small")
 def transformer_small() -> ModelConfig:
-    """Small, CPU-sized: 3 + 3 layers of 256, for Multi30k, say. Pre-norm: it trains without warm-up."""
+    """Encoder-decoder for a CPU: 3 + 3 layers of 256, pre-norm, which trains without warm-up.
+
+    For Multi30k, say.
+    """
     config = encoder_decoder(3, 256, 4, 1024, 0.1, vocab=8000)
     return config.override("block", "pre")
 
 
 @register("transformer-tiny")
 def transformer_tiny() -> ModelConfig:
-    """For tests: one layer a side."""
+    """Encoder-decoder for tests: one layer of each."""
     return dataclasses.replace(encoder_decoder(1, 32, 4, 64, 0.1, vocab=300), max_position_embeddings=128)

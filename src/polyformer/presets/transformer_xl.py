@@ -71,32 +71,36 @@ def transformer_xl(
 
 @register("transformer-xl-base")
 def wikitext_103_base() -> ModelConfig:
-    """Dai et al. 2019, table 1 (WikiText-103, standard): 16 layers of 410, 151M parameters."""
+    """Transformer-XL for WikiText-103, standard: 16 layers of 410, 151M parameters (Dai et al. 2019, table
+    1).
+    """
     return transformer_xl(16, 410, (10, 41), 2100, WIKITEXT_103, memory=640, farthest=400, untied=False)
 
 
 @register("transformer-xl-large")
 def wikitext_103_large() -> ModelConfig:
-    """Dai et al. 2019, table 1 (WikiText-103, large): 18 layers of 1024. The table says 257M parameters; the
-    authors' file, which is `transfo-xl-wt103` on the hub, has 285M."""
+    """Transformer-XL for WikiText-103, large: 18 layers of 1024, 285M parameters (Dai et al. 2019, table 1).
+
+    The table says 257M; the authors' file, `transfo-xl-wt103` on the hub, has 285M.
+    """
     return transformer_xl(18, 1024, (16, 64), 4096, WIKITEXT_103, memory=1600, farthest=1000, div_val=4)
 
 
 @register("transformer-xl-enwik8-12")
 def enwik8_12() -> ModelConfig:
-    """Dai et al. 2019, table 2 (enwik8): 12 layers of 512, 41M parameters."""
+    """Transformer-XL for enwik8's bytes: 12 layers of 512, 41M parameters (Dai et al. 2019, table 2)."""
     return transformer_xl(12, 512, (8, 64), 2048, ENWIK8, memory=2100, farthest=820, untied=False)
 
 
 @register("transformer-xl-enwik8-24")
 def enwik8_24() -> ModelConfig:
-    """Dai et al. 2019, table 2 (enwik8): 24 layers of 1024, 277M parameters."""
+    """Transformer-XL for enwik8's bytes: 24 layers of 1024, 277M parameters (Dai et al. 2019, table 2)."""
     return transformer_xl(24, 1024, (8, 128), 3072, ENWIK8, memory=3800, farthest=1000, untied=False)
 
 
 @register("transformer-xl-1b-large")
 def one_billion_large() -> ModelConfig:
-    """Dai et al. 2019, table 4 (One Billion Word, large): 24 layers of 1280, 0.8B parameters."""
+    """Transformer-XL for One Billion Word, large: 24 layers of 1280 (Dai et al. 2019, table 4)."""
     return transformer_xl(
         24,
         1280,

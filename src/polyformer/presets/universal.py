@@ -19,12 +19,15 @@ def repeated(name: str) -> ModelConfig:
 
 @register("universal-transformer-base")
 def universal_transformer_base() -> ModelConfig:
-    """Dehghani et al. 2019, section 3.5, sizes of tensor2tensor's model of this name: the big Transformer's
-    layer in 6 steps, as many parameters as the base Transformer has."""
+    """Universal Transformer: one layer a side, applied in 6 steps (Dehghani et al. 2019, section 3.5).
+
+    The sizes are those of tensor2tensor's model of this name, which has as many parameters as the base
+    Transformer.
+    """
     return repeated("transformer-big")
 
 
 @register("universal-transformer-tiny")
 def universal_transformer_tiny() -> ModelConfig:
-    """For tests: three steps a side."""
+    """Universal Transformer for tests: one layer a side, applied in three steps."""
     return repeated("transformer-tiny").override("num_hidden_layers", 3)

@@ -24,17 +24,17 @@ def xlm(
 
 @register("xlm-mlm-en-2048")
 def xlm_mlm_en() -> ModelConfig:
-    """The public English model of Conneau and Lample 2019: 12 layers of 2048, 667M parameters."""
+    """XLM encoder of English: 12 layers of 2048, 667M parameters (Conneau and Lample 2019)."""
     return xlm(12, 2048, 16, 30145)
 
 
 @register("xlm-clm-ende-1024")
 def xlm_clm_ende() -> ModelConfig:
-    """Conneau and Lample 2019, section 5.1: English and German, 6 layers of 1024, next tokens."""
+    """XLM language model, English and German: 6 layers of 1024 (Conneau and Lample 2019, section 5.1)."""
     return xlm(6, 1024, 8, 64699, languages=2, causal=True)
 
 
 @register("xlm-mlm-tlm-xnli15-1024")
 def xlm_mlm_tlm_xnli15() -> ModelConfig:
-    """Conneau and Lample 2019, section 5.1: 15 languages, 12 layers of 1024, 249M parameters."""
+    """XLM encoder of 15 languages: 12 layers of 1024, 249M parameters (Conneau and Lample 2019)."""
     return xlm(12, 1024, 8, 95000, languages=15)

@@ -1,8 +1,8 @@
-"""Few-shot prompts: questions behind demonstrations, answered by a causal model that is not trained on them.
+"""Few-shot prompts: questions after demonstrations, answered by a causal model without training on them.
 
-    demonstration  separator  demonstration  separator  question        each by one template
+    demonstration  separator  demonstration  separator  question        all by the same template
 
-Where a question has choices, the answer is the likeliest of them (`scoring`); else what the model writes
+If a question has choices, the answer is the most likely choice (`scoring`), otherwise the generated text
 (`answering`). Source: Brown et al. 2020 (GPT-3), section 2.4.
 """
 

@@ -1,4 +1,4 @@
-"""Answers that a model writes: the likeliest token every time, up to a text that ends them."""
+"""Generated answers, by greedy decoding up to a stop text."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def write_answers(
     max_new_tokens: int,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[str]:
-    """What follows each of the `prompts` (token ids), without white space around it."""
+    """Return the text generated after each of the `prompts` (token ids), without surrounding white space."""
     config = GenerationConfig(max_new_tokens=max_new_tokens, stop=(stop,) if stop else ())
     device, pad = next(model.parameters()).device, model.config.special.pad or 0
     answers = [""] * len(prompts)

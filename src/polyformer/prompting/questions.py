@@ -1,4 +1,4 @@
-"""Questions and demonstrations from files, and which of them are which."""
+"""Questions and demonstrations from files, and their split."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,16 +9,16 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data.formats import read_lines
-from polyformer.data.origins import open_source, source_name
+from polyformer.data.origins import existing_file, open_source, source_name
 
 ROLES = "input", "target", "choices"
 BETWEEN = "|"
-"""Stands between the choices of a row where they are one text, as in CSV files."""
+"""Separates the choices of a row that are given as one text, as in CSV files."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question, its answer where it is known, and the answers to choose from where there are any."""
+    """A question, its answer if known, and the answers to choose from, if any."""
 
     input: str
     target: str | None = None
@@ -27,9 +27,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Sources:
-    """How files are read: `format` and `header` as of every source (`polyformer.data`), `columns` what is
-    called otherwise than input, target and choices, `words` what is asked for in place of a file's targets,
-    `choices` those of rows that have none of their own."""
+    """Options for reading files.
+
+    format, header: as for every source (`polyformer.data`). columns: names of the columns of input, target
+    and choices if they differ from these. words: replacements of the targets in a file. choices: choices of
+    rows that have none.
+    """
 
     format: str | None = None
     header: tuple[str, ...] | None = None
@@ -39,10 +42,10 @@ class Sources:
 
 
 def read_examples(path: str, sources: Sources) -> list[Example]:
-    """The rows of a file. A plain text has a question in each line, and its answer behind a tab.
+    """Read the rows of a file. A plain text has a question in each line, and its answer after a tab.
 
-    Raises `InputError` naming the row: for a question without text, a target that is none of the choices, a
-    single choice, the same choice twice.
+    Raises `InputError` that names the row: for a question without text, a target that is not among the
+    choices, a single choice, or a repeated choice.
     """
     rows = list(_rows(path, sources))
     if not rows:
@@ -53,11 +56,12 @@ def read_examples(path: str, sources: Sources) -> list[Example]:
 def split_examples(
     rows: Sequence[Example], others: Sequence[Example] | None, shots: int, limit: int | None, seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """(demonstrations, questions), both drawn by `seed`; more shots add to the same demonstrations.
+    """Return (demonstrations, questions), both sampled with `seed`.
 
-    Demonstrations are rows with a target, of `others` where there are some, else of `rows`; no question is
-    among them. At most `limit` questions are asked, in the order of the file; while there are enough rows,
-    the same for any number of shots. Raises `InputError` for fewer rows than shots.
+    More shots extend the same demonstrations. Demonstrations are rows with a target, from `others` if given,
+    else from `rows`; they never contain a question. At most `limit` questions are chosen, in the order of the
+    file; if there are enough rows, they do not depend on the number of shots. Raises `InputError` for fewer
+    rows than shots.
     """
     order = np.random.default_rng(seed).permutation(len(rows)).tolist()
     asked = {row.input for row in rows}
@@ -87,9 +91,7 @@ def _rows(path: str, sources: Sources) -> Iterator[dict[str, Any]]:
     if not plain or Path(path.removesuffix(".gz")).suffix != ".txt":
         yield from open_source(path, "test", sources.format, sources.header)
         return
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file")
-    for row in read_lines(Path(path)):
+    for row in read_lines(existing_file(path)):
         question, tab, answer = row["text"].partition("\t")
         yield {"input": question, **({"target": answer} if tab else {})}
 
@@ -140,7 +142,7 @@ def _choices(value: Any, where: str) -> tuple[str, ...]:
 
 
 def checked_choices(choices: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """`choices`, none or two and more different ones; `InputError` for others."""
+    """Return `choices` if they are none, or two and more different texts; raise `InputError` otherwise."""
     if choices and (len({*choices}) < max(2, len(choices)) or not all(choices)):
         raise InputError(f"{where}: expected two or more different choices, got {quote(list(choices))}")
     return choices

@@ -1,4 +1,4 @@
-"""How good answers are."""
+"""Metrics of answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,8 +7,11 @@ from polyformer.data.squad import exact_match, f1
 
 
 def choice_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """accuracy; f1_macro, the mean over the targets of their F1; majority, the share of the most frequent
-    target: the accuracy of always answering with it."""
+    """Return accuracy, f1_macro and majority.
+
+    f1_macro is the mean F1 over the targets. majority is the share of the most frequent target, the accuracy
+    of always answering with it.
+    """
     right = Counter(target for answer, target in zip(answers, targets) if answer == target)
     guessed, true = Counter(answers), Counter(targets)
     names = {*guessed, *true}
@@ -21,7 +24,7 @@ def choice_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, 
 
 
 def text_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """exact_match and f1 of words, both as SQuAD counts them: without case, punctuation and articles."""
+    """Return exact_match and f1 of words as in SQuAD: without case, punctuation and articles."""
     pairs = list(zip(answers, targets, strict=True))
     return {
         "exact_match": sum(exact_match(answer, [target]) for answer, target in pairs) / len(pairs),

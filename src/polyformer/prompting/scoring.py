@@ -1,15 +1,15 @@
-"""Which of several answers a model holds for the likeliest.
+"""Choice of the most likely of several answers.
 
     score(answer) = log P(answer | prompt) = sum over the answer's tokens of log P(token | all before)
 
-divided by the number of its tokens or bytes where that is asked for: longer answers are less probable for
-their length alone. A prompt and its answers are tokenized together; an answer begins where the first of them
-differs from the prompt, so that all answers to a question are scored behind the same tokens. Brown et al.
+optionally divided by its number of tokens or bytes, because a longer answer is less probable due to its
+length. A prompt and its answers are tokenized together. The answers begin at the first token in which any of
+them differs from the prompt, so that all answers to a question are scored after the same tokens. Brown et al.
 2020, section 2.4.
 
-`log_likelihoods_definition` reads every text by itself. `log_likelihoods` reads what all of them begin with
-(the demonstrations) once, goes on from that state in batches, and reads texts that differ in their last token
-(answers of one token) as one.
+`log_likelihoods_definition` reads every text separately. `log_likelihoods` reads the common prefix of all
+texts (the demonstrations) once, continues from that state in batches, and reads texts that differ only in
+their last token (answers of one token) once.
 """
 
 import math
@@ -29,11 +29,11 @@ from polyformer.prompting.template import Template
 Normalize = Literal["none", "tokens", "bytes"]
 
 BATCH_TOKENS = 4096
-"""Tokens of a batch, those that all texts share counted in each."""
+"""Tokens per batch, including the common prefix in each row."""
 
 
 class Continuation(NamedTuple):
-    """Token ids, and the first of those to be scored; at least one stands before."""
+    """Token ids, and the index of the first token to score; at least one token precedes it."""
 
     ids: list[int]
     start: int
@@ -41,7 +41,7 @@ class Continuation(NamedTuple):
 
 @torch.no_grad()
 def log_likelihoods_definition(model: Transformer, rows: Sequence[Continuation]) -> list[float]:
-    """log P of the tokens of each row from its `start` on, by one pass over each row."""
+    """Return log P of the tokens of each row from its `start` on, by one pass per row."""
     device, scores = next(model.parameters()).device, []
     with evaluating(model):
         for ids, start in rows:
@@ -54,7 +54,7 @@ def log_likelihoods_definition(model: Transformer, rows: Sequence[Continuation])
 def log_likelihoods(
     model: Transformer, rows: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
-    """The same, with what the rows have in common read once."""
+    """Return the same, reading the common prefix of the rows only once."""
     if not rows:
         return []
     device = next(model.parameters()).device
@@ -89,9 +89,9 @@ def log_likelihoods(
 def _scored(
     model: Transformer, hidden: Tensor, users: Sequence[int], rows: Sequence[Continuation], shared: int
 ) -> list[tuple[int, float]]:
-    """(row, score) of the rows that read the same text, whose hidden states [T, E] begin behind `shared`."""
+    """Return (row, score) of rows with the same input; `hidden` [T, E] begins after the prefix `shared`."""
     first = min(rows[row].start for row in users) - 1 - shared
-    last = len(rows[users[0]].ids) - 1 - shared  # as many tokens in each of them
+    last = len(rows[users[0]].ids) - 1 - shared  # equal for all of these rows
     log_p = model.predictions(hidden[None, first:last])[0].double().log_softmax(-1)
     scores = []
     for row in users:
@@ -102,16 +102,19 @@ def _scored(
 
 
 def _shared(rows: Sequence[list[int]], most: int) -> int:
-    """How many tokens all rows begin with, at most so many."""
-    first, last = min(rows), max(rows)  # what these two share, all between them share
+    """Return the length of the common prefix of all rows, at most `most`."""
+    first, last = min(rows), max(rows)  # the prefix of the least and the greatest row is common to all
     return next((i for i in range(most) if first[i] != last[i]), most)
 
 
 def continuations(
     start: Callable[[str], list[int]], context: str, template: Template, example: Example
 ) -> list[Continuation]:
-    """A row for each choice of a question behind the text `context`; `start` makes the ids of a text that
-    begins a document. `InputError` where no token comes before the answers."""
+    """Return a row for each choice of a question after the text `context`.
+
+    `start` returns the ids of a text at the beginning of a document. Raises `InputError` if no token precedes
+    the answers.
+    """
     prompt = start(context + template.question(example))
     answers = [start(context + template.question(example, choice)) for choice in example.choices]
     place = _shared([prompt, *answers], min(map(len, [prompt, *answers])))
@@ -130,7 +133,7 @@ def choose_answers(
     questions: Sequence[Example],
     normalize: Normalize = "none",
 ) -> list[dict[str, float]]:
-    """The score of each choice of each question; the first of the largest is the answer."""
+    """Return the score of each choice of each question; the first maximum is the answer."""
     scores = iter(log_likelihoods(model, [row for several in rows for row in several]))
     results = []
     for several, example in zip(rows, questions, strict=True):

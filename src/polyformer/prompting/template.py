@@ -1,4 +1,4 @@
-"""How demonstrations and a question are put into one text."""
+"""The template that joins demonstrations and a question into one text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ INPUT, TARGET = "{input}", "{target}"
 
 @dataclass(frozen=True)
 class Template:
-    """`form`: a demonstration, `{input}` once and `{target}` at its end. `separator` stands between two."""
+    """A template of prompts.
+
+    form: of a demonstration, with `{input}` once and `{target}` at its end. separator: text between two.
+    """
 
     form: str = "Input: {input}\nOutput: {target}"
     separator: str = "\n\n"
@@ -25,12 +28,15 @@ class Template:
             )
 
     def demonstrations(self, examples: Sequence[Example]) -> str:
-        """What stands before every question; each example has a target."""
+        """Return the text before every question; each example must have a target."""
         return "".join(self._filled(example, str(example.target)) + self.separator for example in examples)
 
     def question(self, example: Example, answer: str = "") -> str:
-        """The question with an `answer`; without one, white space before it is left out: tokens that begin
-        a word have it in them."""
+        """Return the question with an `answer`.
+
+        Without an answer, trailing white space is removed, because tokens at the beginning of a word include
+        it.
+        """
         text = self._filled(example, answer)
         return text if answer else text.rstrip()
 

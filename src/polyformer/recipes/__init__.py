@@ -1,4 +1,4 @@
-"""Recipes: everything that makes a run, in one file; and the folder that a run leaves."""
+"""Recipes: files with all settings of a run, and the folder in which a run saves its results."""
 
 from polyformer.recipes.find import find_recipe, recipe_names
 from polyformer.recipes.fit import fit

@@ -1,8 +1,8 @@
-"""Distillation in the training loop: a run's model, with fewer layers, learns from that run.
+"""Distillation in the training loop: a student with fewer layers learns from a finished run, the teacher.
 
-The recipe names the teacher (`distillation`), so that a distilled run trains, resumes and is read as others
-are. The teacher stands beside the model, frozen and in evaluation mode, and is not saved with it. See
-`polyformer.objectives.distillation` for the loss, `student` for what the student begins with.
+The recipe names the teacher (`distillation`), so that a distilled run is trained, resumed and read like any
+other run. The teacher is frozen and in evaluation mode, and is not saved with the model. See
+`polyformer.objectives.distillation` for the loss, `student` for the initial weights of the student.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from polyformer.tasks import Fitting, Task
 
 
 def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
-    """The recipe of a student of the run in `teacher`, with `layers` layers or half of the teacher's.
+    """Return the recipe of a student of the run in `teacher`, with `layers` layers or half of the teacher's.
 
-    Everything else is as in the teacher's own recipe.
+    All other settings are copied from the recipe of the teacher.
     """
     folder = Path(teacher).absolute()
     run = Run.open(folder)
@@ -42,7 +42,7 @@ def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
 
 
 class Distilling(Fitting):
-    """A task and its data, whose loss is the triple one; `student` is the model that the loop trains."""
+    """A task and its data with the distillation loss; `student` is the trained model."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Distilling(Fitting):
         self.teacher = teacher.eval().requires_grad_(False)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The labels' loss and the distance to the teacher: soft labels, and hidden states where asked."""
+        """Return the loss of labels, soft labels and, if configured, hidden states."""
         output, taught = model(**batch), self._taught(batch)
         chosen = labelled(self.student.config, batch)
         logits = logits_at(self.student, output, chosen), logits_at(self.teacher, taught, chosen)
@@ -73,12 +73,12 @@ class Distilling(Fitting):
     def _taught(self, batch: Batch) -> ModelOutput:
         self.teacher.to(batch["labels"].device)
         if self.teacher.encoder is not None and self.teacher.decoder is not None:
-            return self.teacher(**batch)  # its decoder reads the labels
+            return self.teacher(**batch)  # the decoder reads the labels
         return self.teacher(**{name: tensor for name, tensor in batch.items() if name != "labels"})
 
 
 def check_distils(task: Task, config: ModelConfig) -> None:
-    """Raises `InputError` for what has no soft labels, or more to its loss than the labels'."""
+    """Raise `InputError` for a task without soft labels, or with a loss beyond the loss of its labels."""
     head = config.head
     if type(task).loss is not Task.loss or not isinstance(
         head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
@@ -96,7 +96,7 @@ def check_distils(task: Task, config: ModelConfig) -> None:
 
 
 def labelled(config: ModelConfig, batch: Batch) -> Tensor | None:
-    """Where tokens [B, T] are predicted that have a label; None for a head that predicts of whole texts."""
+    """Return a mask [B, T] of tokens with a predicted label; None for labels of whole texts."""
     if isinstance(config.head, ClassifyConfig):
         return None
     labels, mask = batch["labels"], batch.get("attention_mask")
@@ -106,20 +106,20 @@ def labelled(config: ModelConfig, batch: Batch) -> Tensor | None:
 
 
 def logits_at(model: Transformer, output: ModelOutput, chosen: Tensor | None) -> Tensor:
-    """What the head predicts [N, classes], of tokens at the `chosen` places alone."""
+    """Return the logits [N, classes] of the head, only for the `chosen` tokens."""
     if chosen is None:
         return output.logits
     head = model.config.head
     if head.again or isinstance(head, TagConfig):
         return output.logits[chosen]
-    # never the whole [B, T, V]: a masked language model predicts one token in seven
+    # avoid logits [B, T, V]: a masked language model predicts only a seventh of the tokens
     return model.next_logits(
         dataclasses.replace(output, last_hidden_state=output.last_hidden_state[chosen, None])
     )
 
 
 def real_tokens(config: ModelConfig, batch: Batch) -> Tensor:
-    """Where the last hidden states [B, T] are those of tokens, not of padding."""
+    """Return a mask [B, T] of the last hidden states that belong to tokens instead of padding."""
     if config.encoder is not None and config.decoder is not None:
         return batch["labels"] != IGNORED
     if "attention_mask" in batch:

@@ -1,15 +1,18 @@
-"""Recipes by name (those in the package) or by file, and where their data lie."""
+"""Recipes by name (in the package) or by file, and the paths of their data."""
 
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.parsing import YAML_BYTES, parse_yaml
+from polyformer.core.limits import YAML_BYTES
+from polyformer.core.names import announce, unknown_name
+from polyformer.core.parsing import parse_yaml
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
 from polyformer.data.opening import plain_name
+from polyformer.data.origins import is_source
 from polyformer.data.prepared.manifest import is_prepared
 from polyformer.data.remote import is_remote
 from polyformer.recipes.recipe import merged
@@ -18,28 +21,31 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def recipe_names() -> list[str]:
-    """The recipes in the package."""
+    """Return the names of the recipes in the package."""
     folder = files("polyformer") / "recipes"
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(SUFFIXES[0]))
 
 
+announce("recipe", lambda: dict.fromkeys(recipe_names(), ""), "polyformer train {name}")
+
+
 def recipe_text(name: str) -> str:
-    """The YAML text of the recipe `name`, or of the file of that name."""
+    """Return the YAML text of the recipe `name`, or of the file of this name."""
     if name.endswith(SUFFIXES):
         try:
             return read_bounded(name, YAML_BYTES).decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"cannot read {name}: {error}") from error
     if name not in recipe_names():
-        raise unknown("recipe", name, recipe_names())
+        raise unknown_name("recipe", name, recipe_names())
     return (files("polyformer") / "recipes" / f"{name}{SUFFIXES[0]}").read_text(encoding="utf-8")
 
 
 def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
-    """The recipe `name` (in the package, or a .yaml file) as plain data, to change and then check.
+    """Return the recipe `name` (in the package, or a .yaml file) as plain data, not yet checked.
 
-    Its part `pretrained` says what is changed for a model that begins with a checkpoint; of `model` only what
-    this part says of it remains, the options of the checkpoint's model.
+    The entry `pretrained` of a recipe contains changes for a model that starts from a checkpoint. In this
+    case the entry `model` is replaced by the options of `pretrained` for the model of the checkpoint.
     """
     data = parse_yaml(recipe_text(name), name)
     if not isinstance(data, dict):
@@ -56,34 +62,33 @@ def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
 
 
 def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """The `data` part of a recipe, reading from `path`.
+    """Return the `data` part of a recipe, reading from `path`.
 
-    In a directory the files that the recipe names are looked for, gzipped or not; anything else is the
-    source to train on, in place of all of them.
+    In a directory, the files named by the recipe are looked up, gzipped or not. Anything else, such as a
+    directory with a folder per label, replaces all of them as the source of training data.
     """
-    names = named_files(data)
-    saved = is_prepared(path) or any(
-        (Path(path) / mark).is_file() for mark in ("dataset_dict.json", "state.json")
-    )
-    if names and Path(path).is_dir() and not saved:
-        return {**data, **{role: _in_folder(Path(path), name) for role, name in names.items()}}
+    names, folder = named_files(data), Path(path)
+    if names and folder.is_dir() and not is_prepared(path):
+        inside = {role: _in_folder(folder, name) for role, name in names.items()}
+        if all(map(_is_there, inside.values())) or not is_source(folder):
+            return {**data, **inside}
     replaced = {*names}
     if names and _suffix(path) != _suffix(names["path"]):
-        replaced |= {"format", "header"}  # they describe the recipe's own files
+        replaced |= {"format", "header"}  # they describe the original files of the recipe
     return {**{key: value for key, value in data.items() if key not in replaced}, "path": path}
 
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:
-    """The same with every path made independent of the working directory."""
+    """Return the same data options with absolute paths."""
     elsewhere = lambda name: name.startswith(("hub:", PREFIX)) or is_remote(name)  # noqa: E731
     paths = {role: name for role, name in named_files(data).items() if not elsewhere(name)}
     return {**data, **{role: str(Path(name).absolute()) for role, name in paths.items()}}
 
 
 def named_files(data: dict[str, Any]) -> dict[str, str]:
-    """The sources that a recipe names, but not the text that every Python has.
+    """Return the sources that a recipe names, except the text included with Python.
 
-    Raises `InputError` where one is no text, or `data` no mapping.
+    Raises `InputError` for a source that is not a string, or `data` that is not a mapping.
     """
     if not isinstance(data, dict):
         raise InputError(f"data: expected a mapping with a path, got {quote(data)}")
@@ -97,20 +102,25 @@ def named_files(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _in_folder(folder: Path, name: str) -> str:
-    name = Path(name).name if Path(name).is_absolute() else name  # of a run's recipe
+    name = Path(name).name if Path(name).is_absolute() else name  # from the recipe of a run
     other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
     for candidate in (name, other):
-        if all((folder / name).is_file() for name in _alternatives(candidate)):
+        if _is_there(str(folder / candidate)):
             return str(folder / candidate)
-    return str(folder / name)  # the reader says what is missing
+    return str(folder / name)  # the reader raises an error for the missing file
 
 
 def _suffix(path: str) -> str:
     return Path(plain_name(path)).suffix
 
 
+def _is_there(name: str) -> bool:
+    """Return whether the file exists, or both of two parallel files."""
+    return all(Path(file).is_file() for file in _alternatives(name))
+
+
 def _alternatives(name: str) -> list[str]:
-    """ "a.{b,c}" as "a.b" and "a.c"."""
+    """Expand "a.{b,c}" to "a.b" and "a.c"."""
     head, brace, rest = name.partition("{")
     inside, _, tail = rest.partition("}")
     return [head + choice + tail for choice in inside.split(",")] if brace else [name]

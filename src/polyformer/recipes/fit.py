@@ -1,4 +1,4 @@
-"""`fit`: a recipe made into a trained model, in a folder of its own."""
+"""The function `fit`: train the model of a recipe and save it in a folder."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ Scores = dict[str, dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """A finished run: its parts in memory, and its metrics by split ("validation", "test")."""
+    """A finished run: its objects in memory, and its metrics by split ("validation", "test")."""
 
     run: Run
     task: Task
@@ -52,15 +52,17 @@ def fit(
     from_step: int | None = None,
     changed_data: bool = False,
 ) -> Fitted:
-    """Train what `recipe` describes, into the folder `out`; `resume` goes on with the run there.
-    `start` is the folder of another run, whose tokenizer and weights a new one begins with; a recipe with a
-    teacher begins with that one's (see `distill`).
+    """Train the model of `recipe` and save it in the folder `out`; `resume` continues the run in `out`.
 
-    A resumed run goes on from its last checkpoint or from that of `from_step`, and is refused where the data
-    are no longer what they were, but for `changed_data`. What is refused leaves the folder as it was.
+    `start` is the folder of another run, from which a new run takes the tokenizer and the initial weights; a
+    recipe with a teacher takes both from the teacher (see `distill`).
 
-    The folder then holds all that `polyformer.recipes.Run` and `from_pretrained` read. Under `torchrun` every
-    process calls this alike, and the first one writes.
+    A resumed run continues from its last checkpoint or from the checkpoint of `from_step`. It raises
+    `InputError` if the data have changed, unless `changed_data`. An error about the arguments leaves the
+    folder unchanged.
+
+    Afterwards the folder can be read by `polyformer.recipes.Run` and `from_pretrained`. Under `torchrun`
+    every process calls this with the same arguments, and the first process writes.
     """
     run = folder_of(out, resume)
     with sole_writer(run.folder) if is_main() else nullcontext():
@@ -83,13 +85,13 @@ def _fit(
     recipe = settled(recipe, splits)
     if resume:
         check_same(run, recipe)
-        start = start or run.facts.get("start")  # the folders of stages may have been moved together
+        start = start or run.facts.get("start")  # the folders of all stages may have been moved
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
     config = read_config(run.folder) if resume else _config(recipe, task, start)
     model, draw = _model(run, recipe, task, config, tokenizer, start)
     with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed + 1)  # a helper's weights are not the model's
+        torch.manual_seed(recipe.seed + 1)  # separate random numbers for auxiliary models
         joined = task.training_module(model)
     fitting = _fitting(recipe, task, splits, model)
     if is_main():
@@ -106,7 +108,7 @@ def _fit(
         from_step,
         draw,
     )
-    # Nothing is written before all that can be wrong with the input was found.
+    # All errors in the input must be raised before this point, which writes the first file.
     if is_main():
         facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
         run.begin(recipe, tokenizer, model, **facts)
@@ -120,7 +122,7 @@ def _fit(
     if training.engine.mesh is None:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluators))
     elif is_main():
-        if task.finishes:  # else a model that no device holds stays in the files that it was written to
+        if task.finishes:  # otherwise a model too large for the device stays in its files
             joined.to(training.engine.device)
         scores = score(task, joined, splits, result)
     if is_main():
@@ -130,7 +132,7 @@ def _fit(
 
 
 def own_data(recipe: Recipe) -> Splits | None:
-    """What the task makes itself in place of reading data; `InputError` where data are named all the same."""
+    """Return the data that the task generates, or None; raise `InputError` if data are also configured."""
     own = recipe.task.own_data
     if own is not None and recipe.data != DataConfig():
         raise InputError(f"data: the task {quote(recipe.task.kind)} makes its own; leave it out")
@@ -138,7 +140,7 @@ def own_data(recipe: Recipe) -> Splits | None:
 
 
 def own_fingerprint(recipe: Recipe) -> Fingerprint:
-    """The fingerprint of what a task reads itself, by the names of its sources and their roles."""
+    """Return the fingerprint of the sources that a task reads, by source name and role."""
     return {
         f"{name}.{role}": files
         for name, (data, needs) in recipe.task.own_sources.items()
@@ -147,7 +149,7 @@ def own_fingerprint(recipe: Recipe) -> Fingerprint:
 
 
 def settled(recipe: Recipe, splits: Splits) -> Recipe:
-    """`recipe` with what only its data can tell."""
+    """Return `recipe` with the options that depend on its data."""
     task = recipe.task.situated(recipe.data.path).resolve(splits.train)
     return dataclasses.replace(recipe, task=task)
 
@@ -155,8 +157,10 @@ def settled(recipe: Recipe, splits: Splits) -> Recipe:
 def _tokenizer(
     run: Run, recipe: Recipe, splits: Splits, resume: bool, start: str | Path | None
 ) -> Tokenizer | None:
-    """That of the run itself, of the run it starts from or of its teacher; else a new one. None for a task
-    that reads no text."""
+    """Return the tokenizer of the run, of its start or of its teacher, or train a new tokenizer.
+
+    None for a task without text.
+    """
     if not recipe.task.tokenized:
         return None
     known = run.folder if resume else start or (recipe.distillation and recipe.distillation.teacher)
@@ -166,7 +170,7 @@ def _tokenizer(
 
 
 def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
-    """The configuration of a new run's model; a run that goes on has one of its own."""
+    """Return the model configuration of a new run; a resumed run reads it from its folder."""
     base = recipe.model_config()
     config = task.adapt(base)
     if start is not None:
@@ -176,7 +180,7 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
 
 
 def divides(recipe: Recipe, task: Task) -> bool:
-    """Whether processes divide the model, and nothing reads its weights before they do."""
+    """Return whether the model is sharded before its weights are read, so that they can be drawn late."""
     return not recipe.training.engine.parallel.whole and task.spreads and recipe.distillation is None
 
 
@@ -188,8 +192,10 @@ def _model(
     tokenizer: Tokenizer | None,
     start: str | Path | None,
 ) -> tuple[Transformer, Draw | None]:
-    """The model that a run begins with, and what draws its missing weights once it is divided; if the run
-    goes on, a checkpoint has them."""
+    """Return the initial model of a run, and the function that draws its missing weights after sharding.
+
+    In a resumed run a checkpoint provides the weights.
+    """
     begins = Checkpoints(run.folder).latest() is None
     late = divides(recipe, task) and not (begins and (start or recipe.model.pretrained or recipe.vectors))
     model, draw = _drawn(recipe, config, late)
@@ -203,9 +209,11 @@ def _model(
 
 
 def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, Draw | None]:
-    """The model, with weights drawn from the recipe's seed; with `late` most are drawn by the function behind
-    it, when the model is divided."""
-    with torch.random.fork_rng():  # the seed is this run's, not the program's
+    """Return the model with weights drawn from the seed of the recipe.
+
+    With `late`, most weights are drawn by the returned function, after the model is sharded.
+    """
+    with torch.random.fork_rng():  # do not change the random state of the program
         torch.manual_seed(recipe.seed)
         if not late:
             model: Any = build_model(config)
@@ -220,7 +228,7 @@ def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, 
 def _first_weights(
     recipe: Recipe, model: Transformer, tokenizer: Tokenizer | None, start: str | Path | None
 ) -> None:
-    """Put the weights that a run begins with into `model`, where they are not drawn."""
+    """Load the initial weights that are not random into `model`."""
     if recipe.model.pretrained is not None:
         report = start_from(recipe.model.pretrained, model)
         if is_main():
@@ -241,7 +249,7 @@ def _first_weights(
 
 
 def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:
-    """The task and its data; under a teacher, whose layers `model` takes unless it is to have its own."""
+    """Return the task with its data; with a teacher, `model` gets its layers unless `fresh` is set."""
     lesson = recipe.distillation
     if lesson is None:
         return Fitting(task, splits, recipe.seed)
@@ -252,7 +260,7 @@ def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> 
 
 
 def score(task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = ALONE) -> Scores:
-    """The final metrics of every split: what training measured of the final weights, and what they write."""
+    """Return the final metrics of every split: from training, and of the texts that the model generates."""
     measured = {"validation": result.metrics, **result.concluded}
     rows = {"validation": splits.validation, "test": splits.test}
     return {

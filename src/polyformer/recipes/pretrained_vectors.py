@@ -1,4 +1,4 @@
-"""A token table that begins with pretrained word vectors, frozen or not: `--pretrained-vectors FILE`."""
+"""Pretrained word vectors as initial token embeddings, optionally frozen: `--pretrained-vectors FILE`."""
 
 import dataclasses
 
@@ -14,17 +14,17 @@ from polyformer.model import Transformer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VectorsConfig(Config):
-    """A file of word2vec or GloVe; `frozen`: the token table is not trained."""
+    """A file of word2vec or GloVe vectors; `frozen`: the token table is not trained."""
 
     path: str
     frozen: bool = False
 
 
 def copy_vectors(config: VectorsConfig, model: Transformer, tokenizer: Tokenizer | None) -> str:
-    """Put the vectors of the tokens that are words into every token table; returns what to say of it.
+    """Copy the vectors of words into the rows of their tokens in every token table; return a note.
 
-    The other rows stay as they are. Raises `InputError` for vectors of another width than the table's, for a
-    table of clusters, and as `read_word_vectors` does.
+    The other rows do not change. Raises `InputError` for vectors with another width than the table, for an
+    adaptive (clustered) table, and in the cases of `read_word_vectors`.
     """
     if tokenizer is None:
         raise InputError("vectors: this task reads no words; leave them out")
@@ -49,7 +49,7 @@ def copy_vectors(config: VectorsConfig, model: Transformer, tokenizer: Tokenizer
 
 
 def freeze_vectors(model: Transformer) -> None:
-    """No gradients for the token tables, rows without a pretrained vector and a tied output too."""
+    """Freeze the token tables, including rows without a pretrained vector, and a tied output layer."""
     for table in _tables(model):
         table.weight.requires_grad_(False)
 

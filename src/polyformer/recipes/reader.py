@@ -1,7 +1,7 @@
-"""A checkpoint as the commands use it: what a task does with a trained model, without a recipe.
+"""A checkpoint for the commands: inference of a task with a trained model, without a recipe.
 
-What a text becomes is said by the tokenizer (`encode_for_model`), what the labels are called by config.json.
-A model of ours beside a tokenizer without marks reads what our tasks give it.
+The tokenizer defines the special tokens of a text (`encode_for_model`), config.json the names of the labels.
+For a polyformer model with a tokenizer without special tokens, texts get the tokens of the polyformer tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,20 @@ from polyformer.tasks.qa import AnsweringConfig, answers
 from polyformer.tasks.text import batched, required
 
 COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
-"""Which command a head is for; a language model's depends on its stacks."""
+"""The command for each head; for a language model it depends on the stacks."""
 
 KINDS = {"answer": "qa", "generate": "lm"}
-"""The kind of task where it is not called as the command."""
+"""The kind of task if its name differs from the command."""
 
 MARKS = {"generate": ("{bos} $A", "{bos} $A $B"), "translate": ("$A {eos}", "$A $B {eos}")}
 LABELLED = "{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"
-"""What our tasks' models read, for one text and for two."""
+"""Input format of models of the polyformer tasks, for a single text and for two texts."""
 
 
 class Reader:
     """The `model` in `folder` and its `tokenizer`, for the command `wanted`.
 
-    Raises `InputError` for a model with another head, and where there is no tokenizer.
+    Raises `InputError` for a model with another head, and without a tokenizer.
     """
 
     batch_tokens = 4096
@@ -49,15 +49,15 @@ class Reader:
             mark(self.tokenizer, *MARKS.get(wanted, LABELLED))
         self.model = from_pretrained(folder).to(device)
         self.config, self.fields = config, config.origin.fields if config.origin else {}
-        self.language: str | None = None  # of the texts
+        self.language: str | None = None  # language of the texts
         special = config.special
         pads = (special.pad, self.tokenizer.pad_id, 0)
         self.collate = Collate(next(token for token in pads if token is not None))
         firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
-        self.first = next(token for token in firsts if token is not None)  # stands where a text has no token
+        self.first = next(token for token in firsts if token is not None)  # used for a text without tokens
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text with its marks; raises `InputError` for one longer than the model takes."""
+        """Return the ids of each text with special tokens; raise `InputError` for too long texts."""
         encoded = self.tokenizer.encode_batch_for_model(texts, language=self.language)
         return [self.checked(text, ids) for text, (ids, _) in zip(texts, encoded)]
 
@@ -70,7 +70,7 @@ class Reader:
         ]
 
     def checked(self, text: str, ids: list[int]) -> list[int]:
-        """The ids of a text, if the model takes so many; of no text at least one."""
+        """Return the ids of a text if the model supports the length; an empty text gets a single token."""
         limit = longest(self.config)
         if limit is not None and len(ids) > limit:
             raise InputError(
@@ -83,8 +83,7 @@ class Reader:
     def classify(
         self, model: Transformer, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[dict[str, float]]:
-        """For every text, or text and its pair, the probability of each label; of a model of numbers the
-        numbers."""
+        """Return the probability of each label for every text or pair; for regression, the values."""
         head = self.config.head
         assert isinstance(head, ClassifyConfig)
         labels, scores = self._labels(head), [{}] * len(texts)
@@ -100,7 +99,7 @@ class Reader:
         return scores
 
     def choose(self, model: Transformer, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-        """For every {text, choices} the probability of each choice."""
+        """Return the probability of each choice for every {text, choices}."""
         texts = [(question["text"], question["choices"]) for question in questions]
         pad = self.collate.pad_id
         rows = [packed(self._encode_pairs([text] * len(choices), choices), pad) for text, choices in texts]
@@ -108,8 +107,10 @@ class Reader:
 
     @torch.no_grad()
     def tag(self, model: Transformer, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The tag of every word of every sentence: that of its first token, and where the tokenizer keeps
-        nothing of a word, of the sentence's first token."""
+        """Return the tag of every word of every sentence: the tag of its first token.
+
+        A word without tokens gets the tag of the first token of the sentence.
+        """
         head, texts = self.config.head, [" ".join(words) for words in sentences]
         assert isinstance(head, TagConfig)
         labels, encoded = self._labels(head), encode_marked(self.tokenizer, texts)
@@ -122,7 +123,7 @@ class Reader:
         return tags
 
     def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
-        """The answer to each row's question, a piece of its context, read in windows."""
+        """Return the answer to the question of each row, a span of its context, which is read in windows."""
         usual, typed = AnsweringConfig(), self.config.embedding.type_vocab_size > 1
         length = min(usual.max_length, longest(self.config) or usual.max_length)
         questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
@@ -133,20 +134,20 @@ class Reader:
         return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
 
     def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:
-        """The names of the labels by their numbers; LABEL_0, ... where there are none."""
+        """Return the names of the labels by their numbers; LABEL_0, ... without names."""
         names = {int(number): name for number, name in (self.fields.get("id2label") or {}).items()}
         return [names.get(number, f"LABEL_{number}") for number in range(head.num_labels)]
 
 
 def command_of(config: ModelConfig) -> str | None:
-    """The command that a model's head is for."""
+    """Return the command for the head of a model, or None."""
     if config.head.kind in ("language_model", "adaptive_softmax") and config.decoder is not None:
         return "generate" if config.encoder is None else "translate"
     return COMMANDS.get(config.head.kind)
 
 
 def check_head(folder: Path, config: object, wanted: str) -> None:
-    """Raises `InputError` for a model that is not for the command `wanted`."""
+    """Raise `InputError` for a model that does not support the command `wanted`."""
     if not isinstance(config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
     command = command_of(config)
@@ -165,7 +166,7 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
 
 
 def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
-    """Let `tokenizer` encode for a model with these marks, written by their roles."""
+    """Set the special tokens that `tokenizer` adds to texts for a model, given by their roles."""
     from tokenizers import processors
 
     roles = [role for role in ("bos", "eos", "cls", "sep") if f"{{{role}}}" in single]
@@ -179,8 +180,11 @@ def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
 
 
 def word_places(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """The first token of each of the words that single spaces join, the space before it with it; 0 for one
-    without. `offsets` are the tokens' characters, none for marks."""
+    """Return the index of the first token of each of the words, which are joined by single spaces.
+
+    A token may include the space before its word; a word without tokens gets 0. `offsets` are the characters
+    of the tokens, empty for special tokens.
+    """
     places, start = [], 0
     for word in words:
         stop = start + len(word)

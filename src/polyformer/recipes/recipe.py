@@ -1,4 +1,4 @@
-"""`Recipe`: everything that makes a training run; the same recipe gives the same run."""
+"""The class `Recipe`: all settings of a training run; the same recipe gives the same run."""
 
 import dataclasses
 from typing import Any, Self
@@ -9,7 +9,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name, with_options
 from polyformer.data import DataConfig, TokenizerConfig
-from polyformer.model import decode_config
+from polyformer.model import VisionConfig, decode_config
 from polyformer.objectives.distillation import DistillationConfig
 from polyformer.patterns.base import Pattern
 from polyformer.plugins import telling
@@ -24,13 +24,13 @@ from polyformer.training.schedules import Cosine
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelChoice(Config):
-    """A preset and what is changed in it, written as one mapping, or as the bare name of the preset:
+    """A preset with changed options, written as one mapping, or only the name of the preset:
 
         model: {preset: decoder-tiny, hidden_size: 192, decoder: {dropout: 0.2}}
 
-    A bare name sets an option wherever the model has it, a nested one in its place. `pretrained: DIR` in
-    place of the preset starts from a checkpoint, ours or transformers'. With neither, the mapping is a whole
-    `ModelConfig`.
+    A top-level option is set wherever the model has it, a nested option only at its position. `pretrained:
+    DIR` instead of the preset starts from a checkpoint of polyformer or transformers. Without both, the
+    mapping is a complete `ModelConfig`.
     """
 
     preset: str | None = None
@@ -39,7 +39,7 @@ class ModelChoice(Config):
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """A preset's name, or a mapping of `preset` or `pretrained` and options."""
+        """Parse the name of a preset, or a mapping of `preset` or `pretrained` and options."""
         if isinstance(data, str):
             return cls(preset=data)
         if not isinstance(data, dict):
@@ -57,18 +57,20 @@ class ModelChoice(Config):
         return cls(**bases, options=options)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads."""
+        """Return the mapping that `from_dict` reads."""
         bases = {"preset": self.preset, "pretrained": self.pretrained}
         return {**{name: base for name, base in bases.items() if base is not None}, **self.options}
 
-    def config(self) -> ModelConfig:
-        """The model that is meant; `InputError` for an unknown preset or option, with the nearest names."""
+    def config(self) -> Any:
+        """Return the model configuration; raise `InputError`, with similar names, for unknown names."""
         if self.pretrained is not None:
-            checkpoint = config_of(self.pretrained)
+            checkpoint: Any = config_of(self.pretrained)
+            if isinstance(checkpoint, VisionConfig):
+                return overridden(checkpoint, flattened(self.options))
             if not isinstance(checkpoint, ModelConfig):
                 raise InputError(
-                    f"pretrained: {self.pretrained} reads no text, and such a model is trained from fresh "
-                    "weights only; name a preset"
+                    f"pretrained: {self.pretrained} reads neither text nor images, and such a model is "
+                    "trained from fresh weights only; name a preset"
                 )
             return keep_positions(overridden(checkpoint, flattened(self.options)), checkpoint)
         if self.preset is None:
@@ -88,16 +90,16 @@ class Recipe(Config):
     optimizer: OptimizerConfig = AdamW()
     schedule: ScheduleConfig = Cosine()
     training: TrainingConfig = TrainingConfig()
-    vectors: VectorsConfig | None = None  # word vectors that the token table begins with
-    distillation: DistillationConfig | None = None  # a teacher whose layers and predictions are learnt from
-    imports: tuple[str, ...] = ()  # files and modules that register parts of one's own
+    vectors: VectorsConfig | None = None  # pretrained word vectors of the token table
+    distillation: DistillationConfig | None = None  # a teacher that provides initial layers and soft labels
+    imports: tuple[str, ...] = ()  # files and modules that register user-defined parts
     seed: int = 0
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """The recipe that `data` describes. It imports nothing: see `polyformer.plugins`.
+        """Return the recipe described by `data`. It imports nothing: see `polyformer.plugins`.
 
-        A model that begins with a checkpoint reads by its tokenizer, where no other is named.
+        A model that starts from a checkpoint uses the tokenizer of the checkpoint unless another is named.
         """
         names = data.get("imports") if isinstance(data, dict) else None
         if isinstance(data, dict) and "tokenizer" not in data:
@@ -108,7 +110,7 @@ class Recipe(Config):
             return super().from_dict(data, where)
 
     def model_config(self) -> ModelConfig:
-        """The model that is meant, as `ModelChoice.config`; an error tells of imports that are missing."""
+        """Return `ModelChoice.config`; an error mentions missing imports."""
         with telling(self.imports):
             return self.model.config()
 
@@ -122,7 +124,7 @@ class Recipe(Config):
 
 
 def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{a: {b: 1}} as {"a.b": 1}; a mapping with a `kind` is a whole part and stays one."""
+    """Convert {a: {b: 1}} to {"a.b": 1}; a mapping with a `kind` is a complete part and is not flattened."""
     flat: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, dict) and "kind" not in value:
@@ -133,7 +135,7 @@ def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, mapping by mapping. A change of `kind` leaves nothing of the part that was."""
+    """Return `base` updated recursively with `changes`. A change of `kind` replaces the whole part."""
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
@@ -151,7 +153,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written_out(name: str, text: str, change: dict[str, Any]) -> dict[str, Any]:
-    """The mapping that `text`, the name of a preset or an expression, is short for where it is changed."""
+    """Return the mapping that `text`, the name of a preset or an expression, abbreviates."""
     if name == "model":
         return {"preset": text}
     heads = {field.name for field in dataclasses.fields(AttentionConfig)}
@@ -162,6 +164,6 @@ def _written_out(name: str, text: str, change: dict[str, Any]) -> dict[str, Any]
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
-    """("a.b", 1) as {a: {b: 1}}."""
+    """Convert ("a.b", 1) to {a: {b: 1}}."""
     name, _, rest = path.partition(".")
     return {name: nested(rest, value) if rest else value}

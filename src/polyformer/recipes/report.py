@@ -1,4 +1,4 @@
-"""What a finished language model is set beside: what knows nothing, what counts n-grams, and a sample."""
+"""Baselines for a finished language model, a uniform and an n-gram model, and a text sample."""
 
 import math
 
@@ -13,9 +13,9 @@ Row = tuple[str, dict[str, float]]
 
 
 def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
-    """The validation metrics of the uniform distribution over tokens and of an n-gram model.
+    """Return the validation metrics of the uniform distribution over tokens and of an n-gram model.
 
-    Both predict the same tokens as the model is measured on, with the same counts of words and bytes.
+    Both are measured on the same tokens as the model, with the same counts of words and bytes.
     """
     order = task.config.ngram_order
     if not order or splits.validation is None:
@@ -30,7 +30,7 @@ def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
 
 
 def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 160) -> str:
-    """The task's prompt and a continuation drawn from the model; the same for the same seed."""
+    """Return the prompt of the task and a sampled continuation, deterministic for a seed."""
     prompt = task.config.prompt
     room = model.config.max_position_embeddings - len(task.start(prompt))
     drawing = SamplingConfig(do_sample=True, temperature=0.7, top_p=0.95, seed=seed)
@@ -39,7 +39,7 @@ def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_token
 
 
 def table(rows: list[Row]) -> str:
-    """Rows of metrics as aligned text."""
+    """Format rows of metrics as aligned text."""
     names = list(dict.fromkeys(name for _, metrics in rows for name in metrics))
     first = max(len(title) for title, _ in rows)
     lines = [" " * first + "".join(f"  {name.replace('_', ' '):>10}" for name in names)]
@@ -52,5 +52,5 @@ def table(rows: list[Row]) -> str:
 
 
 def number(value: float) -> str:
-    """A metric in four digits."""
+    """Format a metric with four digits."""
     return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""What a resumed run must share with what it began with; a refusal comes before anything is written."""
+"""Checks that a resumed run matches its start; errors are raised before anything is written."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ PLACES = {"path", "validation", "test"}
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
-    """Raises `InputError` where `recipe` cannot go on with `run`.
+    """Raise `InputError` if `recipe` cannot continue `run`.
 
-    The model, the task, the tokenizer, the optimizer's kind, the seed and how data are read stay; how long,
-    how fast and where a run trains, and where its data lie, may change.
+    The model, the task, the tokenizer, the kind of optimizer, the seed and the reading of data must not
+    change. The length, speed and device of training, and the paths of the data, may change.
     """
     before, now = _fixed(run.recipe), _fixed(recipe)
     if before["model"] != now["model"] and run.recipe.model.config() == recipe.model.config():
@@ -32,7 +32,7 @@ def check_same(run: Run, recipe: Recipe) -> None:
 
 
 def check_data(run: Run, now: Fingerprint) -> None:
-    """Raises `InputError` where the data are not those that `run` was trained on."""
+    """Raise `InputError` if the data differ from the data that `run` was trained on."""
     changes = data_changes(run.facts.get(DATA, {}), now)
     if changes:
         raise InputError(
@@ -43,7 +43,7 @@ def check_data(run: Run, now: Fingerprint) -> None:
 
 
 def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Dotted name and both values of the first place where two nested mappings differ."""
+    """Return the dotted name and both values of the first difference between two nested mappings."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return None if before == now else (name, before, now)
     for key in dict.fromkeys([*before, *now]):
@@ -54,7 +54,7 @@ def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, A
 
 
 def _fixed(recipe: Recipe) -> dict[str, Any]:
-    """The parts of a recipe that stay."""
+    """Return the parts of a recipe that must not change."""
     plain = recipe.to_dict()
     fixed = {name: plain[name] for name in ("seed", "model", "task", "tokenizer", "vectors", "distillation")}
     if fixed["task"].get("neighbours"):
@@ -64,7 +64,7 @@ def _fixed(recipe: Recipe) -> dict[str, Any]:
 
 
 def folder_of(out: str | Path, resume: bool) -> Run:
-    """The run in `out` to go on with, or a new one there; raises `InputError` for the other case."""
+    """Return the run in `out` to resume, or a new run; raise `InputError` if `resume` does not fit."""
     if resume:
         return Run.open(out)
     run = Run(Path(out))

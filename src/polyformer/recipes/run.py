@@ -1,13 +1,13 @@
-"""The folder of a run: what it was made from, and what it made.
+"""The folder of a run: its settings and its results.
 
-recipe.yaml        everything resolved: the same file trains the same model again
-run.json           versions, seed, where it stands, and in the end its metrics
-tokenizer.json     with config.json and model.safetensors what `from_pretrained` reads
+recipe.yaml        the resolved recipe: the same file trains the same model again
+run.json           versions, seed, progress, and finally the metrics
+tokenizer.json     together with config.json and model.safetensors the files for `from_pretrained`
 config.json
 model.safetensors
-metrics.csv        as training went; also metrics.jsonl
-checkpoints/       to resume from
-generator/         what an ELECTRA was trained with, a model as well
+metrics.csv        metrics during training; also metrics.jsonl
+checkpoints/       for resuming
+generator/         the generator of ELECTRA, also a model
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ from torch import nn
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, write_json
 from polyformer.core.gguf import gguf_file
-from polyformer.core.parsing import JSON_BYTES, YAML_BYTES, parse_json
+from polyformer.core.limits import JSON_BYTES, YAML_BYTES
+from polyformer.core.parsing import parse_json
+from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.model import Transformer, build_model, load_pretrained, read_config
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from polyformer.recipes.reader import Reader
     from polyformer.recipes.writer import Writer
 
-STEPS = "steps"  # in run.json when a training has ended
+STEPS = "steps"  # in run.json after the end of training
 
 WANTED: dict[type[Task], str] = {
     Answering: "answer",
@@ -58,7 +60,7 @@ WANTED: dict[type[Task], str] = {
     Translation: "translate",
     Writing: "translate",
 }
-"""The command that uses what a task has trained."""
+"""The command for the model of a task."""
 
 T = TypeVar("T", bound=Task)
 R = TypeVar("R", bound="Reader")
@@ -66,14 +68,14 @@ R = TypeVar("R", bound="Reader")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run in `folder`; its parts are read when they are first asked for."""
+    """A run in `folder`; its parts are read on first access."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
-        """The run in `folder`; raises `InputError` where there is none."""
-        folder = Path(folder)
+        """Return the run in `folder`; raise `InputError` if there is none."""
+        folder = checked_path(folder)
         if not folder.is_dir():
             raise InputError(
                 f"{folder}: no such directory; expected a run of `polyformer train` or a checkpoint"
@@ -85,28 +87,28 @@ class Run:
         return cls(folder)
 
     def check_new(self) -> None:
-        """Raises `InputError` where the folder holds a run already."""
+        """Raise `InputError` if the folder already contains a run."""
         if (self.folder / RECIPE).exists():
             way = f"go on with it by --resume {self.folder}, or choose another --out"
             raise InputError(f"{self.folder} already holds a run; {way}")
 
     def begin(self, recipe: Recipe, tokenizer: Tokenizer | None, model: Transformer, **facts: Any) -> None:
-        """Write what the run is made from, with `facts` for run.json: the beginning of its trainings."""
+        """Write the inputs of the run, with `facts` for run.json, at the start of training."""
         if not (self.folder / RECIPE).exists():
             if tokenizer is not None:
                 tokenizer.save(self.folder)
             write_generation(model, self.folder)
             write_json(self.folder / CONFIG, model.config.to_dict())
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
-        atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: it makes the folder a run
+        atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: marks a run
 
     def record(self, **facts: Any) -> None:
-        """Add to run.json."""
+        """Add entries to run.json."""
         write_json(self.folder / RECORD, {**self.facts, **facts})
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What run.json holds."""
+        """Return the content of run.json."""
         file = self.folder / RECORD
         if not file.exists():
             return {}
@@ -115,13 +117,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last training here has come to its end: the weights in the folder are its result."""
+        """Return whether the last training has ended, so that the folder contains its final weights."""
         file = self.folder / RECORD
         return (self.folder / WEIGHTS).is_file() and (not file.exists() or STEPS in self.facts)
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe in the folder; `InputError` names the file where it is damaged."""
+        """Return the recipe in the folder; raise `InputError` that names the file if it is damaged."""
         path = self.folder / RECIPE
         try:
             return Recipe.from_yaml(read_bounded(path, YAML_BYTES).decode("utf-8"))
@@ -132,16 +134,16 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the run was trained with."""
+        """Return the tokenizer of the run."""
         return load_tokenizer(self.folder)
 
     @cached_property
     def task(self) -> Task:
-        """The recipe's task, without data."""
+        """Return the task of the recipe, without data."""
         return self.recipe.task.build(self.tokenizer if self.recipe.task.tokenized else None)
 
     def task_of(self, kind: type[T]) -> T:
-        """The task, if it is one of `kind`; raises `InputError` otherwise."""
+        """Return the task if it is of `kind`; raise `InputError` otherwise."""
         if not isinstance(self.task, kind):
             raise InputError(
                 f"{self.folder}: a run of the task {quote(self.recipe.task.kind)}, which cannot do this"
@@ -149,20 +151,20 @@ class Run:
         return self.task
 
     def measured(self, device: str = "auto") -> nn.Module:
-        """What the task's metrics are of: the model, with what was trained beside it if anything was."""
+        """Return the module for the metrics: the model, with its auxiliary models if there are any."""
         if not self.finished:
             return self._unfinished(device)[1]
         return self.task.training_module(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
-        """The trained model, ready to use; of a run that has not ended, as its last checkpoint has it."""
+        """Return the trained model; for an unfinished run, the model of its last checkpoint."""
         if not self.finished:
             return self._unfinished(device)[0]
         model: Any = load_pretrained(self.folder).to(choose_device(device))
         return model
 
     def result(self, device: str = "auto") -> Transformer:
-        """The model of a run that has ended: what others are to learn from must not change any more."""
+        """Return the model of a finished run; raise `InputError` if it is unfinished and may change."""
         if not self.finished:
             way = f"go on with: polyformer train --resume {self.folder}"
             raise InputError(
@@ -171,7 +173,7 @@ class Run:
         return self.model(device)
 
     def _unfinished(self, device: str) -> tuple[Transformer, nn.Module]:
-        """The model as the last checkpoint has it, and what is measured."""
+        """Return the model of the last checkpoint, and the module that is measured."""
         latest = Checkpoints(self.folder).latest()
         if latest is None:
             way = f"go on with: polyformer train --resume {self.folder}"
@@ -187,22 +189,22 @@ class Run:
 
 
 def reader(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Reader, Transformer]":
-    """What reads texts as the task `kind` does for the model in `folder`, a run or a checkpoint; and it."""
+    """Return the reader for the task `kind` and the model in `folder`, a run or a checkpoint."""
     from polyformer.recipes.reader import Reader
 
     return _opened(folder, kind, Reader, device)
 
 
 def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Writer, Transformer]":
-    """The same for a task that writes."""
+    """Return the same for a task that generates text."""
     from polyformer.recipes.writer import Writer
 
     return _opened(folder, kind, Writer, device)
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether it is a folder of something else than a run, or a GGUF file."""
-    folder = Path(path)
+    """Return whether `path` is a GGUF file, or a folder that is not a run."""
+    folder = checked_path(path)
     return gguf_file(folder) is not None or (folder.is_dir() and not (folder / RECIPE).is_file())
 
 
@@ -215,7 +217,7 @@ def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str)
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" (CUDA where there is one), "cpu" or "cuda"; raises `InputError` where that is not there."""
+    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if it is unavailable."""
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' was asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
     if name == "auto":
@@ -224,7 +226,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def new_folder(name: str, root: str | Path = "runs") -> Path:
-    """A folder ROOT/NAME-NUMBER that did not exist, made now."""
+    """Create and return a new folder ROOT/NAME-NUMBER."""
     number = 1
     while True:
         folder = Path(root, f"{name}-{number}")

@@ -1,4 +1,4 @@
-"""What a finished image model is shown by: guesses that know less, and a sheet of completed images."""
+"""Baselines for a finished image model, and a figure of completed images."""
 
 import math
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ GAP = 1  # pixels between images
 
 
 def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
-    """The validation metrics of an even guess, and of every pixel guessed by how often it had each level.
+    """Return the validation metrics of a uniform guess, and of the level frequencies of each pixel.
 
-    The second counts one of every level more than there were, so that nothing is impossible (Laplace).
+    The frequencies are smoothed by one count of every level, so that no level is impossible (Laplace).
     """
     if splits.validation is None:
         return []
@@ -41,17 +41,19 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
 
 
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:
-    """Draw the first held-out images, their upper halves, and these completed by the model, into `path`.
+    """Draw the first held-out images, their upper halves, and their completions by the model, into `path`.
 
-    Raises `InputError` where matplotlib is not installed.
+    Raises `InputError` if matplotlib is not installed.
     """
     held = next(rows for rows in (splits.test, splits.validation, splits.train) if rows is not None)
     write_pictures(path, dict(zip(ROWS, task.complete(model, held, IMAGES, seed))), task.levels)
 
 
 def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:
-    """Draw levels [N, height, width], or [N, height, width, 3] of red, green and blue, as named rows of
-    pictures; what is below 0 stays blank."""
+    """Draw images as named rows of pictures; negative levels are blank.
+
+    images: levels [N, height, width], or [N, height, width, 3] for red, green and blue.
+    """
     rows, (number, height, width) = len(images), next(iter(images.values())).shape[:3]
     paper = np.ones((rows * (height + GAP) - GAP, number * (width + GAP) - GAP, 3))
     for row, pictures in enumerate(images.values()):
@@ -70,5 +72,5 @@ def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> Non
 
 
 def _levels(task: ImageModelling, rows: Rows) -> np.ndarray:
-    """[images, pixels]."""
+    """Return the levels [images, pixels]."""
     return np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])

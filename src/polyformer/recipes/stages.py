@@ -1,10 +1,10 @@
-"""Staged training: short texts and narrow windows first, then twice as long and wide, at half the rate.
+"""Staged training: each stage doubles text and window lengths and halves the learning rate.
 
-Stage i (from 0) of a recipe has windows and rows 2^i times as long and a learning rate of lr / 2^i, and goes
-on with the weights of the stage before. Most updates are thus made where they are cheap, and the model still
-ends at the full length. Beltagy et al. 2020 (Longformer), section 4.2. Every stage is a run of its own, with
-its schedule from the start; a batch has fewer rows as they grow longer. The first stage may begin with a
-checkpoint. Tables of learned positions grow from stage to stage by copying (section 5).
+Stage i (from 0) of a recipe has windows and rows 2^i times longer and a learning rate of lr / 2^i, and starts
+from the weights of the previous stage. Thus most updates are cheap, and the final model still has
+the full length. Beltagy et al. 2020 (Longformer), section 4.2. Every stage is a separate run, with
+its schedule from the start; longer rows mean fewer rows per batch. The first stage may start from a
+checkpoint. Tables of learned positions are extended between stages by copying (section 5).
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ Staged = LanguageModellingConfig | MaskedModellingConfig
 
 
 def stages(recipe: Recipe, number: int) -> list[Recipe]:
-    """The recipes of `number` stages; the first is `recipe` itself.
+    """Return the recipes of `number` stages; the first is `recipe`.
 
-    Raises `InputError` for a number below 1, and for other tasks than `lm` and `mlm`.
+    Raises `InputError` for a number below 1, and for tasks other than `lm` and `mlm`.
     """
     if number < 1:
         raise InputError(f"number: expected 1 stage or more, got {number}")
@@ -38,10 +38,10 @@ def stages(recipe: Recipe, number: int) -> list[Recipe]:
 
 
 def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
-    """Train `number` stages one after another, into the folders `out`/stage-1, `out`/stage-2, ...
+    """Train `number` stages in sequence, in the folders `out`/stage-1, `out`/stage-2, ...
 
-    What is there already goes on where it stopped: finished stages are left as they are (and are not among
-    those returned), one that was interrupted is resumed. Raises `InputError` for stages of another recipe.
+    Existing stages are continued: finished stages are skipped (and not returned), an interrupted stage is
+    resumed. Raises `InputError` for stages of another recipe.
     """
     fitted: list[Fitted] = []
     start: Path | None = None
@@ -57,9 +57,9 @@ def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
 
 
 def widened(part: Any, factor: int) -> Any:
-    """`part`, a pattern or a configuration, with every window `factor` times as wide.
+    """Return `part`, a pattern or a configuration, with every window `factor` times wider.
 
-    A window's own token counts with those before it: the causal window of 256 becomes one of 512.
+    The current token of a window counts with the tokens before it: a causal window of 256 becomes 512.
     """
     if isinstance(part, Window):
         after = part.keys_after
@@ -79,7 +79,7 @@ def widened(part: Any, factor: int) -> Any:
 def _stage(recipe: Recipe, task: Staged, factor: int) -> Recipe:
     length = task.row_length * factor
     config = recipe.model.config()
-    if recipe.model.pretrained is not None:  # the first stage has the checkpoint's positions and more
+    if recipe.model.pretrained is not None:  # the first stage may need more positions than the checkpoint
         config = extend_positions(config, max(config.max_position_embeddings, task.row_length))
     return dataclasses.replace(
         recipe,

@@ -1,4 +1,4 @@
-"""A teacher's student: the same model with fewer layers, which begins with the weights of some of them."""
+"""The student of a teacher: the same model with fewer layers, which are copied from the teacher."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ SIDES = ("encoder", "decoder")
 
 
 def student_config(teacher: ModelConfig, layers: int | None = None) -> ModelConfig:
-    """`teacher` with `layers` layers (of an encoder-decoder on either side), by default half of its own."""
+    """Return `teacher` with `layers` layers (per stack), by default half of the teacher's."""
     stacks = {side: getattr(teacher, side) for side in SIDES}
     return dataclasses.replace(
         teacher, **{side: _shorter(stack, layers) for side, stack in stacks.items() if stack is not None}
@@ -24,8 +24,9 @@ def student_config(teacher: ModelConfig, layers: int | None = None) -> ModelConf
 
 
 def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
-    """Layers that differ in their attention or feed-forward keep what they had in the teacher."""
-    count = layers or max(1, stack.num_hidden_layers // 2)
+    """Return the stack with fewer layers, which keep their attention and feed-forward."""
+    size = stack.layers_per_group
+    count = layers or max(1, stack.num_hidden_layers // size // 2) * size
     chosen = chosen_layers(stack.num_hidden_layers, count)
     mechanism, feedforward = stack.attention.mechanism, stack.feedforward
     mechanisms = tuple(mechanism.at(i) for i in chosen)
@@ -38,16 +39,16 @@ def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
     return dataclasses.replace(
         stack,
         num_hidden_layers=count,
-        num_hidden_groups=None if groups is None else min(groups, count),
+        num_hidden_groups=None if groups is None else min(groups, max(1, count // size)),
         attention=dataclasses.replace(stack.attention, mechanism=mechanism),
         feedforward=feedforward,
     )
 
 
 def take_layers(student: Transformer, teacher: Transformer) -> None:
-    """Put the teacher's weights into the student, of its layers those of `chosen_layers`.
+    """Copy the weights of the teacher into the student, with the layers of `chosen_layers`.
 
-    Raises `InputError` where the two differ in more than their layers.
+    Raises `InputError` if the two differ in more than the number of layers.
     """
     theirs = teacher.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -68,7 +69,7 @@ def take_layers(student: Transformer, teacher: Transformer) -> None:
 
 
 def _source(name: str, student: nn.Module, teacher: nn.Module) -> str:
-    """The teacher's name of a tensor: a list of parts shorter in the student has the chosen ones of them."""
+    """Return the teacher's name of a tensor, with indices of shortened lists mapped to chosen layers."""
     own = name.split(".")
     words = list(own)
     for place, word in enumerate(own):
@@ -81,7 +82,7 @@ def _source(name: str, student: nn.Module, teacher: nn.Module) -> str:
 
 
 def _rows(name: str, tensor: Tensor, own: Tensor, student: Transformer, teacher: Transformer) -> Tensor:
-    """Of a position scheme's table with a row for every layer, the rows of the chosen ones."""
+    """Return the rows of the chosen layers of a position table with a row per layer; otherwise `tensor`."""
     side, part = name.split(".")[:2] if name.count(".") else (name, "")
     if side not in SIDES or part != "position" or tensor.shape == own.shape:
         return tensor

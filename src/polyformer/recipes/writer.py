@@ -1,4 +1,4 @@
-"""A checkpoint that writes: by the settings it came with, and by what the command line says instead."""
+"""A checkpoint that generates text, by its generation settings, overridden by the command line."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,17 +19,19 @@ LENGTHS = "max_length", "max_new_tokens"
 
 
 class Writer(Reader):
-    """`rules`: settings of generation, named as on the hub; those of old checkpoints stand in config.json.
-    `prefix`: what stands before every text."""
+    """A reader for generation. `rules`: generation settings as on the hub; `prefix`: starts every text.
+
+    Old checkpoints have these settings in config.json.
+    """
 
     def __init__(self, folder: Path, wanted: str, device: torch.device):
         super().__init__(folder, wanted, device)
-        described = {**self.fields, "architectures": None}  # by which it is known as a config.json
+        described = {**self.fields, "architectures": None}  # marks it as the content of a config.json
         self.rules: dict[str, Any] = dict(self.model.generation or described)
         self.prefix = ""
 
     def follow(self, **options: Any) -> None:
-        """Generate with the settings `options`, and by the checkpoint's others."""
+        """Override the generation settings of the checkpoint by `options`."""
         if options.get("do_sample"):
             self.rules |= {"num_beams": 1, "top_k": self.rules.get("top_k", 0)}
         elif options.get("num_beams", 1) > 1:
@@ -39,7 +41,7 @@ class Writer(Reader):
         self.rules |= options
 
     def settings(self, most: int) -> GenerationConfig:
-        """How to write: at most `most` new tokens where nothing else is said."""
+        """Return the generation settings, with at most `most` new tokens by default."""
         limited = any(self.rules.get(name) is not None for name in LENGTHS)
         return from_hub(self.rules if limited else {**self.rules, "max_new_tokens": most})
 
@@ -50,7 +52,7 @@ class Writer(Reader):
         config: GenerationConfig,
         streamer: Callable[[Tensor], None] | None = None,
     ) -> list[str]:
-        """What follows `prompt`."""
+        """Return continuations of `prompt`."""
         generated = self.write(model, prompt, config, streamer)
         return generated.texts(self.tokenizer.decode, config.stop)
 
@@ -64,21 +66,23 @@ class Writer(Reader):
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
     ) -> Generated:
-        """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
+        """Return the same as tokens, with statistics of a draft (see `polyformer.generation.generate`)."""
         prompt_ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
         more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(prompt_ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
-        """The token ids of a text that begins with `prompt` and is to go on."""
+        """Return the token ids of a text that starts with `prompt`, to be continued."""
         (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
         if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
-            return ids[:-1]  # without the mark that ends a text
+            return ids[:-1]  # without the final special token
         return ids
 
     def drawing(self) -> torch.Generator | None:
-        """What samples are drawn from, where these settings draw any: torch's own generator begins alike in
-        every process."""
+        """Return a generator for sampling, or None if the settings do not sample.
+
+        The default generator of torch starts with the same seed in every process.
+        """
         if self.settings(ROOM).method != "sample":
             return None
         generator = torch.Generator(next(self.model.parameters()).device)
@@ -86,8 +90,7 @@ class Writer(Reader):
         return generator
 
     def between(self, source: str | None, target: str | None) -> None:
-        """Translate from one language to another: by the tokenizer's tokens for languages, or by the task of
-        such a name in config.json."""
+        """Set the languages of a translation: tokens of the tokenizer, or a task in config.json."""
         known, tasks = self.tokenizer.languages, self.fields.get("task_specific_params") or {}
         task = tasks.get(f"translation_{source}_to_{target}")
         if known:
@@ -113,8 +116,11 @@ class Writer(Reader):
     def translate(
         self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
     ) -> list[str]:
-        """What the model writes for each text, in at most `ROOM` tokens more than the longest of a batch has
-        where the checkpoint sets no limit."""
+        """Return the generated text for each text.
+
+        Without a limit in the checkpoint, the output has at most `ROOM` tokens more than the longest text of
+        a batch.
+        """
         if beam is not None:
             self.follow(num_beams=beam.num_beams)
         rows, continuations = self.encode([self.prefix + text for text in texts]), [""] * len(texts)

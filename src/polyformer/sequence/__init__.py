@@ -1,1 +1,1 @@
-"""Where the tokens of a call stand: slots, positions, documents, padding."""
+"""The tokens of a call: slots, positions, documents, padding."""

@@ -1,8 +1,8 @@
-"""Where the tokens of one call stand: slots, positions, documents, validity.
+"""The context of an attention call: slots, positions, documents and validity of its tokens.
 
-A *slot* is an index into the key tensor; a *position* is a token's place in its own document. Inside a
-document positions rise by one per slot, so a difference of slots is a difference of positions; caches,
-memories and left padding therefore need no offset arithmetic anywhere else.
+A *slot* is an index into the key tensor; a *position* is a token's place in its document. Inside a document
+positions increase by one per slot, so a difference of slots is a difference of positions. Caches, memories
+and left padding therefore need no offset arithmetic anywhere else.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.sequence.image import Image
 from polyformer.sequence.shares import Share
 
 T = TypeVar("T")
@@ -32,27 +33,33 @@ BY_ROW = (
 """The fields that may differ from one batch row to the next."""
 
 
+Bare = tuple[int, int, int, bool, Image | None]
+"""A context without tables: q_len, kv_len, offset, causal and image."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
     """The queries and keys of one attention call.
 
     Args:
         q_len, kv_len: lengths Tq and Tk.
-        causal: a query sees its own slot and earlier ones only.
+        causal: a query sees only its slot and earlier slots.
         q_start: the slot of the first query among the keys; by default the queries are the last Tq of the
-            Tk keys (bottom-right alignment, what a cache needs).
+            Tk keys (bottom-right alignment, as a KV cache needs). A tensor with one number in a compiled
+            graph that does not know the number; patterns and schemes then work for pairs, without a layout.
         q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
-        q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees its
-            own document only.
+        q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees only
+            its document.
         q_segment, kv_segment: [B, Tq] and [B, Tk], numbers of the sentences (or other parts of a
-            document) that tokens belong to, for what reads a structure; by default all are of one.
+            document) of the tokens, for structured patterns and schemes; by default there is one segment.
         kv_valid: [B, Tk] bool, False where a key is padding.
         q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
-        distance_range: the least and greatest distance that a pattern lets anybody see, where that is known.
+        distance_range: the least and greatest distance that a pattern allows, if known.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
-        share, whole: where the sequence is spread over processes, the slots of this one and the context of
-            the whole (`spread.spread`). Indices of queries then count its own tokens, those of keys, in
-            `distance`, `key_position`, `same_segment` and `relations`, all slots.
+        image: the image that the tokens are patches of; None for any other sequence.
+        share, whole: with context parallelism, the slots of this process and the context of the whole
+            sequence (`spread.spread`). Indices of queries then count the tokens of this process; indices of
+            keys, in `distance`, `key_position`, `same_segment` and `relations`, count all slots.
     """
 
     q_len: int
@@ -70,9 +77,10 @@ class Context:
     kv_marked: Tensor | None = None
     relations: Tensor | None = None
     distance_range: tuple[int, int] | None = None
+    image: Image | None = None
     share: Share | None = None
     whole: "Context | None" = None
-    memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # filled by `once`
+    memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # cache of `once`
 
     tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
     versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
@@ -106,19 +114,19 @@ class Context:
 
     @property
     def q_valid(self) -> Tensor | None:
-        """[B, Tq] bool, False where a query is padding; None where none is."""
+        """[B, Tq] bool, False where a query is padding; None if there is no padding."""
         if self.kv_valid is None:
             return None
         return self.kv_valid[:, self.offset : self.offset + self.q_len].bool()
 
     @property
     def num_rows(self) -> int:
-        """The number of batch rows that the tables tell apart; 1 where all rows are alike."""
+        """The number of different batch rows in the tables; 1 if all rows are alike."""
         tables = [x for name in BY_ROW if (x := getattr(self, name)) is not None]
         return max([1, *(len(x) for x in tables if x.dim() > 1)])
 
     def rows(self, start: int, stop: int) -> "Context":
-        """The same call for batch rows start <= b < stop alone; this context where all rows are alike."""
+        """Return the context of the batch rows start <= b < stop; this context if all rows are alike."""
         tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}
         own = {name: x[start:stop] for name, x in tables.items() if x.dim() > 1}
         if not own:
@@ -128,15 +136,17 @@ class Context:
         return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **changes))
 
     @property
-    def bare(self) -> tuple[int, int, int, bool] | None:
-        """Lengths, offset and causality, where they are all that there is to say; else None."""
+    def bare(self) -> Bare | None:
+        """Lengths, offset, causality and image; None if the context has any tables."""
         if any(getattr(self, name) is not None for name in BY_ROW) or not isinstance(self.offset, int):
             return None
-        return self.q_len, self.kv_len, self.offset, self.causal
+        return self.q_len, self.kv_len, self.offset, self.causal, self.image
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made once for this context: all layers ask for the same layouts and masks."""
-        if torch.compiler.is_compiling():  # a traced graph shares by itself and must not change the context
+        """Return the result of `make`, computed once per context, as all layers need the same layouts and
+        masks.
+        """
+        if torch.compiler.is_compiling():  # tracing shares repeated work and must not change the context
             return make()
         memo = self.recalled()
         if key not in memo:
@@ -144,7 +154,7 @@ class Context:
         return memo[key]
 
     def recalled(self) -> dict[Hashable, Any]:
-        """`memo`, emptied where a table has been written to since (which inference mode does not count)."""
+        """Return `memo`, emptied if a table was written to since (inference mode does not track this)."""
         if self.tables:
             versions = [0 if x.is_inference() else x._version for x in self.tables]
             if versions != self.versions:
@@ -153,14 +163,16 @@ class Context:
         return self.memo
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """How many slots the key lies before the query: 0 is the query's own slot."""
+        """Return the number of slots from the key to the query: 0 is the query's slot, later keys are
+        negative.
+        """
         if (share := self.share) is not None:
             return self.once("slots", lambda: share.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
 
     @property
     def all_as_queries(self) -> "Context":
-        """The same tokens, all keys as queries too: what rotates them by their positions."""
+        """The same tokens with all keys as queries too, to rotate them by their positions."""
         if self.q_len == self.kv_len:
             return self
         own = {name: getattr(self, f"kv_{name}") for name in ("pos", "doc", "segment", "marked")}
@@ -174,16 +186,18 @@ class Context:
 
     @property
     def distances(self) -> tuple[int, int]:
-        """The least and the greatest distance that a query may see: without a future 0 is the least."""
+        """The least and the greatest distance that a query may see; the least is 0 for a causal context."""
         of = self.whole or self
-        least = 0 if of.causal else of.offset - of.kv_len + 1
-        greatest = of.offset + of.q_len - 1
+        first, greatest = of.offset, of.offset + of.q_len - 1
+        if isinstance(first, Tensor):  # in a graph the queries may be at any of the keys
+            first, greatest = 0, of.kv_len - 1
+        least = 0 if of.causal else first - of.kv_len + 1
         if self.distance_range is not None:
             least, greatest = max(least, self.distance_range[0]), min(greatest, self.distance_range[1])
         return least, max(least, greatest)
 
     def within_distances(self, distance_range: tuple[int, int] | None) -> "Context":
-        """The same call, in which only distances of this range are attended to; itself for None."""
+        """Return this context restricted to distances of this range; the context itself for None."""
         if distance_range is None:
             return self
         return self.once(
@@ -192,17 +206,17 @@ class Context:
         )
 
     def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
-        """Positions of the queries `q_idx` of batch rows `b`."""
+        """Return the positions of the queries `q_idx` of batch rows `b`."""
         return q_idx + self.offset if self.q_pos is None else look_up(self.q_pos, b, q_idx)
 
     def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
-        """Positions of the keys `kv_idx` of batch rows `b`."""
+        """Return the positions of the keys `kv_idx` of batch rows `b`."""
         if self.whole is not None:
             return self.whole.key_position(b, kv_idx)
         return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
 
     def same_segment(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Whether query and key belong to the same segment; without segments there is one."""
+        """Return whether query and key belong to the same segment; always true without segments."""
         kv_segment = (self.whole or self).kv_segment
         if self.q_segment is None or kv_segment is None:
             return (q_idx >= 0) & (kv_idx >= 0)
@@ -210,10 +224,12 @@ class Context:
 
 
 def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    """Entries of a [T] or [B, T] table."""
+    """Return entries of a [T] or [B, T] table."""
     return table[index] if table.dim() == 1 else table[b, index]
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Positions [B, T] that count the real tokens of each row from 0; padding repeats its neighbour's."""
+    """Return positions [B, T] that count the real tokens of each row from 0; padding repeats
+    the neighbour's.
+    """
     return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

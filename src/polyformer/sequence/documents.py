@@ -1,4 +1,4 @@
-"""Tokens counted within their documents, real ones alone, so that padding and packing change no count."""
+"""Ranks of tokens within their documents; only real tokens count, so padding and packing change nothing."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,10 @@ from polyformer.sequence.context import Context
 
 
 def token_ranks(context: Context, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all keys, [R, Tk] each: if it is real, how many real ones its document has before it, its document.
+    """Return for all keys, [R, Tk] each: whether the key is real, the real tokens before it in its document,
+    its document.
 
-    R is 1 where all rows are alike.
+    R is 1 if all rows are alike.
     """
 
     def make() -> tuple[Tensor, Tensor, Tensor]:
@@ -29,7 +30,7 @@ def token_ranks(context: Context, device: torch.device) -> tuple[Tensor, Tensor,
 
 
 def documents_of_row(context: Context, b: int) -> list[list[int]]:
-    """The slots of the real tokens of each document in batch row b, for definitions."""
+    """Return the slots of the real tokens of each document in batch row b, for reference implementations."""
     documents: dict[int, list[int]] = {}
     for token in range(context.kv_len):
         if context.kv_valid is None or context.kv_valid[b, token]:
@@ -39,7 +40,7 @@ def documents_of_row(context: Context, b: int) -> list[list[int]]:
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """The tokens [R, N] of x [B, H, J, D]: [B, H, N, D]."""
+    """Return the tokens [R, N] of x [B, H, J, D] as [B, H, N, D]."""
     if len(index) == 1:
         return x.index_select(2, index[0])
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

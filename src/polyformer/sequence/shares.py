@@ -1,7 +1,7 @@
-"""Which slots of a long sequence each process of a group holds, where one process does not hold all.
+"""The slots of a long sequence that each process of a context-parallel group holds.
 
 `contiguous`: process p of P holds the p-th part. `balanced`: of 2 P parts process p holds p and 2 P - 1 - p,
-so that where queries see the past alone, all processes have as many pairs of query and key to compute.
+so that with causal attention all processes compute equally many pairs of query and key.
 """
 
 import dataclasses
@@ -15,13 +15,16 @@ Run = tuple[int, int]
 
 
 def contiguous(length: int, processes: int) -> tuple[tuple[Run, ...], ...]:
-    """The runs of every process: one part each, of lengths that differ by 1 at most."""
+    """Return the runs of every process: one part each, with lengths that differ by at most 1."""
     return tuple((part,) for part in _parts(length, processes))
 
 
 def balanced(length: int, processes: int) -> tuple[tuple[Run, ...], ...]:
-    """The runs of every process: two parts each, an early and a late one (Brandon et al. 2023 (Striped
-    Attention) balance by single tokens; Llama 3's report, section 3.3.2, by two chunks, as here)."""
+    """Return the runs of every process: an early and a late part each.
+
+    Brandon et al. 2023 (Striped Attention) balance by single tokens; the report of Llama 3, section 3.3.2, by
+    two chunks, as here.
+    """
     parts = _parts(length, 2 * processes)
     return tuple((parts[p], parts[2 * processes - 1 - p]) for p in range(processes))
 
@@ -32,12 +35,13 @@ def _parts(length: int, count: int) -> list[Run]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Share:
-    """The slots of one process among those of its group.
+    """The slots of one process among the processes of its group.
 
-    group: the torch process group over which the sequence is spread. rank: this process in it. runs: those of
-    every process, in rising order, which is the order of its tokens. way: how keys get to the processes whose
-    queries need them: "needed", "ring", "all" or "auto" (`dot_product/spread/`). source: the runs of another
-    sequence that is read, of every process; None where the sequence reads itself.
+    group: the torch process group over which the sequence is spread. rank: this process in the group. runs:
+    the runs of every process, in increasing order, which is the order of its tokens. way: how keys reach the
+    processes with the queries that need them: "needed", "ring", "all" or "auto" (`dot_product/spread/`).
+    source: the runs of another sequence that the queries attend to, for every process; None for
+    self-attention.
     """
 
     group: Any
@@ -53,11 +57,11 @@ class Share:
 
     @property
     def keys(self) -> "Share":
-        """The share of what is read: of the source, or itself."""
+        """The share of the keys: of the source, or this share."""
         return self if self.source is None else Share(self.group, self.rank, self.source, self.way)
 
     def reading(self, source: "Share") -> "Share":
-        """This process's queries, and the keys that it holds of another sequence."""
+        """Return a share of this process's queries and of the keys that it holds of `source`."""
         return dataclasses.replace(self, source=source.runs)
 
     @property
@@ -67,13 +71,13 @@ class Share:
 
     @property
     def length(self) -> int:
-        """How many slots this process holds."""
+        """The number of slots that this process holds."""
         return sum(stop - start for start, stop in self.own)
 
     def slots(self, device: torch.device) -> Tensor:
-        """The slot of each token that this process holds, [T]."""
+        """Return the slot of each token that this process holds, [T]."""
         return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.own])
 
     def take(self, x: Tensor, dim: int = -1) -> Tensor:
-        """What of x, which has all slots along `dim`, belongs to this process."""
+        """Return the part of x, which has all slots along `dim`, that belongs to this process."""
         return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.own], dim)

@@ -1,4 +1,4 @@
-"""Contexts of sequences that are spread over processes: one process's tokens; a run of queries and keys."""
+"""Contexts for context parallelism: the tokens of one process, or a run of queries and keys."""
 
 import contextlib
 import contextvars
@@ -14,17 +14,17 @@ from polyformer.sequence.context import Context
 from polyformer.sequence.shares import Share
 
 WAYS = "auto", "needed", "ring", "all"
-"""How keys come to the processes whose queries need them."""
+"""The ways by which keys reach the processes with the queries that need them."""
 
 TABLES = "pos", "doc", "segment", "marked"
-"""What is said of queries (`q_pos`) and of keys (`kv_pos`) alike."""
+"""Tables that exist both for queries (`q_pos`) and for keys (`kv_pos`)."""
 
 
 def spread(whole: Context, share: Share, device: torch.device) -> Context:
-    """`whole`, the context of a sequence and itself, as the process of `share` has it.
+    """Return the part of `whole`, a self-attention context, for the process of `share`.
 
-    Its tables are those of the process's own tokens, its queries and new keys. Distances, positions of keys
-    and `relations` go on to be asked for by the slots of the whole sequence.
+    Its tables contain the process's tokens, as queries and new keys. Distances, positions of keys and
+    `relations` are still indexed by the slots of the whole sequence.
     """
     if whole.q_len != whole.kv_len or whole.offset:
         raise InputError(
@@ -46,8 +46,10 @@ def spread(whole: Context, share: Share, device: torch.device) -> Context:
 
 
 def spread_source(whole: Context, share: Share, source: Share) -> Context:
-    """`whole`, the context of queries over all of a source, as the process has it: `share` of the queries and
-    `source` of the keys."""
+    """Return the part of `whole`, a cross-attention context, for one process.
+
+    It has `share` of the queries and `source` of the keys.
+    """
     return dataclasses.replace(
         whole,
         q_len=share.length,
@@ -60,7 +62,9 @@ def spread_source(whole: Context, share: Share, source: Share) -> Context:
 
 
 def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Context:
-    """The context of a run of queries and a run of keys of `whole`, whose slots count from the first key."""
+    """Return the context of a run of queries and a run of keys of `whole`, with slots counted from the first
+    key.
+    """
     changes = {}
     for side, (start, stop) in (("q", queries), ("kv", keys)):
         for name in TABLES:
@@ -81,7 +85,8 @@ def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device:
 class Spreading:
     """A group of processes over which models spread the sequences that they read.
 
-    group: a torch process group. rank: this process in it. processes: how many it has. way: as in `Share`.
+    group: a torch process group. rank: this process in the group. processes: the size of the group. way: as
+    in `Share`.
     """
 
     group: Any
@@ -94,14 +99,16 @@ _spreading: contextvars.ContextVar[Spreading | None] = contextvars.ContextVar("s
 
 
 def current_spreading() -> Spreading | None:
-    """How models spread what they read, here and now; None where they do not, and in a traced graph: a whole
-    model that is compiled reads whole sequences in every process."""
+    """Return the active context parallelism, or None.
+
+    None also in a traced graph: a model compiled as a whole reads whole sequences in every process.
+    """
     return None if torch.compiler.is_compiling() else _spreading.get()
 
 
 @contextlib.contextmanager
 def spreading(over: Spreading) -> Iterator[None]:
-    """Models called inside spread the sequences that they read."""
+    """Make models called inside spread the sequences that they read."""
     token = _spreading.set(over)
     try:
         yield
@@ -110,10 +117,11 @@ def spreading(over: Spreading) -> Iterator[None]:
 
 
 def whole_table(own: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    """[..., T] of a whole sequence from each process's part of it: numbers that have no gradient.
+    """Return the table [..., T] of a whole sequence from the parts of all processes; numbers without
+    gradient.
 
-    own: [..., t] of the tokens that are a model's output here. slots: [t], which they are, `output.slots`;
-    None where they are all. Every process of the group calls it.
+    own: [..., t], for the tokens that the model outputs here. slots: [t], the slots of these tokens,
+    `output.slots`; None if they are all slots. Every process of the group must call this.
     """
     over = current_spreading()
     if slots is None or over is None:
@@ -127,15 +135,17 @@ def whole_table(own: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
 
 
 def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[None]:
-    """Inside, a model spreads the sequences that it reads over the processes of a group: context parallelism.
+    """Return a context in which a model spreads its sequences over the processes of a group: context
+    parallelism.
 
-    All processes call it with the same, whole inputs; each computes its part of the tokens, whose keys and
-    values, or sums of them, go to those that need them. `output.loss` is that of the whole sequence in all
-    processes; hidden states and logits are those of the process's own tokens, which `output.slots` names.
-    Gradients are to be averaged over the processes, as data parallelism does: their mean is the gradient.
+    All processes call the model with the same, whole inputs. Each computes its part of the tokens; their keys
+    and values, or sums of them, are sent to the processes that need them. `output.loss` is the loss of the
+    whole sequence in all processes; hidden states and logits cover the tokens of the process, listed in
+    `output.slots`. Average the gradients over the processes, as in data parallelism: their mean is the
+    gradient.
 
-    group: a torch process group, by default all processes. way: how keys come to queries: "needed" (an
-    all-to-all of what the pattern's layout names), "ring", "all" (an all-gather), or "auto".
+    group: a torch process group, by default all processes. way: how keys reach queries: "needed" (an
+    all-to-all of the keys in the pattern's layout), "ring", "all" (an all-gather), or "auto".
     """
     import torch.distributed as dist
 

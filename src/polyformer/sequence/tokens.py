@@ -1,4 +1,4 @@
-"""Where the tokens of a row stand, over any number of calls: real or not, positions, documents."""
+"""The tokens of each row over any number of calls: validity, positions, documents."""
 
 import dataclasses
 
@@ -14,13 +14,13 @@ from polyformer.sequence.shares import Share
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(State):
-    """A run of T tokens a row, and of those before them as far as they are known.
+    """The last T tokens of each row, with the data that later calls need.
 
-    length: T. dropped: how many more there were before them. valid: [B, T] bool, or None when all are real.
-    pos: [B, T], or None when they are counted from `dropped`. doc: [B, T] document numbers, not decreasing
-    along a row, or None for one document. segment: [B, T] numbers of the parts of a document, or None for one
-    part. marked: [B, T] bool, the tokens that the caller made global. merged: how many of the first of them
-    stand for several tokens each, in a memory that is compressed.
+    length: T. dropped: the number of earlier tokens, no longer stored. valid: [B, T] bool, or None if all are
+    real. pos: [B, T], or None if they are counted from `dropped`. doc: [B, T] document numbers, not
+    decreasing along a row, or None for one document. segment: [B, T] numbers of the parts of a document, or
+    None for one part. marked: [B, T] bool, the tokens that the caller made global. merged: how many of the
+    first tokens each represent several tokens, in a compressed memory.
     """
 
     length: int
@@ -34,15 +34,15 @@ class Tokens(State):
 
     @property
     def seen(self) -> int:
-        """How many tokens a row has had, padding included."""
+        """The number of tokens of a row so far, padding included."""
         return self.dropped + self.length
 
     def extended(self, inputs: ModelInputs) -> "Tokens":
-        """These tokens followed by those of `inputs`.
+        """Return these tokens followed by the tokens of `inputs`.
 
-        The attention mask may be of the new tokens or of all tokens so far. By default each row's real tokens
-        are counted from 0 in every document, document and segment go on with the last number, and no token
-        is global.
+        The attention mask may cover the new tokens or all tokens so far. By default each row's real tokens
+        are counted from 0 in every document, document and segment numbers repeat the last number, and no
+        token is global.
         """
         ids, mask = inputs.input_ids, inputs.attention_mask
         assert ids is not None
@@ -50,7 +50,7 @@ class Tokens(State):
         length = self.length + new
         if mask is not None and mask.shape[-1] == self.seen + new and self.seen:
             valid: Tensor | None = mask[:, self.dropped :].bool()
-            if self.merged:  # no column of the mask is theirs
+            if self.merged:  # merged tokens have no column in the mask
                 ends = valid.new_ones(rows, self.length) if self.valid is None else self.valid
                 valid = torch.cat([ends[:, : self.merged], valid[:, self.merged :]], 1)
         else:
@@ -68,11 +68,11 @@ class Tokens(State):
         return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged)
 
     def of_share(self, share: Share) -> "Tokens":
-        """Those of one process."""
+        """Return the tokens of one process."""
         return dataclasses.replace(self.map(share.take), length=share.length)
 
     def last_kept(self, count: int) -> "Tokens":
-        """The last `count` tokens, as a memory keeps them; of none, only how many there were."""
+        """Return the last `count` tokens, as a memory keeps them; for 0 only the number of tokens so far."""
         if count >= self.length:
             return self
         if not count:
@@ -81,7 +81,7 @@ class Tokens(State):
         return dataclasses.replace(kept, length=count, dropped=self.seen - count)
 
     def truncated_(self, count: int) -> "Tokens | None":
-        """As for every state; where tokens were dropped, what was before them is gone."""
+        """Remove the last `count` tokens; None if tokens were dropped, as earlier ones cannot be restored."""
         if self.dropped:
             return None
         kept = slice(0, self.length - count)
@@ -89,7 +89,9 @@ class Tokens(State):
         return dataclasses.replace(shorter, length=kept.stop)
 
     def _numbers(self, name: str, past: Tensor | None, new: Tensor | None, ids: Tensor) -> Tensor | None:
-        """Numbers [B, T] of these tokens and the `new` ones; by default the last number goes on."""
+        """Return the numbers [B, T] of these tokens and the `new` ones; by default the last
+        number repeats.
+        """
         new = None if new is None else _checked(name, new, ids)
         if new is None and past is not None:
             new = past[:, -1:].expand(ids.shape)
@@ -98,7 +100,7 @@ class Tokens(State):
     def _positions(
         self, ids: Tensor, new_positions: Tensor | None, valid: Tensor | None, doc: Tensor | None
     ) -> Tensor | None:
-        """Positions of these tokens and the new ones, [B, T]; None while they are the slots."""
+        """Return the positions of these tokens and the new ones, [B, T]; None while they equal the slots."""
         rows, new = ids.shape
         if new_positions is None and self.pos is None and valid is None and doc is None:
             return None
@@ -113,7 +115,7 @@ class Tokens(State):
         return torch.cat([past, following], 1)
 
     def _continued(self, past: Tensor, counted: Tensor, doc: Tensor | None, new: int) -> Tensor:
-        """Positions of the last `new` tokens: `counted`, moved where a given `past` starts elsewhere."""
+        """Return the positions of the last `new` tokens: `counted`, shifted to continue a given `past`."""
         following = counted[:, -new:]
         if (self.pos is None and not self.dropped) or not self.length:
             return following
@@ -123,15 +125,15 @@ class Tokens(State):
         return following + shift
 
     def last(self, new: int, device: torch.device) -> Tensor:
-        """Positions of the last `new` tokens: [B, new], or [new] when they are the slots."""
+        """Return the positions of the last `new` tokens: [B, new], or [new] if they equal the slots."""
         if self.pos is not None:
             return self.pos[:, -new:]
         return torch.arange(self.seen - new, self.seen, device=device)
 
     def context(self, new: int, causal: bool, device: torch.device | None = None) -> Context:
-        """The last `new` tokens attending to all of these."""
+        """Return the context of the last `new` tokens attending to all of these tokens."""
         pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
-        if pos is None and self.dropped:  # slots are counted from the first token that is kept
+        if pos is None and self.dropped:  # slots are counted from the first token that is stored
             pos = torch.arange(self.dropped, self.seen, device=device)
         return Context(
             new,
@@ -149,18 +151,20 @@ class Tokens(State):
         )
 
     def new_valid(self, new: int) -> Tensor | None:
-        """Which of the last `new` tokens are real, [B, new]; None when all are."""
+        """Return which of the last `new` tokens are real, [B, new]; None if all are."""
         return None if self.valid is None else self.valid[:, -new:]
 
 
 NO_TOKENS = Tokens(0)
-"""Before the first token."""
+"""The state before the first token."""
 
 
 def _counted(
     rows: int, length: int, valid: Tensor | None, doc: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Positions [B, T]: real tokens counted from 0 in every document; padding repeats its neighbour's."""
+    """Return positions [B, T]: real tokens counted from 0 in every document; padding repeats
+    the neighbour's.
+    """
     real = torch.ones(rows, length, dtype=torch.long, device=device) if valid is None else valid.long()
     count = real.cumsum(1)
     if doc is not None:
@@ -171,12 +175,12 @@ def _counted(
 
 
 def _looks(tensor: Tensor) -> bool:
-    """Whether looking at values is cheap here."""
+    """Return whether values can be read cheaply here."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _all_real(mask: Tensor) -> bool:
-    """Whether the mask hides nothing, where that is cheap to know."""
+    """Return whether the mask hides nothing, if this is cheap to find out."""
     return _looks(mask) and bool(mask.all())
 
 
@@ -196,7 +200,9 @@ def _joined(
     default,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Past and new entries side by side, what is missing filled in; None when both are."""
+    """Return past and new entries concatenated, with defaults for a missing part; None if both
+    are missing.
+    """
     if past is None and new is None:
         return None
     past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past

@@ -1,9 +1,9 @@
-"""Padding that is not computed: the real tokens of a batch as one row of documents, and back.
+"""Unpadding: the real tokens of a batch as one row of documents, and back.
 
     [B, T] with N real tokens  ->  [1, N], a document for each row (or for each document of each row)
 
-Documents do not see one another and count their positions from 0, so nothing changes for them; every product
-then has N rows in place of B T.
+Documents do not see one another and count their positions from 0, so the result does not change; every
+product then has N rows instead of B T.
 """
 
 import dataclasses
@@ -14,28 +14,30 @@ from torch import Tensor
 from polyformer.sequence.inputs import ModelInputs
 
 WORTH_TOKENS, WORTH_SHARE = 128, 0.1
-"""Padding worth removing: so many tokens, and so much of the batch."""
+"""The least number of padding tokens, and their least share of the batch, for which unpadding pays off."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unpadding:
-    """index [N]: where the real tokens stand in the rows [B, T], one after another."""
+    """index [N]: the indices of the real tokens in the flattened rows [B, T], in order."""
 
     index: Tensor
     rows: int
     length: int
 
     def pack(self, x: Tensor) -> Tensor:
-        """[B, T, ...] as [1, N, ...]."""
+        """Return x [B, T, ...] as [1, N, ...]."""
         return x.flatten(0, 1).index_select(0, self.index).unsqueeze(0)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """[1, N, E] as [B, T, E], zero at the padding."""
+        """Return x [1, N, E] as [B, T, E], with zeros at the padding."""
         whole = x.new_zeros(self.rows * self.length, x.shape[2])
         return whole.index_copy(0, self.index, x[0]).view(self.rows, self.length, -1)
 
     def pack_inputs(self, inputs: ModelInputs) -> ModelInputs:
-        """Inputs [B, T] as [1, N], a document for each row (or each document of a row), without a mask."""
+        """Return inputs [B, T] as [1, N], without a mask: each row (or each document of a row)
+        is a document.
+        """
         shape = self.rows, self.length
         documents = torch.arange(self.rows, device=self.index.device).unsqueeze(1).expand(shape)
         if inputs.document_ids is not None:
@@ -53,7 +55,9 @@ class Unpadding:
 
 
 def unpadding(inputs: ModelInputs) -> Unpadding | None:
-    """How to leave the padding out; None where that is not worth it, or cannot be seen cheaply."""
+    """Return an unpadding for these inputs; None if it does not pay off, or the mask cannot be
+    read cheaply.
+    """
     ids, mask = inputs.input_ids, inputs.attention_mask
     if mask is None or ids is None or mask.is_cuda or mask.shape != ids.shape:
         return None

@@ -1,10 +1,10 @@
-"""Adaptive embeddings: token vectors that are narrower the rarer the tokens are, each cluster projected to E.
+"""Adaptive embeddings: rarer tokens have narrower vectors, and each cluster of tokens is projected to E.
 
     vector(w) = P_i W_i[w - c_i]        w in cluster i: the tokens c_i .. c_(i+1) - 1
 
-W_i [V_i, d_i] with d_i = d_embed // div_val^i, P_i [E, d_i]. With `div_val` 1 all have one width: there is
-one table, and one projection where its width is not E. Tokens are taken to be numbered from frequent to rare.
-Baevski and Auli 2019, section 3; with the options of Transformer-XL's authors' code.
+W_i [V_i, d_i] with d_i = d_embed // div_val^i, P_i [E, d_i]. With `div_val` 1 all vectors have the same
+width: there is a single table, with a projection if its width is not E. Tokens must be numbered from frequent
+to rare. Baevski and Auli 2019, section 3; with the options of the Transformer-XL authors' code.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from polyformer.ops.linear import Linear
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(Config):
-    """Clusters of a vocabulary: where each but the first begins, and how wide their vectors are.
+    """The clusters of a vocabulary: the first token of all but the first, and the widths of vectors.
 
-    `d_embed`: of the first cluster's vectors, by default hidden_size; each further cluster's are `div_val`
-    times narrower.
+    `d_embed`: width of the first cluster's vectors, by default hidden_size; each further cluster's vectors
+    are `div_val` times narrower.
     """
 
     cutoffs: tuple[int, ...] = ()
@@ -40,22 +40,22 @@ class AdaptiveConfig(Config):
 
     @property
     def tables(self) -> int:
-        """How many tables there are."""
+        """Return the number of tables."""
         return 1 if self.div_val == 1 else len(self.cutoffs) + 1
 
     def clusters(self, vocab_size: int) -> list[slice]:
-        """The tokens of each cluster; `InputError` for a cut-off that a vocabulary so small does not have."""
+        """Return the tokens of each cluster; raises `InputError` for cut-offs beyond the vocabulary."""
         check_cutoffs(self.cutoffs, vocab_size)
         bounds = [0, *self.cutoffs, vocab_size]
         return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def tokens(self, vocab_size: int) -> list[slice]:
-        """The tokens of each table."""
+        """Return the tokens of each table."""
         clusters = self.clusters(vocab_size)
         return clusters if self.tables == len(clusters) else [slice(0, vocab_size)]
 
     def width(self, cluster: int, hidden_size: int) -> int:
-        """d_i, the width of a cluster's vectors."""
+        """Return d_i, the width of a cluster's vectors."""
         width = (self.d_embed or hidden_size) // self.div_val**cluster
         if width < 1:
             raise InputError(
@@ -65,17 +65,17 @@ class AdaptiveConfig(Config):
         return width
 
     def projects(self, hidden_size: int) -> bool:
-        """Whether vectors are projected to E: where some have another width."""
+        """Return whether vectors are projected to E, because some have another width."""
         return self.div_val > 1 or self.width(0, hidden_size) != hidden_size
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveConfig", ...]:
-        """Small instances for tests."""
+        """Return small instances for tests."""
         return cls(cutoffs=(3, 8), div_val=2), cls(cutoffs=(5,), div_val=1, d_embed=6)
 
 
 def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> None:
-    """Raises `InputError` unless cut-offs rise, from 1 or more to less than the size of the vocabulary."""
+    """Raise `InputError` unless cut-offs increase, from 1 or more to less than the size of the vocabulary."""
     bounds = (0, *cutoffs) if vocab_size is None else (0, *cutoffs, vocab_size)
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
         end = "" if vocab_size is None else f" below vocab_size {vocab_size}"
@@ -83,7 +83,7 @@ def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> No
 
 
 class AdaptiveEmbedding(nn.Module):
-    """ids [...] -> vectors [..., E]."""
+    """A table of token vectors: ids [...] -> vectors [..., E]."""
 
     def __init__(self, config: AdaptiveConfig, vocab_size: int, hidden_size: int):
         super().__init__()
@@ -99,11 +99,11 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def matrix(self) -> Tensor:
-        """The table [V, E] that this stands for, written out."""
+        """Return the equivalent table [V, E]."""
         return torch.cat([self._projected(i, weight_of(table)) for i, table in enumerate(self.tables)])
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows of `matrix`, of which only those are made that are asked for."""
+        """Return rows of `matrix`; only the requested rows are computed."""
         if len(self.tables) == 1:
             return self._projected(0, self.tables[0](ids))
         flat = ids.reshape(-1)
@@ -111,17 +111,28 @@ class AdaptiveEmbedding(nn.Module):
         places, parts = [], []
         for i, (run, table) in enumerate(zip(self.tokens, self.tables)):
             inside = (flat >= run.start) & (flat < run.stop)
-            if torch.compiler.is_compiling():  # of fixed shapes: every token is looked up everywhere
+            if torch.compiler.is_compiling():  # fixed shapes: every token is looked up in every table
                 own = self._projected(i, table((flat - run.start).clamp(0, run.stop - run.start - 1)))
                 vectors = vectors + torch.where(inside.unsqueeze(1), own, 0)
                 continue
-            places.append(inside.nonzero().squeeze(1))
+            places.append(self._places(inside, i))
             parts.append(self._projected(i, table(flat.index_select(0, places[-1]) - run.start)))
         if places:
+            # Vectors are computed cluster by cluster; `back` restores the order of the tokens.
             order = torch.cat(places)
             back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
             vectors = torch.cat(parts).index_select(0, back)
         return vectors.view(*ids.shape, self.hidden_size)
+
+    @staticmethod
+    def _places(inside: Tensor, cluster: int) -> Tensor:
+        """Return the places of the tokens of a cluster.
+
+        On the meta device, which traces only shapes, all tokens are in the first, the most expensive cluster.
+        """
+        if not inside.is_meta:
+            return inside.nonzero().squeeze(1)
+        return torch.arange(0 if cluster else len(inside), device=inside.device)
 
     def _projected(self, cluster: int, x: Tensor) -> Tensor:
         return self.projections[cluster](x) if len(self.projections) else x

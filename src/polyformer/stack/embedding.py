@@ -1,7 +1,7 @@
-"""The embedding sum below a stack: tokens, positions, token types, languages; then a norm where there is one.
+"""The embedding sum before a stack: tokens, positions, token types and languages, and an optional norm.
 
-A sum narrower than the stack, with a matrix that widens it, keeps the token table small: Lan et al. 2020
-(ALBERT), section 3.1.
+A sum that is narrower than the stack, followed by a projection to E, keeps the token table small: Lan
+et al. 2020 (ALBERT), section 3.1.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from polyformer.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbeddin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(Config):
-    """What is added up below the first layer."""
+    """The terms of the embedding sum before the first layer."""
 
-    # Token vectors times sqrt(size), Vaswani et al. 2017, section 3.4. By default those of tokens, types and
-    # languages are where the positions add sinusoids, whose length sqrt(size / 2) would drown them.
+    # Token vectors times sqrt(size), Vaswani et al. 2017, section 3.4. By default the sum of tokens, types
+    # and languages is scaled before sinusoids, as their length sqrt(size / 2) would dominate it.
     scaled: bool | None = None
     normed: bool = False  # a norm after the sum, as in BERT
     type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
     tied: bool = True  # the output layer reads the token table too
     size: int | None = None  # width of the sum; by default hidden_size
-    num_languages: int = 0  # languages with a vector of their own (XLM's `langs`); 0 for none
+    num_languages: int = 0  # number of language vectors (XLM's `langs`); 0 for none
     embedding_dropout: float | None = None  # of the sum; by default the stack's
-    adaptive: AdaptiveConfig | None = None  # token vectors that are narrower the rarer the tokens are
+    adaptive: AdaptiveConfig | None = None  # rarer tokens have narrower vectors
 
     def __post_init__(self) -> None:
         for name in ("type_vocab_size", "num_languages"):
@@ -52,20 +52,20 @@ class EmbeddingConfig(Config):
             )
 
     def width(self, hidden_size: int) -> int:
-        """The width of the sum in a model of `hidden_size`."""
+        """Return the width of the sum in a model of `hidden_size`."""
         return hidden_size if self.size is None else self.size
 
     def tokens(self, vocab_size: int, hidden_size: int) -> nn.Embedding | AdaptiveEmbedding:
-        """The table of token vectors."""
+        """Return the table of token vectors."""
         if self.adaptive is not None:
             return AdaptiveEmbedding(self.adaptive, vocab_size, hidden_size)
         return nn.Embedding(vocab_size, self.width(hidden_size))
 
 
 class Embedding(nn.Module):
-    """Token vectors [B, T, size] to the input of the first layer [B, T, E].
+    """The embedding sum: token vectors [B, T, size] to the input of the first layer [B, T, E].
 
-    position: the stack's, which may bring the sum to E itself (`widens`), or ask for scaled token vectors.
+    position: the stack's, which may project the sum to E itself (`widens`), or require scaled token vectors.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Embedding(nn.Module):
         self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
-        """The sum; types default to 0, languages to none. `InputError` where it has no such table."""
+        """Return the sum, with type 0 and no language by default; `InputError` for a missing table."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
         x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
         languages = None if inputs.langs is None else self.languages
@@ -103,7 +103,7 @@ class Embedding(nn.Module):
 def _added(
     x: Tensor, table: nn.Embedding | None, pos: Tensor, numbers: Tensor | None, name: str, option: str
 ) -> Tensor:
-    """x [B, T, size] with the rows `numbers` [B, T] of a table, by default its first row."""
+    """Return x [B, T, size] plus the rows `numbers` [B, T] of a table, by default its first row."""
     if table is None:
         if numbers is not None:
             raise InputError(f"{name}: this model has none ({option} is 0); leave them out")

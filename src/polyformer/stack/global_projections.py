@@ -1,14 +1,14 @@
-"""Projections of their own for global tokens, which see everything by other queries, keys and values.
+"""Separate projections for global tokens, which attend to all tokens with their own queries, keys and values.
 
     global i:    y_i = softmax(x_i W_qg (s W_kg)^T / sqrt(D)) s W_vg     s: all tokens that the context allows
     other i:     y_i = mechanism(x_i W_q, s W_k, s W_v)                  global tokens among its keys
 
-The global tokens are those of the patterns `Global(n)`, `Marked()` and their kind in the mechanism's pattern.
-Only their rows are computed, gathered from wherever each batch row has them: for g global tokens g Tk scores
-a head beside the mechanism's own, and two more projections of every token. Keys and values of the global
-projections are cached as the mechanism's are. Beltagy et al. 2020 (Longformer), section 3.1; the output
-projection is shared, as in the authors' code. Deviation: none; causal models, where a global token sees its
-past alone, are ours.
+The patterns `Global(n)`, `Marked()` and similar parts of the mechanism's pattern name the global tokens. Only
+their rows are computed, gathered from their places in each batch row: g global tokens cost g Tk scores per
+head in addition to the mechanism, and two more projections of every token. The KV cache of the global
+projections is separate from the mechanism's. Beltagy et al. 2020 (Longformer), section 3.1; the output
+projection is shared, as in the authors' code. Deviation: none; the paper has no causal models, where a global
+token sees only its past.
 """
 
 import dataclasses
@@ -35,25 +35,25 @@ from polyformer.position import Position, Site
 from polyformer.sequence.context import Context
 
 GLOBAL = "global"
-"""What global tokens are called where they are shown."""
+"""The name of global tokens in visualizations."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalState(State):
-    """The mechanism's own state, and all tokens by the projections of the global ones."""
+    """The mechanism's state, and the KV cache of the global projections for all tokens."""
 
     ordinary: State
     cache: KeyValueCache
 
     def truncated_(self, count: int) -> "GlobalState | None":
-        """As for every state."""
+        """See `State.truncated_`."""
         return self._parts_truncated(count)
 
 
 def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
-    """The pattern of ordinary queries, and the patterns of global tokens that a union of `pattern` names.
+    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
 
-    Raises `InputError` where heads have different global tokens.
+    Raises `InputError` if heads have different global tokens.
     """
     if isinstance(pattern, GlobalPattern):
         return SeenByAll(pattern), (pattern,)
@@ -71,7 +71,7 @@ def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern,
 
 
 def check_global(mechanism: object) -> None:
-    """Raises `InputError` unless the mechanism has global tokens to project."""
+    """Raise `InputError` unless the mechanism has global tokens to project."""
     if not isinstance(mechanism, SoftmaxConfig):
         raise InputError(
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
@@ -86,9 +86,10 @@ def check_global(mechanism: object) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen:
-    """The global ones among the queries of a call, side by side: as many as the row with most of them has.
+    """The global queries of a call, in rows that are as long as the row with the most global queries.
 
-    slots: [B, G], which queries. real: [B, G] bool, False where a row has fewer. context: of these queries.
+    slots: [B, G], the indices of the queries. real: [B, G] bool, False for the rest of a row with fewer.
+    context: of these queries.
     """
 
     slots: Tensor
@@ -98,7 +99,7 @@ class Chosen:
 
 
 def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Chosen | None:
-    """The global queries among x [B, Tq, E]; None where there are none."""
+    """Return the global queries among x [B, Tq, E]; None if there are none."""
     rows, length = x.shape[:2]
     b = torch.arange(rows, device=x.device).unsqueeze(1)
     index = torch.arange(length, device=x.device)
@@ -110,6 +111,7 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
     most = _most(tokens, context, flags)
     if not most:
         return None
+    # A stable sort puts the global queries of each row first and keeps their order.
     slots = flags.long().argsort(dim=1, descending=True, stable=True)[:, :most]
     places = slots + context.offset
     mine = Context(
@@ -127,8 +129,8 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
 
 
 def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) -> int:
-    """How many global queries the row with most of them has; while tracing, how many it may have."""
-    if not torch.compiler.is_compiling():
+    """Return the greatest number of global queries in a row; while tracing, the greatest possible number."""
+    if not torch.compiler.is_compiling() and not flags.is_meta:
         return int(flags.sum(1).max()) if flags.numel() else 0
     intervals = [pattern.runs(context, "q") for pattern in tokens]
     known = [keys.some for keys in intervals if keys is not None]
@@ -138,7 +140,7 @@ def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) ->
 
 
 class GlobalAttention(nn.Module):
-    """Replaces the output of global queries."""
+    """Attention of global queries with separate projections, which replaces their rows of the output."""
 
     def __init__(
         self,
@@ -166,9 +168,9 @@ class GlobalAttention(nn.Module):
         position: Position,
         cache: KeyValueCache | None,
     ) -> tuple[Tensor, KeyValueCache | None]:
-        """y [B, H, Tq, D] with the rows of global queries computed by their own projections.
+        """Return y [B, H, Tq, D] with the rows of global queries computed with the global projections.
 
-        x and read [B, Tq, E]: what queries, and keys and values, are made of.
+        x and read [B, Tq, E]: the inputs of the queries, and of the keys and values.
         """
         chosen = context.once(("global queries", self.tokens), lambda: choose(self.tokens, context, x))
         if chosen is None and cache is None:
@@ -183,12 +185,14 @@ class GlobalAttention(nn.Module):
         mark(GLOBAL, partial(_flags, chosen, x.shape[1]), "queries", ("by projections of its own",))
         index = chosen.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         q = self._heads(self.query, x.gather(1, index))
+        # The context of the gathered queries has their original positions.
         q, _ = position.rotate(q, q, chosen.context, site)
         bias = self._bias(q, k, context, position, site, chosen)
         if not recording():
             return replaced(y, self._attend(q, k, v, bias, chosen), chosen), cache
         with recorded() as weights:
             mine = self._attend(q, k, v, bias, chosen)
+        # Recorded weights contain the global queries' weights in their rows too.
         amend(lambda ordinary: replaced(ordinary, weights[0], chosen))
         return replaced(y, mine, chosen), cache
 
@@ -208,7 +212,7 @@ class GlobalAttention(nn.Module):
     def _bias(
         self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site, chosen: Chosen
     ) -> ScoreMod | None:
-        """What the position scheme adds to the scores; `InputError` unless it is a bias by distance."""
+        """Return the position scheme's bias for the scores; `InputError` unless it is a bias by distance."""
         relative = position.relative(q, k, context, site)
         if position.score_mod(q, k, context, site) is not None or (
             relative is not None and set(relative.tables) != {"bias"}
@@ -234,23 +238,24 @@ class GlobalAttention(nn.Module):
 
 
 def _flags(chosen: Chosen, length: int) -> Tensor:
-    """[B, 1, Tq]: 0 for global queries, -1 for others."""
+    """Return 0 for global queries, -1 for others: [B, 1, Tq]."""
     flags = torch.full((len(chosen.slots), length), -1, device=chosen.slots.device)
     return flags.scatter(1, chosen.slots, chosen.real.long() - 1).unsqueeze(1)
 
 
 def replaced(table: Tensor, rows: Tensor, chosen: Chosen) -> Tensor:
-    """table [B, H, Tq, D] with the rows [B, H, G, D] of the global queries."""
+    """Return table [B, H, Tq, D] with the rows [B, H, G, D] of the global queries."""
     index = chosen.slots.view(len(chosen.slots), 1, -1, 1).expand(rows.shape)
+    # Rows with fewer global queries get their original values back.
     kept = table.gather(2, index)
     return table.scatter(2, index, torch.where(chosen.real[:, None, :, None], rows, kept))
 
 
 @torch.no_grad()
 def copy_local_projections(model: nn.Module) -> None:
-    """Start the global projections of every layer of `model` as copies of the ordinary ones.
+    """Initialize the global projections of every layer of `model` as copies of the ordinary projections.
 
-    What Longformer does before it trains them (Beltagy et al. 2020, section 5).
+    Longformer does this before training (Beltagy et al. 2020, section 5).
     """
     for module in model.modules():
         mine = getattr(module, "global_attention", None)

@@ -1,4 +1,4 @@
-"""What the last feed-forward of a stack reads, for who wants to see it: the keys of a datastore."""
+"""Access to the input of a stack's last feed-forward, for example for the keys of a datastore."""
 
 import threading
 from typing import Self
@@ -9,10 +9,9 @@ from polyformer.stack.stack import Stack
 
 
 class LastFeedForwardInput:
-    """Inside `with`, `value` [B, T, E] is what the last feed-forward read in the last pass of this thread.
+    """The last feed-forward's input `value` [B, T, E] in this thread's last pass inside `with`.
 
-    It comes after the norm where a block has one before its sub-layers, and is the layer's own state where it
-    has not.
+    It is the normed input if the block has a norm before its sub-layers, and otherwise the layer's state.
     """
 
     def __init__(self, stack: Stack):
@@ -31,10 +30,10 @@ class LastFeedForwardInput:
 
     @property
     def value(self) -> Tensor:
-        """Of the last pass."""
+        """Return the input in the last pass."""
         assert self.seen is not None, "a pass comes first"
         return self.seen
 
     def _see(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        if threading.get_ident() == self.thread:  # others may run the same model
+        if threading.get_ident() == self.thread:  # other threads may run the same model
             self.seen = arguments[0]

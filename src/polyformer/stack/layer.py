@@ -1,4 +1,4 @@
-"""One layer: self-attention, cross-attention where there is a source, feed-forward, wired by a block."""
+"""A layer: self-attention, cross-attention if there is a source, and feed-forward, combined by a block."""
 
 import dataclasses
 import functools
@@ -20,11 +20,11 @@ from polyformer.stack.multihead import AttentionConfig, MultiHeadAttention
 
 @dataclasses.dataclass(frozen=True)
 class LayerState(State):
-    """What a layer leaves for the next call: its own tokens, and the projected source.
+    """The state of a layer for the next call: its tokens, and the projected source.
 
-    memory: in training what it remembers of earlier segments, in place of its own tokens' keys and values.
-    store: what it may look up of the text before, where the memory has one in this layer.
-    feedforward: what the feed-forward keeps of its last tokens, where it sees more than one.
+    memory: in training the memory of earlier segments, instead of the KV cache of its tokens.
+    store: entries of earlier text to look up, if the memory has a store in this layer.
+    feedforward: the last tokens of the feed-forward, if it sees more than a single token.
     """
 
     self_attention: State | None = None
@@ -34,26 +34,26 @@ class LayerState(State):
     feedforward: State | None = None
 
     def reorder_beams(self, index: Tensor) -> "LayerState":
-        """As `reorder_`, for an index among rows that share a source, whose projection stays where it is."""
+        """Reorder the rows as `reorder_`, for rows that share a source: its projection is not reordered."""
         names = "self_attention", "memory", "store", "feedforward"
         own = {name: past.reorder_(index) for name in names if (past := getattr(self, name)) is not None}
         return dataclasses.replace(self, **own)
 
     def truncated_(self, count: int) -> "LayerState | None":
-        """As for every state."""
+        """See `State.truncated_`."""
         return self._parts_truncated(count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """What a decoder reads from: hidden states [B, S, E] (None once every layer has projected them)."""
+    """The source of a decoder: hidden states [B, S, E] (None once every layer has projected them)."""
 
     hidden: Tensor | None
     context: Context
 
 
 class Layer(nn.Module):
-    """x [B, T, E] -> [B, T, E]."""
+    """A layer of a Transformer: x [B, T, E] -> [B, T, E]."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Layer(nn.Module):
         self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":
-        """The state before the first token, with room for `reserve` tokens."""
+        """Return the state before the first token, with caches for `reserve` tokens."""
         return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
 
     def forward(
@@ -90,20 +90,22 @@ class Layer(nn.Module):
         memory: Memory | None = None,
         active: Active | None = None,
     ) -> tuple[Tensor, LayerState | None]:
-        """The layer's output, and its next state when it was given one.
+        """Return the layer's output, and its next state if it was given a state.
 
-        active: the tokens whose output is wanted, [1, N, E], where it is not that of all; others are attended
-        to as they are in x.
+        active: the tokens for which the output is computed, [1, N, E], or None for all; the other tokens are
+        attended to with their values in x.
         """
         new: dict[str, State | None] = {}
+        # Parts that need all tokens run on all; the active tokens are selected afterwards.
         if active is None or not self.gathers:
             sublayers = self.sublayers(context, position, source, state, new, memory)
             y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
             y = y if active is None else active.gathered(y)
-        elif len(active):
+        elif len(active):  # queries and the feed-forward are computed only for active tokens
             sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
             y = self.block(active.gathered(x), sublayers)
         else:
+            # All tokens have halted, but later tokens need their keys and values in the cache.
             y, new = active.gathered(x), self._passed(x, context, position, source, state)
         if state is None:
             return y, None
@@ -119,7 +121,7 @@ class Layer(nn.Module):
         source: Source | None,
         state: LayerState | None,
     ) -> dict[str, State | None]:
-        """The next states where no token of x [B, T, E] is computed, and later ones attend to all of them."""
+        """Return the next states if no token of x [B, T, E] is computed; later tokens see all of x."""
         new: dict[str, State | None] = {"self": None}
         if state is None:
             return new
@@ -133,7 +135,7 @@ class Layer(nn.Module):
     def remembered(
         self, kept: Tensor, state: LayerState, context: Context, memory: Memory | None
     ) -> LayerState:
-        """What the layer remembers and stores, and no more, after the segment of which a memory keeps `kept`
+        """Return a state with only the memory and the store, after a segment from which a memory keeps `kept`
         (`Block.kept`)."""
         if memory is None:
             return LayerState()
@@ -145,19 +147,20 @@ class Layer(nn.Module):
 
     @property
     def index(self) -> int:
-        """The number of its weights in the stack."""
+        """Return the index of the layer's weights in the stack."""
         return self.attention.layer
 
     def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """What its heads find for x [B, T, E] in `read` [B, M, E], both as a memory keeps them: outputs
-        [B, H, T, D] and weights [B, H, T, M]. Positions play no part, and its weights get no gradient."""
+        """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
+        keeps: outputs [B, H, T, D] and weights [B, H, T, M]. Positions are ignored, and the layer's weights
+        get no gradient."""
         block = detached(self.block)
         x, read = block.first_reads_kept(x), block.first_reads_kept(read)
         return detached(self.attention).by_content(x, read)
 
     @torch.no_grad()
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [B, T, E] as a memory keeps it, before positions: [B, Hkv, T, D] each."""
+        """Return keys and values [B, Hkv, T, D], before positions, of x [B, T, E] as a memory keeps it."""
         return self.attention.keys_and_values(self.block.first_reads_kept(x))
 
     def sublayers(
@@ -171,15 +174,17 @@ class Layer(nn.Module):
         active: Active | None = None,
         whole: Tensor | None = None,
     ) -> list[SubLayer]:
-        """What the block is given, in order; their next states go into `new`.
+        """Return the sub-layers for the block, in order; they write their next states into `new`.
 
         active: the tokens that the block is given, [1, N, E], of the layer's input `whole` [B, T, E].
         """
+        # Keys and values are of all tokens, even if queries are only of active tokens.
         read = None if whole is None else self.block.first_reads(whole)
 
         def attend_self(x: Tensor) -> Tensor:
             past = state.self_attention if state else None
             before = memory.before(state.memory) if memory and state and state.memory else None
+            # A memory keeps inputs of the layer, so the norm of a pre-norm block is still to be applied.
             before = None if before is None else self.block.first_reads_kept(before)
             mix = None
             if memory and state and state.store is not None:
@@ -208,7 +213,7 @@ class Layer(nn.Module):
         return [*both, transform]
 
     def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
-        """The output of an encoder's layer for x when attention finds the layer input `read` instead of x."""
+        """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
         shown = self.block.first_reads(read)
         return self.block(
             x,

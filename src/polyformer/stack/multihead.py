@@ -1,9 +1,9 @@
-"""Multi-head attention: project to heads, let a mechanism mix them, project back.
+"""Multi-head attention: project to heads, apply a mechanism to them, and project back.
 
     head_i = mechanism(x W_q^i, s W_k^i, s W_v^i);  y = concat(head_1 .. head_h) W_o
 
 s is x itself (self-attention) or another sequence (cross-attention). With fewer key heads than query heads,
-groups of query heads share one (Ainslie et al. 2023). Vaswani et al. 2017, section 3.2.2.
+each group of query heads shares a key head (Ainslie et al. 2023). Vaswani et al. 2017, section 3.2.2.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Config):
-    """Heads and projections around a mechanism."""
+    """The heads and projections of attention, and its mechanism."""
 
     num_attention_heads: int = 8
-    num_key_value_heads: int | None = None  # by default as many as query heads
+    num_key_value_heads: int | None = None  # by default the number of query heads
     head_size: int | None = None  # by default hidden_size / num_attention_heads
-    bias: bool | tuple[str, ...] = True  # of all four projections, or of those named
+    bias: bool | tuple[str, ...] = True  # of all four projections, or of the named ones
     mechanism: MechanismConfig = SoftmaxConfig()
-    global_projections: bool = False  # global tokens have projections of their own (stack/global_projections)
+    global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -62,32 +62,32 @@ class AttentionConfig(Config):
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
-        """What names a mechanism or a pattern stands for the usual heads around it."""
+        """Return a mechanism or a pattern as the configuration of default heads with this mechanism."""
         return data if _is_whole(data) else {"mechanism": data}
 
     @classmethod
     def ways(cls) -> str:
-        """What may be written where heads and mechanism are configured, for error messages."""
+        """Return the accepted forms of an attention configuration, for error messages."""
         return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
 
     def changed(self, value: object, where: str) -> Config | None:
-        """What names a mechanism or a pattern takes the place of the mechanism; the heads stay."""
+        """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
         if _is_whole(value):
             return super().changed(value, where)
         mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
         return dataclasses.replace(self, mechanism=mechanism)
 
     def biased(self, projection: str) -> bool:
-        """Whether one of `PROJECTIONS` adds a bias."""
+        """Return whether the projection, one of `PROJECTIONS`, adds a bias."""
         return self.bias if isinstance(self.bias, bool) else projection in self.bias
 
     @property
     def kv_heads(self) -> int:
-        """Key heads, once settled."""
+        """Return the number of key heads."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     def width(self, hidden_size: int) -> int:
-        """The width of one head in a model of `hidden_size`."""
+        """Return the head dimension in a model of `hidden_size`."""
         if self.head_size is not None:
             return self.head_size
         if hidden_size % self.num_attention_heads:
@@ -98,46 +98,47 @@ class AttentionConfig(Config):
         return hidden_size // self.num_attention_heads
 
     def gathers(self, layer: int) -> bool:
-        """Whether layer `layer` can leave out the queries of tokens that halted."""
+        """Return whether layer `layer` can leave out the queries of tokens that halted."""
         return self.mechanism.at(layer).separate_queries and not self.global_projections
 
     def cross(self) -> "AttentionConfig":
-        """The same heads around what reads another sequence."""
+        """Return the configuration of cross-attention with the same heads."""
         return dataclasses.replace(self, mechanism=self.mechanism.cross(), global_projections=False)
 
     def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
-        """The module of layer `layer`, in a model of `hidden_size`."""
+        """Return the module of layer `layer`, in a model of `hidden_size`."""
         return MultiHeadAttention(hidden_size, self, layer)
 
 
 def _is_whole(data: object) -> bool:
-    """Whether `data` describes the heads too, and not the mechanism alone."""
+    """Return whether `data` describes the heads too, and not only the mechanism."""
     return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
 
 
 def _rotated(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
-    """q and the new keys k by their positions, where a memory's keys come first by theirs."""
+    """Return q and the new keys k rotated by their positions; the keys of a memory come first."""
     past = k.shape[2] - q.shape[2]
     if not past:
         return position.rotate(q, k, context, site)
+    # Schemes rotate equal numbers of queries and keys, so the queries are padded by the memory's length.
     q, k = position.rotate(F.pad(q, (0, 0, past, 0)), k, context.all_as_queries, site)
     return q[:, :, past:], k
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectedSource(State):
-    """Keys and values of a cross-attention's source, projected once: [B, Hkv, S, D] each."""
+    """The keys and values of a cross-attention's source, projected once: [B, Hkv, S, D] each."""
 
     keys: Tensor
     values: Tensor
 
     def truncated_(self, count: int) -> "ProjectedSource":
-        """Itself: the source is no part of what is read after it."""
+        """Return the state itself: the source is independent of the tokens of the target."""
         return self
 
 
 class MultiHeadAttention(nn.Module):
-    """x [B, T, E] -> [B, T, E]."""
+    """Multi-head attention with its projections: x [B, T, E] -> [B, T, E]."""
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         super().__init__()
@@ -163,11 +164,12 @@ class MultiHeadAttention(nn.Module):
                 layer,
                 mechanism,
             )
+            # For the mechanism, global tokens are only keys that all queries see.
             mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
 
     def new_state(self, reserve: int) -> State | None:
-        """The state before the first token, with room for `reserve` tokens; None where there is none."""
+        """Return the state before the first token, with a cache for `reserve` tokens, or None."""
         state = self.mechanism.new_state(reserve)
         if self.global_attention is None or state is None:
             return state
@@ -184,22 +186,24 @@ class MultiHeadAttention(nn.Module):
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,
         active: Active | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Self-attention of x, after the tokens in `state`; also the state that includes x.
+        """Return the self-attention of x, after the tokens in `state`, and the state that includes x.
 
-        read: what the same tokens show to one another, where that is not x itself. before: [B, M, E], what
-        the tokens of a memory show, which are the first M keys. mix: of what the mechanism puts out and of
-        the queries before positions, [B, H, T, D] each, what is projected back. active: the tokens that x
-        [1, N, E] are, among all of `read`.
+        read: the input of keys and values of the same tokens, if it is not x itself. before: [B, M, E], the
+        input of keys and values of a memory's tokens, which are the first M keys. mix: a function of the
+        mechanism's output and of the queries before positions, [B, H, T, D] each, that returns the input of
+        the output projection. active: the places of the tokens x [1, N, E] among all of `read`.
         """
         read = x if read is None else read
         if before is not None:
             read = torch.cat([before.to(read.dtype), read], 1)
+        # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
             q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
         else:
             q, v = self._queries(x, active), self._heads(self.value, read)
             k = self._heads(self.key or self.query, read)
         site = self._site()
+        # A store is searched by content, so `mix` gets the queries before rotation.
         content = q
         q, k = _rotated(q, k, context, position, site)
         terms = Terms(position, site)
@@ -212,26 +216,28 @@ class MultiHeadAttention(nn.Module):
         return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
 
     def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
-        """The state that includes tokens [B, T, E], of which none asks."""
+        """Return the state that includes tokens [B, T, E] for which no queries are computed."""
         k, v = self._heads(self.key or self.query, read), self._heads(self.value, read)
+        # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
         return self.mechanism.extended(state, _rotated(q, k, context, position, self._site())[1], v)
 
     def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of x [B, T, E] to all of `read` [B, M, E] without positions: [B, H, T, D], and its
-        weights [B, H, T, M]."""
+        """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
+        and weights [B, H, T, M]."""
         q, k, v = (
             self._heads(self.query, x),
             self._heads(self.key or self.query, read),
             self._heads(self.value, read),
         )
         groups = q.shape[1] // k.shape[1]
+        # Each key head serves a group of query heads.
         k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
         weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
         return weights @ v, weights
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [B, T, E], before positions: [B, Hkv, T, D] each."""
+        """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
         return self._heads(self.key or self.query, x), self._heads(self.value, x)
 
     def cross(
@@ -242,7 +248,7 @@ class MultiHeadAttention(nn.Module):
         state: State | None = None,
         active: Active | None = None,
     ) -> tuple[Tensor, ProjectedSource]:
-        """Attention of x [B, T, E] to source [B, S, E]; its projection is returned and reused as `state`.
+        """Return attention of x [B, T, E] to source [B, S, E], and the projected source, to reuse as `state`.
 
         active: as for `forward`.
         """
@@ -251,7 +257,7 @@ class MultiHeadAttention(nn.Module):
         return self._join(y, active), state
 
     def projected(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
-        """Keys and values of source [B, S, E]; `state`, where that is them already."""
+        """Return keys and values of source [B, S, E], or `state` if it has them already."""
         if isinstance(state, ProjectedSource):
             return state
         assert source is not None
@@ -259,7 +265,7 @@ class MultiHeadAttention(nn.Module):
         return ProjectedSource(keys, self._heads(self.value, source))
 
     def _site(self) -> Site:
-        """This attention, for schemes that ask for its projections."""
+        """Return the layer and its projections, for position schemes that use them."""
         return Site(
             self.layer,
             lambda vectors: self._vectors(self.query, vectors),
@@ -267,23 +273,23 @@ class MultiHeadAttention(nn.Module):
         )
 
     def _queries(self, x: Tensor, active: Active | None) -> Tensor:
-        """Of x [B, T, E], or of its active tokens [1, N, E]: [B, H, T, D]."""
+        """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
         return self._heads(self.query, x) if active is None else self._split(active.spread(self.query(x)))
 
     def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
         return self._split(projection(x))
 
     def _split(self, x: Tensor) -> Tensor:
-        """[B, T, H D] as heads [B, H, T, D]."""
+        """Return [B, T, H D] as heads [B, H, T, D]."""
         rows, length, width = x.shape
         return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
 
     def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
-        """Vectors [R, E] that are no tokens, projected to the heads of the queries: [H, R, D]."""
+        """Return vectors [R, E] that are not tokens, projected to the heads of the queries: [H, R, D]."""
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
 
     def _join(self, heads: Tensor, active: Active | None = None) -> Tensor:
-        """What the heads [B, H, T, D] find, projected back, of all tokens or the active ones."""
+        """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""
         y = heads.transpose(1, 2).flatten(2)
         return self.output(y if active is None else active.gathered(y))

@@ -1,15 +1,15 @@
-"""Training a reversible stack: it keeps its last outputs, and finds every input again on the way back.
+"""Training of a reversible stack: it keeps only its last outputs and recomputes all inputs from them.
 
     forward    (a, b) -> (b, a + f(b))
-    backward   a = c - f(b), with the graph of f(b) alone; then the step before
+    backward   a = c - f(b), with only the graph of f(b); then the previous step
                grad_a = grad_c        grad_b = grad_b + (df / db)^T grad_c        c = a + f(b)
 
-Each step is computed twice from the same state of the random generators and of autocast, and in the same way,
+Each step is computed twice with the same state of the random generators and of autocast, and in the same way,
 so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
-of one sub-layer; time: one more forward pass. Gradients are those of stored activations up to rounding:
-inputs come back with an error that is rounding's own in float32, and grows with depth in half precision.
-Gomez et al. 2017, algorithm 1. What sub-layers add to the loss (core/auxiliary_losses.py) is handed on with
-its gradients.
+of a single sub-layer; time: one more forward pass. Gradients are equal to gradients from stored activations
+up to rounding: recomputed inputs have an error of the order of rounding in float32, which grows with depth in
+half precision. Gomez et al. 2017, algorithm 1. Auxiliary losses of sub-layers (core/auxiliary_losses.py) are
+passed on with their gradients.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.block import Reversible, SubLayer
@@ -28,32 +27,37 @@ from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.state import State
 from polyformer.memory import Memory
+from polyformer.ops.second_order import first_order
 from polyformer.position import Position
 from polyformer.sequence.context import Context
 from polyformer.stack.layer import Layer, LayerState, Source
 
+KEPT = (
+    'pass output_hidden_states=True, which keeps activations, and build the model with backend="definition"'
+)
+"""The way to get second-order gradients, which require the inputs of the layers."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Change:
-    """(a, b) -> (b, a + function(b)). `reads`: the tensors, besides b, that it is differentiated for."""
+    """The step (a, b) -> (b, a + function(b)). `reads`: the tensors, besides b, that get gradients."""
 
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
     def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
-        """The output streams, and the auxiliary losses of the step."""
-        with (
-            torch.enable_grad(),
-            collect_auxiliary_losses() as losses,
-        ):  # the very computation of `back`; its graph is dropped
+        """Return the output streams, and the auxiliary losses of the step."""
+        # The same computation as in `back`, so that rounding is the same; its graph is dropped.
+        with torch.enable_grad(), collect_auxiliary_losses() as losses:
             added = self.function(b.detach().requires_grad_())
         return b, a + added.detach(), {name: term.detach() for name, term in losses.items()}
 
     def back(
         self, b: Tensor, c: Tensor, grad_b: Tensor, grad_c: Tensor, grad_terms: Sequence[Tensor]
     ) -> "Back":
-        """The input streams, their gradients, and those of `reads`."""
+        """Return the input streams, their gradients, and the gradients of `reads`."""
         with torch.enable_grad(), collect_auxiliary_losses() as losses:
+            # A leaf, so that the graph contains only this step.
             leaf = b.detach().requires_grad_()
             added = self.function(leaf)
         outputs = [(added, grad_c.to(added.dtype)), *zip(losses.values(), grad_terms, strict=True)]
@@ -64,20 +68,20 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placing:
-    """(a, b) -> (a + p, b + p), p the positions that a scheme adds to the input of a layer."""
+    """The step (a, b) -> (a + p, b + p), with the positions p that a scheme adds to the input of a layer."""
 
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
     def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
-        """The output streams; there are no auxiliary losses."""
+        """Return the output streams; there are no auxiliary losses."""
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
     def back(
         self, a: Tensor, b: Tensor, grad_a: Tensor, grad_b: Tensor, grad_terms: Sequence[Tensor]
     ) -> "Back":
-        """The input streams, their gradients, and those of `reads`."""
+        """Return the input streams, their gradients, and the gradients of `reads`."""
         with torch.enable_grad():
             p = self.function(torch.zeros_like(a))
         grads = _gradients([(p, grad_a + grad_b)], self.reads)
@@ -98,14 +102,13 @@ def run_reversible(
     states: Sequence[LayerState] | None = None,
     memory: Memory | None = None,
 ) -> tuple[Tensor, list[LayerState]]:
-    """Both streams x [2, B, T, E] through all layers, and what the layers remember next.
+    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories.
 
-    states: of memories alone.
+    states: only of memories.
     """
     hidden = None if source is None else source.hidden
-    shown: list[
-        Tensor
-    ] = []  # what the steps read in place of `hidden`, whose own graph must not be run twice
+    # The steps read a leaf instead of `hidden`, so that the graph of `hidden` runs backward only once.
+    shown: list[Tensor] = []
     if source is not None and hidden is not None:
         shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
         source = dataclasses.replace(source, hidden=shown[0])
@@ -114,6 +117,7 @@ def run_reversible(
     remembering = [] if memory is None else list(memory.parameters())
     for index, layer in enumerate(layers):
         assert isinstance(layer, Layer)
+        # The embedding sum has the positions of layer 0 already.
         if index and _places(position, x, pos, index):
             steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
         reads = _learning([*layer.parameters(), *position.parameters(), *remembering, *shown])
@@ -129,7 +133,7 @@ def run_reversible(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Past:
-    """The state of layer `index`, and where `read` puts what it remembers next."""
+    """The state of layer `index`, and the dictionary into which `read` writes its next memory."""
 
     state: LayerState
     memory: Memory | None
@@ -138,7 +142,7 @@ class Past:
     index: int
 
     def read(self, x: Tensor, layer: Layer) -> None:
-        """The second stream x as `layer` begins: the first time alone, since going back finds it again."""
+        """Record the second stream x at the start of `layer`, but not again in the backward pass."""
         if self.index not in self.memories:
             self.memories[self.index] = layer.remembered(x, self.state, self.context, self.memory)
 
@@ -161,7 +165,7 @@ def _changes(
             past.read(x, layer)
         with training_pass(layer):
             y = block.change(index, sublayer, x)
-        new.clear()  # a source that was projected would be kept for every layer
+        new.clear()  # otherwise the projected source of every layer would stay in memory
         return y
 
     for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
@@ -169,7 +173,7 @@ def _changes(
 
 
 def _places(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
-    """Whether the scheme adds something to the input of this layer."""
+    """Return whether the scheme adds something to the input of this layer."""
     return position.embed(x, pos, layer) is not x
 
 
@@ -178,13 +182,13 @@ def _placing(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], 
 
 
 def _learning(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those that gradients are wanted of, each once."""
+    """Return the tensors that require gradients, each once."""
     return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moment:
-    """The state of everything outside that a step depends on: random generators and autocast."""
+    """The global state on which a step depends: random generators and autocast."""
 
     random: Tensor
     devices: Sequence[int]
@@ -194,7 +198,7 @@ class Moment:
 
     @classmethod
     def now(cls, x: Tensor) -> "Moment":
-        """The state as it is before a step on x."""
+        """Return the present state, before a step on x."""
         devices, states = get_device_states(x)
         device = x.device.type
         autocast: dict[str, Any] = {"enabled": False}
@@ -207,7 +211,7 @@ class Moment:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """As it was then; afterwards all is as before."""
+        """Restore this state for the duration of the context."""
         kind = self.device if self.devices else "cuda"
         with (
             torch.random.fork_rng(self.devices, device_type=kind),
@@ -220,7 +224,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Course:
-    """The steps of one call and what the way back needs of each: its moment, its auxiliary losses' names."""
+    """The steps of a call, with the global state and the auxiliary losses' names before each step."""
 
     steps: list[Step]
     reads: list[Tensor]
@@ -229,11 +233,11 @@ class Course:
 
 
 class _Reversible(torch.autograd.Function):
-    """Both streams [2, B, T, E] and the auxiliary losses of all steps; tensors that steps read are inputs."""
+    """Both streams [2, B, T, E] after all steps and their auxiliary losses; `reads` are inputs."""
 
     @staticmethod
     def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
-        """Runs all steps, and keeps the last streams alone."""
+        """Run all steps, and keep only the last streams."""
         a, b = x
         terms: list[Tensor] = []
         for step in course.steps:
@@ -247,9 +251,9 @@ class _Reversible(torch.autograd.Function):
         return y, *terms
 
     @staticmethod
-    @once_differentiable
+    @first_order("a reversible stack in training", KEPT)
     def backward(ctx: Any, grad: Tensor, *grad_terms: Tensor) -> tuple[Tensor | None, ...]:
-        """Runs the steps back from the last, each with the graph of its own function."""
+        """Run the steps backward from the last, each with only the graph of its function."""
         course: Course = ctx.course
         (a, b), (grad_a, grad_b) = ctx.saved_tensors[0], grad
         place = {id(tensor): index for index, tensor in enumerate(course.reads)}
@@ -262,13 +266,14 @@ class _Reversible(torch.autograd.Function):
             end = start
             for tensor, grad_tensor in zip(step.reads, grads, strict=True):
                 if grad_tensor is not None:
+                    # Layers with shared weights read the same tensor in several steps.
                     known = total[place[id(tensor)]]
                     total[place[id(tensor)]] = grad_tensor if known is None else known + grad_tensor
         return None, torch.stack([grad_a, grad_b]), *total
 
 
 def _gradients(outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient of each input from (output, its gradient) pairs; None where it has no part."""
+    """Return the gradient of each input from (output, its gradient) pairs; None if it has no effect."""
     reached = [(output, grad) for output, grad in outputs if output.requires_grad]
     if not reached or not inputs:
         return [None] * len(inputs)

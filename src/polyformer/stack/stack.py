@@ -1,4 +1,5 @@
-"""A stack of layers: an encoder, with a causal context a decoder, with a source the decoder of a pair."""
+"""A stack of layers: an encoder, a decoder with a causal context, or with a source a cross-attending
+decoder."""
 
 import dataclasses
 import functools
@@ -14,7 +15,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.sizes import LAYERS
+from polyformer.core.limits import LAYERS
 from polyformer.depth import Call, Depth, DepthConfig, FixedConfig, Halting
 from polyformer.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.memory import Memory, MemoryConfig, NoMemoryConfig
@@ -22,8 +23,10 @@ from polyformer.memory.base import check_position
 from polyformer.ops.norms import LayerNormConfig, NormConfig, normalize
 from polyformer.position import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.sequence.context import Context
+from polyformer.sequence.image import Image
 from polyformer.sequence.tokens import Tokens
 from polyformer.stack.convolution import Convolution, ConvolutionConfig
+from polyformer.stack.groups import check_groups, shared_layers
 from polyformer.stack.layer import Layer, LayerState, Source
 from polyformer.stack.multihead import AttentionConfig
 from polyformer.stack.reversible import run_reversible
@@ -31,10 +34,11 @@ from polyformer.stack.reversible import run_reversible
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackConfig(Config):
-    """The parts of every layer of a stack, and how many layers."""
+    """The parts of every layer of a stack, and the number of layers."""
 
     num_hidden_layers: int = 6
-    num_hidden_groups: int | None = None  # runs of layers with the same weights (ALBERT); by default no two
+    num_hidden_groups: int | None = None  # groups of layers that share weights (ALBERT); by default none
+    layers_per_group: int = 1  # layers of a group, which run in turn until the next group
     attention: AttentionConfig = AttentionConfig()
     feedforward: FeedForwardConfig = DenseConfig()
     position: PositionConfig = SinusoidalConfig()
@@ -43,17 +47,17 @@ class StackConfig(Config):
     memory: MemoryConfig = NoMemoryConfig()
     depth: DepthConfig = FixedConfig()
     dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
-    final_norm: bool = True  # of the output, where the block leaves the residual stream as it is
+    final_norm: bool = True  # of the output, if the block does not norm the residual stream
     final_dropout: float = 0.0  # of the output, after the final norm (T5)
-    convolution: ConvolutionConfig | None = None  # beside the first layer, in an encoder (DeBERTa's second)
+    convolution: ConvolutionConfig | None = None  # parallel to an encoder's first layer (DeBERTa v2)
     layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_hidden_layers <= LAYERS:
             wanted = "1 or more" if self.num_hidden_layers < 1 else f"at most {LAYERS}"
             raise InputError(f"num_hidden_layers: expected {wanted}, got {quote(self.num_hidden_layers)}")
-        if self.num_hidden_groups is not None:
-            self._check_groups(self.num_hidden_groups)
+        sharing = self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group
+        check_groups(*sharing, (self.attention.mechanism, self.feedforward))
         for name in ("dropout", "final_dropout", "layerdrop"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
@@ -75,7 +79,7 @@ class StackConfig(Config):
         self._check_norm()
 
     def _check_feedforward(self) -> None:
-        """Raises `InputError` for one with a state where a stack that keeps no activations has a memory."""
+        """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
         parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
@@ -85,7 +89,7 @@ class StackConfig(Config):
             )
 
     def _check_depth(self) -> None:
-        """Raises `InputError` for parts that need all tokens in every layer beside an adaptive depth."""
+        """Raise `InputError` for parts that need all tokens in every layer, if the depth is adaptive."""
         if isinstance(self.depth, FixedConfig):
             return
         others = {
@@ -101,7 +105,7 @@ class StackConfig(Config):
                 )
 
     def _check_norm(self) -> None:
-        """Raises `InputError` for parts that norm tokens twice, or not all, beside a norm of all of them."""
+        """Raise `InputError` for parts that norm some tokens twice or never, if the norm uses all."""
         others = {
             "block": self.block.reversible,
             "memory": not isinstance(self.memory, NoMemoryConfig),
@@ -114,32 +118,19 @@ class StackConfig(Config):
                     f"{name} {quote(getattr(self, name).kind)} norms some of them, or some twice; use 'layer'"
                 )
 
-    def group(self, layer: int) -> int:
-        """Which group the layer belongs to, and so whose weights it has."""
-        groups = self.num_hidden_groups or self.num_hidden_layers
-        return layer * groups // self.num_hidden_layers
-
-    def _check_groups(self, groups: int) -> None:
-        if not 1 <= groups <= self.num_hidden_layers:
-            raise InputError(
-                f"num_hidden_groups: expected 1 to {self.num_hidden_layers} layers, or None, got {groups}"
-            )
-        firsts = {self.group(i): i for i in reversed(range(self.num_hidden_layers))}
-        for i in range(self.num_hidden_layers):
-            for part in (self.attention.mechanism, self.feedforward):
-                if part.at(i) != part.at(firsts[self.group(i)]):
-                    raise InputError(
-                        f"num_hidden_groups: layers {firsts[self.group(i)]} and {i} share weights, and "
-                        f"{quote(part.kind)} differs by layer; use one for all"
-                    )
+    @property
+    def shared_layers(self) -> list[int]:
+        """Return for each layer the index of its weights among all distinct layers."""
+        return shared_layers(self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group)
 
 
 class Stack(nn.Module):
-    """Layers one after another: x [B, T, E] -> [B, T, E].
+    """A sequence of layers: x [B, T, E] -> [B, T, E].
 
-    `recompute` drops the activations inside each layer in training and computes them again in the backward
-    pass (Chen et al. 2016): memory of one layer plus one tensor a layer, for a third more time. A reversible
-    stack needs no switch: wherever gradients are wanted it keeps nothing (stack/reversible.py).
+    `recompute` enables activation checkpointing in training (Chen et al. 2016): the activations inside each
+    layer are recomputed in the backward pass. Memory: a single layer plus one tensor per layer; time: a third
+    more. A reversible stack needs no switch: it keeps no activations whenever gradients are enabled
+    (stack/reversible.py).
     """
 
     def __init__(
@@ -149,6 +140,7 @@ class Stack(nn.Module):
         max_positions: int,
         cross: bool,
         embedding_size: int | None = None,
+        image: Image | None = None,
     ):
         super().__init__()
         self.recompute = False
@@ -162,6 +154,7 @@ class Stack(nn.Module):
             num_layers=config.num_hidden_layers,
             num_heads=config.attention.num_attention_heads,
             head_size=config.attention.width(hidden_size),
+            image=image,
         )
         self.position = config.position.build(shape)
         if changes_scores(self.position):
@@ -170,21 +163,13 @@ class Stack(nn.Module):
         if self.memory is not None:
             self.mechanism.require("remembers")
             check_position(self.position)
+        parts = config.attention, config.feedforward, config.block, config.norm, config.dropout
         self.layers = nn.ModuleList(
-            Layer(
-                hidden_size,
-                config.attention,
-                config.feedforward,
-                config.block,
-                config.norm,
-                config.dropout,
-                cross,
-                index,
-            )
-            for index in range(config.num_hidden_groups or config.num_hidden_layers)
+            Layer(hidden_size, *parts, cross, config.shared_layers.index(number))
+            for number in range(config.shared_layers[-1] + 1)
         )
-        self.groups = [config.group(index) for index in range(config.num_hidden_layers)]
-        self.span = range(config.num_hidden_layers)  # the layers that run: all, but in a stage of a pipeline
+        self.groups = config.shared_layers
+        self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
@@ -197,12 +182,12 @@ class Stack(nn.Module):
         self.depth: Depth | None = config.depth.build(shape, None if normed else config.norm)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
-        # Whether a training pass may run some layers alone: the others have no gradient then.
+        # Whether a training pass may run only some layers: the others have no gradient then.
         self.leaves_out = bool(self.layerdrop) or self.depth is not None
 
     @property
     def sequence(self) -> list[Layer]:
-        """The layers in the order in which they run; those of one group are one module."""
+        """Return the layers in the order in which they run; layers that share weights are the same module."""
         return [cast(Layer, self.layers[self.groups[index]]) for index in self.span]
 
     def forward(
@@ -215,11 +200,11 @@ class Stack(nn.Module):
         collect: list[Tensor] | None = None,
         halting: Halting | None = None,
     ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
-        """The last layer's output (normalised), and the layers' next states when there are any.
+        """Return the last layer's output (normed), and the layers' next states, if there are any.
 
-        x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the
-        input of every layer and the final output. halting: from `begin`, by a caller who reads it after.
-        Raises `InputError` for packed documents that the mechanism cannot keep apart.
+        x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the input
+        of every layer and the final output. halting: from `begin`, for callers that read it afterwards.
+        Raises `InputError` for packed documents that the mechanism cannot separate.
         """
         if context.q_doc is not None:
             self.mechanism.require("packs")
@@ -234,6 +219,7 @@ class Stack(nn.Module):
             )
             y = self._finished(merge_streams(y, dtype, self.join), context)
             return y, None if states is None else tuple(memories)
+        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
         skipped = self._skipped() if fresh else []
         halting = halting or self.begin(x, pos, context, source)
         new_states = []
@@ -250,9 +236,11 @@ class Stack(nn.Module):
             y, state = self._run(layer, (x, context, self.position, source, own, self.memory, active))
             if self.convolution is not None and not index:
                 y = self.convolution(x, y, context)
+            # Halted tokens keep their state, without the positions that were added for this layer.
             x = y if active is None else active.scattered(y, before)
             if halting is not None:
                 halting.after(index, x)
+                # Later calls read the states of all layers, so only calls without states stop here.
                 if halting.over and own is None and collect is None:
                     break
             new_states.append(state)
@@ -271,7 +259,7 @@ class Stack(nn.Module):
         source: Source | None = None,
         predict: Callable[[Tensor], Tensor] | None = None,
     ) -> Halting | None:
-        """What decides in a call with these arguments which tokens halt; None where all run to the end."""
+        """Return the object that decides which tokens of this call halt; None if no token can halt."""
         if self.depth is None:
             return None
         if source is None:
@@ -293,33 +281,34 @@ class Stack(nn.Module):
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
     def _forgetting(self, state: LayerState) -> LayerState:
-        """With no more keys and values than the memory has slots, where there is one."""
+        """Return the state with only the last keys and values, at most the length of the memory."""
         cache = state.self_attention
         if self.memory is None or not isinstance(cache, KeyValueCache):
             return state
         return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
 
     def kept(self, tokens: Tokens) -> Tokens:
-        """What the next call has to know of `tokens`: all, or those that the memory keeps."""
+        """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
         return tokens if self.memory is None else self.memory.kept(tokens)
 
     def _skipped(self) -> list[int]:
-        """The layers that this training step leaves out; none with keys and values, which all must read."""
+        """Return the layers that this training step skips; none with a KV cache, as all must read."""
         if not self.training or not self.layerdrop:
             return []
         return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
 
     def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
-        """An encoder's last layer run once more: its output (normalised) for x [B, T, E], by which its own
-        input `read` [B, T, E] is read."""
+        """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
+        the layer's original input `read` [B, T, E]."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
         return self._finished(self.sequence[-1].again(x, read, context, self.position), context)
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
-        """The states before the first token, with room for `reserve` tokens; `InputError` if it has none.
+        """Return the states before the first token, with caches for `reserve` tokens.
 
-        With a memory they are of two kinds: of hidden states in training, of keys and values in evaluation.
+        With a memory they contain hidden states in training, and keys and values in evaluation. Raises
+        `InputError` if the mechanism has no states.
         """
         self.mechanism.require("caches")
         memory = self.memory
@@ -331,6 +320,7 @@ class Stack(nn.Module):
                 for index, layer in enumerate(self.sequence)
             ]
         else:
+            # A cache keeps only the last `length` tokens, so a larger reserve would be unused.
             reserve = min(reserve, 2 * (memory.length + 1))
             states = [layer.new_state(reserve) for layer in self.sequence]
         return tuple(
@@ -339,11 +329,11 @@ class Stack(nn.Module):
 
 
 def _remember(states: tuple[LayerState, ...] | None) -> bool:
-    """Whether the states are memories, which no layer need read."""
+    """Return whether the states are memories, which a skipped layer need not read."""
     return states is not None and all(state.memory is not None for state in states)
 
 
 def _run(layer: nn.Module, *arguments: Any) -> Any:
-    """The layer, run in the backward pass again: dropout must be on as it was."""
+    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
     with training_pass(layer):
         return layer(*arguments)

@@ -1,4 +1,4 @@
-"""Tasks: what a model is trained to do, and how well it does it."""
+"""Tasks: training objectives with their data preparation and metrics."""
 
 from polyformer.core.registry import import_modules
 from polyformer.tasks.act import Acting, ActingConfig
@@ -11,11 +11,13 @@ from polyformer.tasks.classify import (
     PairClassification,
     PairClassificationConfig,
 )
+from polyformer.tasks.classify_image import ImageClassification, ImageClassificationConfig
 from polyformer.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.tasks.electra import Electra, ElectraConfig
 from polyformer.tasks.fitting import Fitting
 from polyformer.tasks.image import ImageConfig, ImageModelling
+from polyformer.tasks.labels import OneLabel
 from polyformer.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.tasks.mlm import MaskedModelling, MaskedModellingConfig
 from polyformer.tasks.qa import Answering, AnsweringConfig
@@ -49,6 +51,8 @@ __all__ = [
     "ElectraConfig",
     "Fitting",
     "HeldOut",
+    "ImageClassification",
+    "ImageClassificationConfig",
     "ImageConfig",
     "ImageModelling",
     "LanguageModelling",
@@ -56,6 +60,7 @@ __all__ = [
     "MaskedModelling",
     "MaskedModellingConfig",
     "NextSentenceConfig",
+    "OneLabel",
     "PairClassification",
     "PairClassificationConfig",
     "Part",

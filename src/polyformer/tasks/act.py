@@ -1,13 +1,13 @@
-"""Acting from recorded episodes: predict each action from the return to go and from what came before.
+"""Actions from recorded episodes: predict each action from the return to go and the previous steps.
 
 Rows are windows of `context` steps; returns are not discounted; the loss is the mean squared error of vectors
 or the cross-entropy of choices. Chen et al. 2021 (Decision Transformer), section 3.
 
-Deviation: returns are divided by the largest of the training data, where the paper has a number for each
-environment.
+Deviation: returns are divided by the largest return of the training data, instead of a constant per
+environment as in the paper.
 
-Without returns the same model is behaviour cloning, and learning from the best episodes alone is the paper's
-%BC (section 5.1). Where the episodes are Minari's, the task knows the environment where they were recorded.
+Without returns the same model is behaviour cloning; learning only from the best episodes is %BC of the paper
+(section 5.1). For Minari data sets, the task knows the environment of the recording.
 """
 
 import dataclasses
@@ -33,22 +33,25 @@ Numbers = tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActingConfig(TaskConfig):
-    """Predict the actions of recorded episodes. Options of None are taken from the training episodes."""
+    """Offline reinforcement learning: predict the actions of recorded episodes.
 
-    context: int = 20  # steps in a row, of three tokens each
-    conditioned: bool = True  # on returns; False: behaviour cloning, which reads 0 in their place
-    best_episodes: float = 1.0  # the share of the training episodes, of the largest returns, to learn from
+    Options of None are taken from the training episodes.
+    """
+
+    context: int = 20  # steps per row, of three tokens each
+    conditioned: bool = True  # on returns; False: behaviour cloning, with 0 instead of returns
+    best_episodes: float = 1.0  # fraction of training episodes, with the largest returns, to learn from
     discrete: bool | None = None  # an action is a choice, not a vector
-    usual_action: Numbers | None = None  # the mean vector, or the share of each choice
+    usual_action: Numbers | None = None  # the mean vector, or the frequency of each choice
     bounded: bool | None = None  # all actions are between -1 and 1
     state_mean: Numbers | None = None
     state_std: Numbers | None = None
     return_scale: float | None = None  # returns are divided by it
-    # Of whole episodes: least, quartiles, largest, which `polyformer evaluate` asks for; and their mean.
+    # Returns of episodes: minimum, quartiles, maximum, used by `polyformer evaluate`; and their mean.
     asked: Numbers | None = None
     mean_return: float | None = None
-    environment: str | None = None  # gymnasium's id of where the actions are tried
-    environment_options: dict[str, Any] | None = None  # and what it is made with, besides
+    environment: str | None = None  # gymnasium id of the environment for evaluation
+    environment_options: dict[str, Any] | None = None  # its keyword arguments
     environment_wrappers: tuple[str, ...] = ()  # 'module:Class' each, the innermost first
 
     needs: ClassVar[tuple[str, ...]] = ROLES
@@ -62,7 +65,7 @@ class ActingConfig(TaskConfig):
             raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
 
     def situated(self, path: str | None) -> Self:
-        """With the environment of a data set of Minari's, where none is named."""
+        """Return this with the environment of a Minari data set, unless an environment is set."""
         known = environment_of(path) if path is not None and is_minari(path) else None
         if known is None or self.environment is not None:
             return self
@@ -72,7 +75,7 @@ class ActingConfig(TaskConfig):
         )
 
     def resolve(self, rows: Rows) -> Self:
-        """With the statistics of the training episodes for all options that are None."""
+        """Return this with the statistics of the training episodes for all options that are None."""
         if not hasattr(rows, "__len__"):
             raise InputError("data.streaming: episodes are held in memory; set it to false")
         episodes = Episodes.of(rows)
@@ -88,7 +91,7 @@ class ActingConfig(TaskConfig):
             "usual_action": tuple(usual.tolist()),
             "bounded": not episodes.discrete and bool(np.abs(episodes.actions).max() <= 1),
             "state_mean": tuple(observations.mean(0).tolist()),
-            "state_std": tuple((observations.std(0) + 1e-6).tolist()),  # as the paper's code
+            "state_std": tuple((observations.std(0) + 1e-6).tolist()),  # as in the code of the paper
             "return_scale": float(np.abs(episodes.returns).max()) or 1.0,
             "asked": tuple(np.percentile(whole, [0, 25, 50, 75, 100]).tolist()),
             "mean_return": float(whole.mean()),
@@ -97,15 +100,15 @@ class ActingConfig(TaskConfig):
         return dataclasses.replace(self, **missing)
 
     def build(self, tokenizer: Any = None) -> "Acting":
-        """The task; it has no tokenizer."""
+        """Return the task; it has no tokenizer."""
         return Acting(self)
 
 
 class Acting(Task):
-    """Metrics over every step of the held-out episodes:
+    """Offline reinforcement learning, with metrics over every step of the held-out episodes:
 
-    loss, baseline_loss          mean squared error of vectors, or nats of choices; that of the usual action
-    accuracy, baseline_accuracy  of choices: the share that is predicted correctly
+    loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
+    accuracy, baseline_accuracy  of choices: the fraction that is predicted correctly
     """
 
     sums = 5
@@ -119,10 +122,10 @@ class Acting(Task):
         self.mean, self.deviation = (
             np.array(numbers, np.float32) for numbers in (config.state_mean, config.state_std)
         )
-        self.max_timesteps: int | None = None  # of the model that was adapted
+        self.max_timesteps: int | None = None  # of the adapted model
 
     def adapt(self, config: Any) -> Any:
-        """`config`, of a model of trajectories, with the sizes of states and actions."""
+        """Return `config`, of a trajectory model, with the sizes of states and actions."""
         if not isinstance(config, TrajectoryConfig):
             raise InputError("model: this task needs a model of trajectories, such as the preset dt-gym")
         head = dataclasses.replace(
@@ -135,43 +138,43 @@ class Acting(Task):
         return dataclasses.replace(config, head=head)
 
     def training_batches(self, rows: Any, seed: int) -> Windows:
-        """Windows of all episodes in random order."""
+        """Return windows of all episodes in random order."""
         return self._windows(best(rows, self.config.best_episodes), seed, shuffle=True)
 
     def held_out(self, rows: Rows) -> HeldOut:
-        """Windows of all episodes in order."""
+        """Return windows of all episodes in order."""
         return HeldOut(self._windows(rows, 0, shuffle=False), {})
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean over the steps of `batch`."""
+        """Return the mean loss over the steps of `batch`."""
         return self._loss(self._actions(model, batch), batch)
 
     def weight(self, batch: Batch) -> int:
-        """Steps that are not padding."""
+        """Return the number of steps without padding."""
         return int(batch["attention_mask"].sum())
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed losses of the model and of the usual action, the correct choices of both, and steps."""
+        """Return the summed losses of the model and the usual action, the correct choices, and the steps."""
         predicted, real = self._actions(model, batch).double(), batch["attention_mask"].bool()
         usual, steps = self.usual.to(predicted.device), real.sum().double()
-        # the clamp: a choice that is absent in training gives the baseline a large loss, not an infinite one
+        # clamped, so that the baseline has a large instead of an infinite loss for choices absent in training
         usual = (usual.clamp_min(1e-6).log() if self.config.discrete else usual).expand_as(predicted)
         losses = [self._loss(actions, batch) * steps for actions in (predicted, usual)]
         correct = [self._correct(actions, batch)[real].sum().double() for actions in (predicted, usual)]
         return torch.stack([*losses, *correct, steps])
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class; accuracies of choices only."""
+        """Return the metrics of the class; accuracies only for choices."""
         *sums, steps = totals
         names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")[: 4 if self.config.discrete else 2]
         return {name: total / max(steps, 1) for name, total in zip(names, sums)}
 
     def scaled_states(self, observations: np.ndarray) -> np.ndarray:
-        """Observations [N, S] as the model reads them."""
+        """Return observations [N, S] normalized for the model."""
         return (observations - self.mean) / self.deviation
 
     def scaled_returns(self, returns: np.ndarray) -> np.ndarray:
-        """Returns [N] as the model reads them."""
+        """Return returns [N] scaled for the model."""
         scale = np.array(self.config.return_scale if self.config.conditioned else np.inf, np.float32)
         return returns / scale
 
@@ -185,7 +188,7 @@ class Acting(Task):
         return squared_error(actions, batch["labels"].to(actions.dtype), real)
 
     def _correct(self, actions: Tensor, batch: Batch) -> Tensor:
-        """Where the most probable choice [B, T] was taken; nowhere for vectors."""
+        """Return a mask [B, T] of steps where the most probable choice was taken; all False for vectors."""
         real = batch["attention_mask"].bool()
         return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
 
@@ -201,7 +204,7 @@ class Acting(Task):
         return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
 
     def _check(self, episodes: Episodes) -> None:
-        """Raises `InputError` for episodes of other sizes than those of the training, or too long ones."""
+        """Raise `InputError` for episodes with other sizes than in training, or that are too long."""
         discrete, size = self.config.discrete, episodes.observations.shape[1]
         if size != self.state_size:
             raise InputError(
@@ -224,7 +227,7 @@ class Acting(Task):
 
 
 def best(rows: Rows, share: float) -> Rows:
-    """The episodes of the largest returns: a share of all, one at least."""
+    """Return the fraction `share` of the episodes with the largest returns, at least one episode."""
     if share == 1:
         return rows
     episodes = list(rows)

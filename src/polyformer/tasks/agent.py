@@ -1,13 +1,14 @@
-"""Acting in an environment by trial: a policy is trained on what it does itself, by PPO.
+"""Reinforcement learning in an environment: a policy is trained on its own actions by PPO.
 
-An epoch is an iteration: `rows` environments side by side take `steps` steps each from new episodes on, then
-the policy is updated on all of them `passes` times, `minibatches` to a pass, every one a step of training.
-The objective is clipped (Schulman et al. 2017), the advantages are generalized (Schulman et al. 2016); they,
-the environments' batch and the collector are TorchRL's. What was collected is the state that training carries
-from one update to the next and keeps in its checkpoints, so that a run goes on in the middle of an iteration.
+An epoch is an iteration: `rows` parallel environments run `steps` steps each from new episodes, then the
+policy is updated on all of them `passes` times, with `minibatches` per pass, each of them a training step.
+The objective is clipped (Schulman et al. 2017) with generalized advantage estimation (Schulman et al. 2016);
+objective, advantages, batched environments and collector are from TorchRL. The collected steps are the state
+that training carries between updates and saves in checkpoints, so that a run can resume within an iteration.
 
-Deviation: an iteration ends the episodes that go on, at what their last state is worth, and the next begins
-new ones, so that it is a function of seed and weights; let `steps` be as long as an episode takes.
+Deviation: an iteration truncates unfinished episodes, bootstrapped by the value of their last state, and the
+next iteration starts new episodes, so that it is a function of seed and weights; set `steps` to the length of
+an episode.
 """
 
 import dataclasses
@@ -33,28 +34,31 @@ if TYPE_CHECKING:
     from polyformer.agents.ppo import Actors
 
 HELD_OUT = 2**31 - 1
-"""In place of an iteration's number, where episodes are evaluated on."""
+"""Replaces the iteration number in the seeds of evaluation episodes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig(TaskConfig):
-    """Act in a gymnasium environment. `wrappers`: 'module:Class' each, the innermost first."""
+    """Reinforcement learning: act in a gymnasium environment, trained by PPO.
 
-    environment: str = "CartPole-v1"  # its id, 'module:id' where a module registers it
+    `wrappers`: 'module:Class' each, the innermost first.
+    """
+
+    environment: str = "CartPole-v1"  # its id, or 'module:id' if a module registers it
     wrappers: tuple[str, ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for the environment
-    rows: int = 32  # environments side by side
-    steps: int = 128  # of each in an iteration
-    segment: int | None = None  # steps that are trained on at once, after their memory; None: all
+    rows: int = 32  # parallel environments
+    steps: int = 128  # steps per environment and iteration
+    segment: int | None = None  # steps per training segment, after their memory; None: all
     passes: int = 4
     minibatches: int = 4
     discount: float = 0.99
     trace: float = 0.95  # lambda of the advantages
-    clip: float = 0.2  # how far a ratio of probabilities counts
+    clip: float = 0.2  # clipping range of the probability ratio
     entropy: float = 0.01  # weight of the entropy of actions
     value: float = 0.5  # weight of the squared error of values
-    episodes: int = 64  # evaluated on
-    episode_steps: int = 1000  # after which an episode that is evaluated counts as it stands
+    episodes: int = 64  # evaluation episodes
+    episode_steps: int = 1000  # maximum steps of an evaluation episode
 
     kind: ClassVar[str] = "agent"
     paper: ClassVar[str] = "Schulman et al. 2017 (PPO)"
@@ -79,27 +83,27 @@ class AgentConfig(TaskConfig):
 
     @property
     def run_length(self) -> int:
-        """Steps that are trained on at once."""
+        """Return the number of steps in a training segment."""
         return self.segment or self.steps
 
     @property
     def runs(self) -> int:
-        """Segments in an iteration."""
+        """Return the number of segments in an iteration."""
         return self.rows * self.steps // self.run_length
 
     @property
     def own_data(self) -> Splits:
-        """Nothing is read."""
+        """Return empty data, because nothing is read."""
         empty: Any = ()
         return Splits(empty, empty, None)
 
     def build(self, tokenizer: Any = None) -> "Agent":
-        """The task; it has no tokenizer."""
+        """Return the task; it has no tokenizer."""
         return Agent(self)
 
 
 class Agent(Task):
-    """Metrics over the first `episodes` episodes of their seeds, with actions drawn as in training:
+    """PPO, with metrics over the first `episodes` evaluation episodes, with actions sampled as in training:
 
     return       the mean sum of rewards
     length       the mean number of steps
@@ -116,11 +120,11 @@ class Agent(Task):
 
     @property
     def continues(self) -> bool:
-        """What was collected is carried from update to update."""
+        """Return True: the collected steps are carried between updates."""
         return True
 
     def adapt(self, config: Any) -> PolicyConfig:
-        """`config`, a policy's, with the environment's sizes."""
+        """Return `config`, of a policy, with the sizes of the environment."""
         from polyformer.environments.making import check_installed, make_environment
 
         if not isinstance(config, PolicyConfig):
@@ -136,24 +140,24 @@ class Agent(Task):
         )
 
     def training_batches(self, rows: Any, seed: int) -> Numbered:
-        """The updates of an iteration by their numbers."""
+        """Return the updates of an iteration by their numbers."""
         self.seed = seed
         return Numbered(self.config.passes * self.config.minibatches)
 
     def held_out(self, rows: Rows) -> HeldOut:
-        """Episodes, `rows` at a time."""
+        """Return episodes in batches of `rows`."""
         return HeldOut(Numbered(-(-self.config.episodes // self.config.rows)), {})
 
     def weight(self, batch: Batch) -> int:
-        """Steps of a minibatch."""
+        """Return the number of steps in a minibatch."""
         return self.config.rows * self.config.steps // self.config.minibatches
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Of the first update of an iteration."""
+        """Return the loss of the first update of an iteration."""
         return self.loss_after(model, batch, None)[0]
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
-        """The loss of an update on what was collected, and that; the first of an iteration collects."""
+        """Return the loss of an update, and the steps collected in the first update of the iteration."""
         from polyformer.agents.ppo import rollout
 
         policy, actors, objective = self._with(model)
@@ -171,7 +175,7 @@ class Agent(Task):
         return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], state
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Sums of returns and of lengths, and how many episodes: of so many rows of the batch as count."""
+        """Return the sums of returns and of lengths, and the number of counted episodes."""
         from polyformer.agents.ppo import episodes
 
         _, actors, _ = self._with(model)
@@ -184,16 +188,16 @@ class Agent(Task):
         return torch.stack([value.double() for value in sums]).to(batch["number"].device)
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         returns, lengths, count = totals
         return {"return": returns / count, "length": lengths / count}
 
     def _seed(self, epoch: int, number: int) -> int:
-        """Of a batch of environments, whose rows take it and those after it."""
+        """Return the first of the consecutive seeds of a batch of environments."""
         return int(np.random.default_rng([self.seed, epoch, number]).integers(2**30))
 
     def _with(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
-        """The policy in `model`, its environments and its objective, which are made once."""
+        """Return the policy in `model`, its environments and its objective, which are created once."""
         from polyformer.agents.ppo import Actors, objective
 
         policy = getattr(model, "_orig_mod", model)

@@ -1,6 +1,6 @@
-"""Multiple choice: which of several choices fits a text; measured by accuracy.
+"""Multiple choice: select the choice that fits a text; measured by accuracy.
 
-Each choice stands behind the text in a row of its own, <cls> text <sep> choice <sep>, and gets one score; the
+Each choice is joined to the text in a separate row, <cls> text <sep> choice <sep>, and gets one score; the
 loss is the cross-entropy over the scores of one question. Radford et al. 2018, section 3.3; Devlin et al.
 2019, section 4.4 (SWAG).
 """
@@ -28,11 +28,11 @@ from polyformer.tasks.text import EncoderTask, TextTaskConfig, batched, too_long
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoosingConfig(TextTaskConfig):
-    """Choose one of several texts, such as the answers to a question or the endings of a story."""
+    """Multiple choice: choose one of several texts, such as the answers to a question."""
 
-    max_length: int = 512  # tokens of a text with one of its choices, special tokens included
-    too_long: Literal["refuse", "cut"] = "refuse"  # what is done with longer ones
-    first_number: int = 0  # the number of the first choice, where labels are numbers
+    max_length: int = 512  # tokens of a text with a choice, including special tokens
+    too_long: Literal["refuse", "cut"] = "refuse"  # handling of longer texts
+    first_number: int = 0  # the number of the first choice if labels are numbers
 
     needs: ClassVar[tuple[str, ...]] = ("text", "choices", "label")
     length_option: ClassVar[str] = "max_length"
@@ -41,19 +41,20 @@ class ChoosingConfig(TextTaskConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.4"
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Texts and their choices."""
+        """Yield texts and their choices."""
         for row in rows:
             yield row["text"]
             yield from row["choices"]
 
     def build(self, tokenizer: Tokenizer) -> "Choosing":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Choosing(self, tokenizer)
 
 
 class Choosing(EncoderTask):
-    """Metrics: loss (nats a question), accuracy, and majority, the accuracy of always taking the place, such
-    as the first, where the right choice is most often in these data.
+    """Multiple choice, with metrics: loss (nats per question), accuracy, and majority.
+
+    majority is the accuracy of always selecting the most frequent position of the right choice in these data.
     """
 
     config: ChoosingConfig
@@ -68,11 +69,11 @@ class Choosing(EncoderTask):
         self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with two token types, where the choices have a type of their own."""
+        """Return the config with two token types, if the choices have a separate type."""
         return self.joining.adapt(super().adapt(config))
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-        """Every question with its choices, `packed`, with a note of how many rows of tokens were cut."""
+        """Return questions with their choices, `packed`, and note the number of truncated rows."""
         texts = [row["text"] for row in rows for _ in row["choices"]]
         choices = [choice for row in rows for choice in row["choices"]]
         shortened = 0
@@ -93,7 +94,7 @@ class Choosing(EncoderTask):
         return [packed([next(joined) for _ in row["choices"]], self.collate.pad_id) for row in rows]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Every question with its choices and the place of the right one."""
+        """Return every question with its choices and the position of the right choice."""
         prepared = self.prepare_held_out(rows)
         for row, question in zip(rows, prepared):
             if (size := len(question["input_ids"])) > self.batch_tokens:
@@ -104,7 +105,7 @@ class Choosing(EncoderTask):
         return prepared
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """The same; a question that fills more than a batch in training is measured by itself."""
+        """Return the same; a question larger than a training batch is measured in a separate batch."""
         places = self._places(rows)
         return [{**row, "labels": place} for row, place in zip(self.encode(rows), places)]
 
@@ -112,30 +113,32 @@ class Choosing(EncoderTask):
         return [right_choice(row["label"], row["choices"], self.config.first_number) for row in rows]
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The share of the most frequent place."""
+        """Return the frequency of the most frequent position."""
         places = Counter(self._places(rows))
         return {"majority": max(places.values(), default=0) / max(len(rows), 1)}
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed loss, questions answered correctly, questions."""
+        """Return the summed loss, the number of correct answers, and of questions."""
         return prediction_totals(model(**batch), batch["labels"])
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         nats, correct, number = totals
         return {"loss": nats / max(number, 1), "accuracy": correct / max(number, 1), **counts}
 
     def choose(self, model: nn.Module, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-        """For every {text, choices} the probability of each choice."""
+        """Return the probability of each choice for every {text, choices}."""
         return shares_of_choices(model, self.encode(questions), self.collate.pad_id, self.batch_tokens)
 
 
 class CollateChoices(Collate):
-    """Questions that are `packed` to one batch of tensors [B, C, T]; choices that a question does not have
-    are padding, which the head leaves out."""
+    """Collation of `packed` questions to one batch of tensors [B, C, T].
+
+    Missing choices of a question are padding, which the head ignores.
+    """
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        """The batch, with labels [B] where the rows have them."""
+        """Return the batch, with labels [B] if the rows have them."""
         shape = len(rows), max(row["choices"] for row in rows), max(map(_length, rows))
         batch = {}
         for name in rows[0].keys() - {"choices", "labels"}:
@@ -149,8 +152,10 @@ class CollateChoices(Collate):
 
 
 def packed(rows: Sequence[Row], pad_id: int) -> Row:
-    """The rows of a question's choices filled up to one length and laid end to end, with their mask, and how
-    many they are: the length of such a row is what it takes of a batch."""
+    """Pad the rows of a question's choices to one length and concatenate them, with mask and number.
+
+    The length of such a row is the number of tokens that it uses in a batch.
+    """
     batch = Collate(pad_id)(rows)
     return {**{name: tensor.flatten().tolist() for name, tensor in batch.items()}, "choices": len(rows)}
 
@@ -159,7 +164,7 @@ def packed(rows: Sequence[Row], pad_id: int) -> Row:
 def shares_of_choices(
     model: nn.Module, questions: Sequence[Row], pad_id: int, max_tokens: int
 ) -> list[list[float]]:
-    """The probability of each choice of every question, which are `packed`."""
+    """Return the probability of each choice of every question; questions are `packed`."""
     shares: list[list[float]] = [[]] * len(questions)
     for numbers, batch in batched(model, questions, CollateChoices(pad_id), max_tokens):
         for number, values in zip(numbers, model(**batch).logits.softmax(-1).tolist()):
@@ -168,5 +173,5 @@ def shares_of_choices(
 
 
 def _length(row: Row) -> int:
-    """The tokens of each choice of a packed row."""
+    """Return the tokens of each choice of a packed row."""
     return len(row["input_ids"]) // row["choices"]

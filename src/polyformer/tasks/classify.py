@@ -1,4 +1,4 @@
-"""Classification: one label for a text, or for two; measured by accuracy and macro F1."""
+"""Classification: assign a label to a text or a pair of texts; measured by accuracy and macro F1."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.batching import Corrupt, Row
 from polyformer.heads import ClassifyConfig
 from polyformer.tasks.base import Rows
 from polyformer.tasks.joining import Joining
-from polyformer.tasks.labels import LabelTask
+from polyformer.tasks.labels import LabelTask, OneLabel, check_labels, labels_of
 from polyformer.tasks.text import TextTaskConfig, required, too_long
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(TextTaskConfig):
-    """One label for a text."""
+    """Text classification: assign a label to a text."""
 
-    labels: tuple[str, ...] | None = None  # by default those of the training data, sorted
-    max_length: int = 512  # tokens of a text, <cls> and <sep> included
-    too_long: Literal["refuse", "cut"] = "refuse"  # what is done with a longer text
-    token_dropout: float = 0.0  # share of a training text's tokens that <unk> or <mask> replaces
+    labels: tuple[str, ...] | None = None  # by default the sorted labels of the training data
+    max_length: int = 512  # tokens of a text, including <cls> and <sep>
+    too_long: Literal["refuse", "cut"] = "refuse"  # handling of longer texts
+    token_dropout: float = 0.0  # fraction of training tokens replaced by <unk> or <mask>
 
     needs: ClassVar[tuple[str, ...]] = ("text", "label")
     length_option: ClassVar[str] = "max_length"
@@ -38,30 +38,22 @@ class ClassificationConfig(TextTaskConfig):
         super().__post_init__()
         if not 0 <= self.token_dropout < 1:
             raise InputError(f"token_dropout: expected a share in [0, 1), got {self.token_dropout}")
-        if self.labels is not None and len(set(self.labels)) < 2:
-            raise InputError(
-                f"labels: expected two or more different ones, got {', '.join(self.labels) or 'none'}"
-            )
+        check_labels(self.labels)
 
     def resolve(self, rows: Rows) -> Self:
-        """With the labels of `rows`, sorted; raises `InputError` for fewer than two."""
+        """Return this with the labels of `rows`, sorted; raise `InputError` for fewer than two."""
         if self.labels is not None:
             return self
-        labels = {str(row["label"]) for row in rows}
-        if len(labels) < 2:
-            raise InputError(
-                f"labels: every training text has the same one, {quote(labels.pop())}; two or more are needed"
-            )
-        return dataclasses.replace(self, labels=tuple(sorted(labels)))
+        return dataclasses.replace(self, labels=labels_of(rows, "text"))
 
     def build(self, tokenizer: Tokenizer) -> "Classification":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Classification(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairClassificationConfig(ClassificationConfig):
-    """One label for two texts, such as whether they mean the same."""
+    """Sentence-pair classification: assign a label to a pair of texts, such as whether they mean the same."""
 
     needs: ClassVar[tuple[str, ...]] = ("text", "pair", "label")
     text_columns: ClassVar[tuple[str, ...]] = ("text", "pair")
@@ -70,32 +62,25 @@ class PairClassificationConfig(ClassificationConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1 (QQP, QNLI)"
 
     def build(self, tokenizer: Tokenizer) -> "PairClassification":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return PairClassification(self, tokenizer)
 
 
-class Classification(LabelTask):
-    """Metrics: loss (nats a text), accuracy, f1_macro, the mean over the labels of their F1, and majority,
-    the accuracy of always taking the label that is the most frequent in these data.
-
-    A label with no text and no prediction counts as F1 0.
-    """
+class Classification(OneLabel, LabelTask):
+    """Classification of a text; `OneLabel` has the metrics."""
 
     config: ClassificationConfig
-    best = "accuracy"
-    direction = "max"
     head_type = ClassifyConfig
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.cut = 0  # texts cut since `encode_rows` was called
-        self.sums = 1 + len(self.labels) ** 2
+        self.cut = 0  # texts truncated since the last call of `encode_rows`
         if config.token_dropout:
             token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
             self.unknown = required(token, "<unk> or <mask>")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """<cls> text <sep>, of every text."""
+        """Return <cls> text <sep> for every text."""
         limit = self.config.max_length
         rows = [[self.cls, *ids, self.sep] for ids in self.tokenizer.encode_batch(texts)]
         for number, ids in enumerate(rows):
@@ -105,13 +90,13 @@ class Classification(LabelTask):
         return rows
 
     def count_cut(self, number: int, text: str, length: int) -> None:
-        """Count a text of too many tokens, which is to be cut; `InputError` where that may not be."""
+        """Count a text that has to be truncated; raise `InputError` if truncation is not allowed."""
         if self.config.too_long == "refuse":
             raise too_long(f"text {number + 1} ({quote(text)})", length, self.config.max_length, "cut")
         self.cut += 1
 
     def encode_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """`inputs`, with a note of how many texts were cut."""
+        """Return `inputs`, and note the number of truncated texts."""
         self.cut = 0
         encoded = self.inputs(rows)
         if self.cut:
@@ -119,17 +104,17 @@ class Classification(LabelTask):
         return encoded
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
-        """The token ids of each row."""
+        """Return the token ids of each row."""
         return [{"input_ids": ids} for ids in self.encode([row["text"] for row in rows])]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """The token ids and the label's number of each row."""
+        """Return the token ids and the number of the label of each row."""
         labels = [self.label_id(str(row["label"])) for row in rows]
         return [{**row, "labels": label} for row, label in zip(self.encode_rows(rows), labels)]
 
     @property
     def corrupt(self) -> Corrupt | None:
-        """Replace `token_dropout` of the tokens, all but the special ones, by <unk> or <mask>."""
+        """Return a function that replaces `token_dropout` of the text tokens by <unk> or <mask>."""
         share = self.config.token_dropout
         if not share:
             return None
@@ -142,52 +127,35 @@ class Classification(LabelTask):
 
         return drop_tokens
 
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed loss, and the confusion matrix [label, prediction], flat."""
-        output, labels = model(**batch), batch["labels"]
-        count = len(self.labels)
-        confusion = torch.bincount(labels * count + output.logits.argmax(-1), minlength=count**2)
-        return torch.cat([(output.loss.double() * len(labels)).unsqueeze(0), confusion.double()])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
-        confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
-        correct, number = np.diag(confusion), max(confusion.sum(), 1)
-        f1 = 2 * correct / np.maximum(confusion.sum(0) + confusion.sum(1), 1)
-        metrics = {
-            "loss": totals[0] / number,
-            "accuracy": correct.sum() / number,
-            "f1_macro": f1.mean(),
-            "majority": confusion.sum(1).max() / number,
-        }
-        return {name: float(value) for name, value in metrics.items()}
-
     @torch.no_grad()
+    def probabilities(self, model: nn.Module, rows: Sequence[Row]) -> Tensor:
+        """Return the probability [rows, labels] of each label of the rows' texts."""
+        results = torch.zeros(len(rows), len(self.labels))
+        for numbers, batch in self.batched(model, self.encode_rows(rows)):
+            results[numbers] = model(**batch).logits.softmax(-1).float().cpu()
+        return results
+
     def classify(
         self, model: nn.Module, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[dict[str, float]]:
-        """For every text, or text and its pair, the probability of each label."""
+        """Return the probability of each label for every text, or text and its pair."""
         rows = paired(texts, pairs, wanted="pair" in self.config.needs)
-        results: list[dict[str, float]] = [{}] * len(texts)
-        for numbers, batch in self.batched(model, self.encode_rows(rows)):
-            for number, probabilities in zip(numbers, model(**batch).logits.softmax(-1).tolist()):
-                results[number] = dict(zip(self.labels, probabilities))
-        return results
+        return [dict(zip(self.labels, shares)) for shares in self.probabilities(model, rows).tolist()]
 
 
 class PairClassification(Classification):
-    """Two texts in a row, as `Joining` has them."""
+    """Classification of a pair of texts, joined by `Joining`."""
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with two token types, where the second text has a type of its own."""
+        """Return the config with two token types, if the second text has a separate type."""
         return self.joining.adapt(super().adapt(config))
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
-        """The token ids of both texts, joined."""
+        """Return the token ids of both texts, joined."""
         texts = [row["text"] for row in rows]
 
         def cut(number: int, length: int) -> None:
@@ -197,7 +165,7 @@ class PairClassification(Classification):
 
 
 def paired(texts: Sequence[str], pairs: Sequence[str] | None, wanted: bool) -> list[Row]:
-    """Rows of {text} or {text, pair}, as the task wants them; `InputError` for the other."""
+    """Return rows of {text} or {text, pair}, as the task requires; raise `InputError` for the other form."""
     if wanted != (pairs is not None):
         expected = (
             "a second text for each, the task's pair" if wanted else "one text, for which it was trained"

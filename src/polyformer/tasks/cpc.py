@@ -1,8 +1,8 @@
-"""ETC's pre-training: predict masked tokens, and tell from the context which sentence is masked.
+"""The pre-training of ETC: predict masked tokens, and identify masked sentences from their context.
 
     loss = (1 - w) * masked language modelling + w * contrastive        w = contrastive_weight
 
-Both come from one pass over rows of a document and of its masked sentences alone, see
+Both losses come from one pass over rows of a document together with its masked sentences, see
 `polyformer.objectives.contrastive`; single tokens are masked in the other sentences. Documents are cut
 between sentences, into rows of limited global tokens and long tokens. Ainslie et al. 2020, section 3.
 """
@@ -34,12 +34,12 @@ from polyformer.training.config import at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveModellingConfig(TextTaskConfig):
-    """Predict masked tokens and recognize masked sentences; for models with the pattern `ETC`."""
+    """Contrastive predictive coding (ETC): predict masked tokens and recognize masked sentences."""
 
-    row_length: int = 256  # long tokens in a row, without its global tokens and masked sentences
-    global_tokens: int = 32  # sentences in a row; the model's number is set to this
-    mask_share: float = 0.15  # share of the tokens of visible sentences that is masked
-    sentence_share: float = 0.15  # share of the sentences that is masked whole
+    row_length: int = 256  # long tokens per row, without global tokens and masked sentences
+    global_tokens: int = 32  # sentences per row; also set in the model
+    mask_share: float = 0.15  # fraction of masked tokens in visible sentences
+    sentence_share: float = 0.15  # fraction of sentences that are masked completely
     contrastive_weight: float = 0.2
     temperature: float = 1.0
 
@@ -59,17 +59,19 @@ class ContrastiveModellingConfig(TextTaskConfig):
 
     @property
     def longest_row(self) -> tuple[str, int]:
-        """Long and global tokens together."""
+        """Return the long and global tokens in total."""
         return "row_length + global_tokens", self.row_length + self.global_tokens
 
     def build(self, tokenizer: Tokenizer) -> "ContrastiveModelling":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return ContrastiveModelling(self, tokenizer)
 
 
 class ContrastiveModelling(CorruptingTask):
-    """Metrics: those of masked language modelling, and contrastive_loss (nats a masked sentence) and
-    contrastive_accuracy, which depend on how many sentences a batch masks; `loss` is what is trained.
+    """Contrastive predictive coding, with the metrics of masked language modelling and the contrastive loss.
+
+    contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
+    sentences in a batch; `loss` is the training loss.
     """
 
     config: ContrastiveModellingConfig
@@ -82,7 +84,7 @@ class ContrastiveModelling(CorruptingTask):
         self.cls, self.mask = required(tokenizer.cls_id, "<cls>"), required(tokenizer.mask_id, "<mask>")
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of global and long tokens of whole sentences."""
+        """Return rows of global and long tokens of whole sentences."""
         limits = {"global_tokens": self.config.global_tokens, "long_tokens": self.config.row_length}
         prepared: list[Row] = []
         for row in rows:
@@ -95,7 +97,7 @@ class ContrastiveModelling(CorruptingTask):
 
     @property
     def corrupt(self) -> Corrupt:
-        """Mask whole sentences, and tokens of the others."""
+        """Return a function that masks whole sentences, and tokens of the others."""
         return self._mask
 
     def _mask(self, row: Row, generator: np.random.Generator) -> Row:
@@ -124,7 +126,7 @@ class ContrastiveModelling(CorruptingTask):
         return masked
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with this task's number of global tokens in its pattern and position scheme."""
+        """Return the config with this task's number of global tokens in its pattern and position scheme."""
         config = super().adapt(config)
         assert config.encoder is not None
         attention = config.encoder.attention
@@ -141,28 +143,30 @@ class ContrastiveModelling(CorruptingTask):
 
     @property
     def positions(self) -> int:
-        """Global and long tokens."""
+        """Return the number of global and long tokens."""
         return self.config.global_tokens + self.config.row_length
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(1 - w) * masked language modelling + w * contrastive."""
+        """Return (1 - w) * masked language modelling + w * contrastive."""
         output, predicted, encoded = self._run(model, batch)
         assert output.loss is not None
         weight = self.config.contrastive_weight
         return (1 - weight) * output.loss + weight * self._contrastive(predicted, encoded)
 
     def _run(self, model: nn.Module, batch: Batch) -> tuple[ModelOutput, Tensor, Tensor]:
-        """The output, and vectors [pairs, D] of masked sentences: from their context, and of themselves."""
+        """Return the output, and vectors [pairs, D] of masked sentences: from their context and
+        themselves.
+        """
         output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
         return output, *pairs_of(output.last_hidden_state, batch["pair_ids"])
 
     def _contrastive(self, predicted: Tensor, encoded: Tensor) -> Tensor:
         if not len(predicted):
-            return predicted.sum()  # 0, but in the graph
+            return predicted.sum()  # 0, but part of the autograd graph
         return contrastive_loss(predicted, encoded, temperature=self.config.temperature)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Of masked tokens, then of masked sentences: summed loss, correct predictions, number."""
+        """Return the summed loss, correct predictions and number of masked tokens, then of sentences."""
         output, predicted, encoded = self._run(model, batch)
         assert output.loss is not None
         labels, tokens, pairs = batch["labels"], self.weight(batch), len(predicted)
@@ -179,7 +183,7 @@ class ContrastiveModelling(CorruptingTask):
         )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         nats, correct, tokens, pair_nats, correct_pairs, pairs = totals
         masked_loss, contrastive = nats / max(tokens, 1), pair_nats / max(pairs, 1)
         weight = self.config.contrastive_weight

@@ -1,7 +1,7 @@
 """Denoising: reconstruct corrupted text. Lewis et al. 2020 (BART), section 2.2.
 
-The encoder reads <bos> corrupted text <eos>; the decoder writes text <eos>, starting from <bos>. Documents
-longer than a row are cut. The noise is drawn anew in every epoch, and once for all in held-out text.
+The encoder reads <bos> corrupted text <eos>; the decoder generates text <eos>, starting from <bos>. Documents
+longer than a row are split. The noise is redrawn in every epoch, and fixed for held-out text.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from polyformer.tasks.text import TextTaskConfig, required
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenoisingConfig(TextTaskConfig):
-    """Reconstruct corrupted text."""
+    """Denoising (BART): reconstruct a text from a corrupted copy."""
 
-    row_length: int = 128  # tokens of a text, <bos> and <eos> included
+    row_length: int = 128  # tokens of a text, including <bos> and <eos>
     noise: NoiseConfig = NoiseConfig()
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
@@ -32,12 +32,12 @@ class DenoisingConfig(TextTaskConfig):
     paper: ClassVar[str] = "Lewis et al. 2020, section 2.2"
 
     def build(self, tokenizer: Tokenizer) -> "Denoising":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Denoising(self, tokenizer)
 
 
 class Denoising(TokenPrediction):
-    """Metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
+    """Denoising, with metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
 
     config: DenoisingConfig
     stacks = "encoder-decoder"
@@ -50,7 +50,7 @@ class Denoising(TokenPrediction):
         self.ends = sentence_ends(tokenizer) if config.noise.permute else None
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """<bos> text <eos>, of every piece of `row_length` tokens."""
+        """Return <bos> text <eos>, for every piece of `row_length` tokens."""
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
         room = self.config.row_length - 2
         return [
@@ -61,12 +61,12 @@ class Denoising(TokenPrediction):
 
     @property
     def corrupt(self) -> Corrupt:
-        """Add noise to the text, and make the whole text the labels."""
+        """Return a function that adds noise to the text, and uses the original text as labels."""
 
         def add_noise(row: Row, generator: np.random.Generator) -> Row:
             text = row["input_ids"][1:-1]
             noisy = apply_noises(text, generator, self.config.noise, mask_id=self.mask, end_ids=self.ends)
-            # Spans of no token may make a text longer than its row: its end is then cut off.
+            # Empty spans may make a text longer than its row: its end is then truncated.
             ids = np.concatenate([[self.bos], noisy[: self.config.row_length - 2], [self.eos]])
             return {"input_ids": ids, "labels": row["input_ids"][1:]}
 

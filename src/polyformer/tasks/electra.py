@@ -1,11 +1,12 @@
-"""ELECTRA's pre-training: a generator replaces tokens, the model learns to detect them. Clark et al. 2020.
+"""The pre-training of ELECTRA: a generator replaces tokens, the model detects them. Clark et al. 2020.
 
     loss = generator's masked language modelling + detection_weight * the model's replaced-token detection
 
-The run's model is the discriminator; the generator, as deep and a fraction as wide, shares its embeddings
-(token and position tables, token types and norm, section 3.2) and is saved beside it. See
-`polyformer.objectives.detection` for which tokens are replaced. Rows and masks are those of masked language
-modelling, but every chosen token becomes <mask> (section 2; the released code keeps 15 % of them).
+The model of the run is the discriminator. The generator has the same depth and a fraction of the width,
+shares the embeddings (token and position tables, token types and norm, section 3.2) and is saved in a
+subfolder. See `polyformer.objectives.detection` for the replaced tokens. Rows and masks are the same as in
+masked language modelling, but every chosen token becomes <mask> (section 2; the released code keeps 15 % of
+them).
 """
 
 import dataclasses
@@ -31,15 +32,15 @@ from polyformer.tasks.masking import MaskedDocuments, MaskedDocumentsConfig
 from polyformer.tasks.metrics import exp, stacked
 
 GENERATOR = "generator"
-"""The generator's folder in that of a run."""
+"""The subfolder of the generator in the folder of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElectraConfig(MaskedDocumentsConfig):
-    """Detect the tokens that a small masked language model, trained with it, put in place of others."""
+    """Replaced-token detection (ELECTRA): detect tokens replaced by a small model that is trained jointly."""
 
     masking: MaskingConfig = MaskingConfig(random_share=0.0, kept_share=0.0)
-    generator_size: float = 0.25  # as a share of the model's width, feed-forward and heads; as many layers
+    generator_size: float = 0.25  # fraction of the model's width, feed-forward and heads; same depth
     detection_weight: float = 50.0
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
@@ -54,13 +55,13 @@ class ElectraConfig(MaskedDocumentsConfig):
             raise InputError(f"detection_weight: expected a number above 0, got {self.detection_weight}")
 
     def build(self, tokenizer: Tokenizer) -> "Electra":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Electra(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ElectraOutput:
-    """Both models' outputs; [N] are the masked tokens, row by row."""
+    """The outputs of both models; [N] are the masked tokens, row by row."""
 
     loss: Tensor
     generator_loss: Tensor  # a mean over the masked tokens
@@ -71,7 +72,7 @@ class ElectraOutput:
 
 
 class GeneratorAndModel(nn.Module):
-    """Both models as one, as the training loop needs it; `model` is the discriminator."""
+    """Both models as one module for the training loop; `model` is the discriminator."""
 
     def __init__(self, generator: Transformer, model: Transformer, detection_weight: float):
         super().__init__()
@@ -86,9 +87,9 @@ class GeneratorAndModel(nn.Module):
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> ElectraOutput:
-        """`input_ids` [B, T] with masked tokens, which are the `labels`.
+        """Run both models on `input_ids` [B, T] with masked tokens, which are the `labels`.
 
-        In evaluation the generator draws the same replacements every time.
+        In evaluation the generator draws the same replacements in every call.
         """
         context = {
             "attention_mask": attention_mask,
@@ -108,8 +109,10 @@ class GeneratorAndModel(nn.Module):
 
 
 class Electra(MaskedDocuments):
-    """Metrics: loss as trained; of the generator perplexity and accuracy over the masked tokens; of the model
-    detection_loss (nats a token) and accuracy over all tokens, and recall and precision of replaced tokens.
+    """Replaced-token detection; loss is the training loss.
+
+    Metrics of the generator: perplexity and accuracy over the masked tokens. Metrics of the model:
+    detection_loss (nats per token) and accuracy over all tokens, and recall and precision of replaced tokens.
     """
 
     config: ElectraConfig
@@ -117,7 +120,7 @@ class Electra(MaskedDocuments):
     head: HeadConfig = DetectConfig()
 
     def training_module(self, model: Transformer, run: Path | None = None) -> GeneratorAndModel:
-        """The model with its generator."""
+        """Return the model with its generator."""
         device = next(model.parameters()).device
         if run is None:
             generator = Transformer(generator_config(model.config, self.config.generator_size))
@@ -127,14 +130,15 @@ class Electra(MaskedDocuments):
         return module.train(model.training)
 
     def auxiliary_models(self, module: nn.Module) -> dict[str, Transformer]:
-        """The generator."""
+        """Return the generator."""
         assert isinstance(module, GeneratorAndModel)
         return {GENERATOR: module.generator}
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Of the generator: summed loss, correct predictions, masked tokens.
+        """Return sums of both models.
 
-        Of the model: summed loss, correct decisions, tokens; of replaced tokens: found, predicted, all.
+        For the generator: summed loss, correct predictions, masked tokens. For the model: summed loss,
+        correct decisions, tokens; for replaced tokens: true positives, predicted, all.
         """
         output, tokens = model(**batch), batch["labels"]
         tokens = tokens[tokens != IGNORED]
@@ -156,7 +160,7 @@ class Electra(MaskedDocuments):
         )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         masked_nats, predicted, masked, nats, correct, tokens, true_positive, positive, actual = totals
         generator_loss, detection_loss = masked_nats / max(masked, 1), nats / max(tokens, 1)
         return {
@@ -171,7 +175,7 @@ class Electra(MaskedDocuments):
 
 
 def generator_config(model: ModelConfig, size: float) -> ModelConfig:
-    """`model` with a share `size` of its width, feed-forward and heads, in whole heads of the same size."""
+    """Return `model` with a fraction `size` of its width, feed-forward and heads; same head dimension."""
     stack = model.encoder
     assert stack is not None
     attention, feedforward = stack.attention, stack.feedforward
@@ -195,7 +199,7 @@ def generator_config(model: ModelConfig, size: float) -> ModelConfig:
 
 
 def share_embeddings(generator: Transformer, model: Transformer) -> None:
-    """Give the generator the model's embeddings, all but the projection to its own width."""
+    """Share the model's embeddings with the generator, except the projection to its width."""
     generator.tokens = model.tokens
     small, large = generator.encoder_embedding, model.encoder_embedding
     assert small is not None
@@ -205,4 +209,4 @@ def share_embeddings(generator: Transformer, model: Transformer) -> None:
     assert model.encoder is not None
     position, shared = generator.encoder.position, model.encoder.position
     if isinstance(position, Learned) and isinstance(shared, Learned):
-        position.tables[0] = shared.tables[0]  # those of later layers have the width of the stack
+        position.tables[0] = shared.tables[0]  # tables of later layers have the width of the stack

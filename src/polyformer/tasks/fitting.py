@@ -1,4 +1,4 @@
-"""A task with its data, as the training loop runs it."""
+"""A task with its data, as required by the training loop."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -28,17 +28,19 @@ class Fitting:
 
     @property
     def best(self) -> str:
-        """The metric by which checkpoints are compared."""
+        """Return the metric that compares checkpoints."""
         return self.task.best
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether less or more of `best` is better."""
+        """Return whether a smaller or a larger `best` is better."""
         return self.task.direction
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
-        """The batches of an epoch after the first `skip`, those of process `rank` of `world`; where they go
-        on with one another, its rows of all of them."""
+        """Yield the batches of an epoch after the first `skip` for process `rank` of `world`.
+
+        If batches continue each other's texts, yield the rows of the process of all batches.
+        """
         if isinstance(self.train, Stream):
             yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
             return
@@ -54,42 +56,42 @@ class Fitting:
         )
 
     def weight(self, batch: Batch) -> int:
-        """The number of labels over which the loss of `batch` is a mean."""
+        """Return the number of labels in the mean of the loss of `batch`."""
         return self.task.weight(batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The training loss of `batch`."""
+        """Return the training loss of `batch`."""
         return self.task.loss(model, batch)
 
     @property
     def spreads(self) -> bool:
-        """Whether processes may share texts in training."""
+        """Return whether processes may share texts in training."""
         return self.task.spreads
 
     @property
     def continues(self) -> bool:
-        """Whether a batch goes on with the texts of the batch before."""
+        """Return whether a batch continues the texts of the previous batch."""
         return self.task.continues
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
-        """The training loss after the state of the batch before, and the next state."""
+        """Return the training loss given the state after the previous batch, and the next state."""
         return self.task.loss_after(model, batch, state)
 
     def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
-        """The metrics of validation data; none without them."""
+        """Return the metrics of the validation data, empty without them."""
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
 
     def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
-        """The metrics of test data; none without them."""
+        """Return the metrics of the test data, empty without them."""
         if self.test is None:
             return {}
         return {"test": self.task.measure_rows(model, self.test, Workers.of(accelerator))}
 
 
 def _rows(batch: Batch, rank: int, world: int) -> Batch:
-    """The rows of `batch` that process `rank` of `world` takes; `InputError` where some would get more."""
+    """Return the rows of `batch` for process `rank` of `world`; raise `InputError` for uneven shares."""
     if "number" in batch and world > 1:
         raise InputError(f"task: what makes its own data is trained by one process, not by {world}")
     rows = len(next(iter(batch.values())))

@@ -1,11 +1,11 @@
-"""Images, pixel by pixel: predict each pixel's level from those before it; measured in bits per dimension.
+"""Image models: predict the level of each pixel from the previous pixels; measured in bits per dimension.
 
-An image is a start token and its pixels in raster order, each one of `levels` levels of grey; of a colour
-image each pixel is three tokens, red, green and blue. Parmar et al. 2018 (Image Transformer), section 3, with
-the categorical distribution over levels.
+An image is a start token and its pixels in raster order, each of them one of `levels` levels of grey; each
+pixel of a colour image is three tokens, red, green and blue. Parmar et al. 2018 (Image Transformer), section
+3, with the categorical distribution over levels.
 
-Deviation: the colours share the embeddings of their levels, where the paper has a table for each; positions
-such as `grid` of (height, width, 3) tell them apart.
+Deviation: the colours share the embeddings of their levels, while the paper has a table for each; positions
+such as `grid` of (height, width, 3) distinguish them.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ from polyformer.tasks.text import TextTask, check_batch_size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageConfig(TaskConfig):
-    """Predict the next pixel of an image."""
+    """Image model: predict the next pixel of an image."""
 
-    levels: int = 16  # of each colour, to which the 256 of the data are quantised
-    height: int | None = None  # None: as the training images are
+    levels: int = 16  # levels per colour, quantised from 256
+    height: int | None = None  # None: from the training images
     width: int | None = None
     channels: int | None = None  # 1 for grey, 3 for colours
 
@@ -55,26 +55,26 @@ class ImageConfig(TaskConfig):
             raise InputError(f"channels: expected 1 for grey or 3 for colours, got {self.channels}")
 
     def resolve(self, rows: Rows) -> Self:
-        """With the size and the colours of the first image."""
+        """Return this with the size and the colours of the first image."""
         first = next(iter(rows))
         height, width = self.height or first["height"], self.width or first["width"]
         channels = self.channels or len(first["image"]) // (first["height"] * first["width"])
         return dataclasses.replace(self, height=height, width=width, channels=channels)
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
-        """A token for each level; `config` and `rows` are not used."""
+        """Return a tokenizer with a token for each level; `config` and `rows` are not used."""
         return Tokenizer.of_words([*map(str, range(self.levels)), "<s>"])
 
     def build(self, tokenizer: Tokenizer) -> "ImageModelling":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return ImageModelling(self, tokenizer)
 
 
 class ImageModelling(TextTask):
-    """Metrics from `nats`, the sum of -ln P over every pixel of the held-out images:
+    """Image modelling, with metrics from `nats`, the sum of -ln P over every pixel of the held-out images:
 
     loss          nats / pixels
-    bits_per_dim  loss / ln 2: comparable for one number of levels only; guessing evenly costs log2(levels)
+    bits_per_dim  loss / ln 2: comparable only for the same number of levels; a uniform guess has log2(levels)
     """
 
     stacks = "decoder"
@@ -93,11 +93,11 @@ class ImageModelling(TextTask):
 
     @property
     def positions(self) -> int:
-        """The start token and every pixel's colours."""
+        """Return the number of tokens: the start token and the colours of every pixel."""
         return math.prod(self.shape) + 1
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Also raises `InputError` for patterns and positions of another image shape."""
+        """Return the config for this task; raise `InputError` for another image shape."""
         for shape in shapes(config):
             if (shape[:-1] if len(shape) == 3 and shape[-1] == 1 else shape) != self.shape:
                 raise InputError(
@@ -107,7 +107,7 @@ class ImageModelling(TextTask):
         return super().adapt(config)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """The start token and the levels of each image."""
+        """Return the start token and the levels of each image."""
         return [self._row(row) for row in rows]
 
     def _row(self, row: Row) -> Row:
@@ -122,15 +122,15 @@ class ImageModelling(TextTask):
         return {"input_ids": ids, "labels": np.concatenate([[IGNORED], ids[1:]])}
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """loss and bits_per_dim."""
+        """Return loss and bits_per_dim."""
         loss = totals[0] / max(totals[1], 1)
         return {"loss": loss, "bits_per_dim": loss / math.log(2)}
 
     def complete(self, model: Transformer, rows: Rows, images: int, seed: int) -> Tensor:
-        """Levels [3, images, height, width], with colours [..., 3]: the first images, their upper halves, and
-        these completed.
+        """Return the first images, their upper halves, and these completed by the model.
 
-        The missing half is -1. Pixels are sampled from the model, the same for the same seed.
+        They are levels [3, images, height, width], with colours [..., 3]. The missing half is -1. Pixels are
+        sampled, deterministic for a seed.
         """
         prepared = self.prepare(list(islice(rows, images)))
         real = torch.from_numpy(np.stack([row["input_ids"] for row in prepared]))
@@ -142,18 +142,18 @@ class ImageModelling(TextTask):
         completed = model.generate(real[:, :known].to(device), None, config).sequences.cpu()
         half = real.clone()
         half[:, known:] = -1
-        # A start token in the middle of an image is very improbable after training; it is shown as white.
+        # A start token within an image is very improbable after training; it is shown as white.
         completed = completed.clamp_max(self.levels - 1)
         return torch.stack([real, half, completed])[:, :, 1:].reshape(3, len(real), *self.shape)
 
 
 def by(shape: tuple[int, ...]) -> str:
-    """A shape in words, such as 28x28."""
+    """Return a shape as text, such as 28x28."""
     return "x".join(map(str, shape))
 
 
 def shapes(config: object) -> Iterator[tuple[int, ...]]:
-    """The image shapes in a model's configuration."""
+    """Yield the image shapes in a model's configuration."""
     if isinstance(config, Local2D | GridConfig):
         yield config.shape
     elif isinstance(config, tuple):

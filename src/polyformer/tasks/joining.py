@@ -1,4 +1,4 @@
-"""Two texts in one row of token ids, as encoders read them."""
+"""Pairs of texts joined in one row of token ids for encoders."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,25 +10,28 @@ from polyformer.tasks.text import with_tables
 
 
 class Joining:
-    """<cls> text <sep> pair <sep>, with token types 0 and 1, or as a checkpoint's tokenizer joins two texts.
+    """The row format <cls> text <sep> pair <sep>, with token types 0 and 1.
 
-    A row has at most `limit` tokens: if the two are too long together, the longer one is cut.
+    The tokenizer of a checkpoint may define another format. A row has at most `limit` tokens: if the two
+    texts are too long, the longer text is truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, cls: int, sep: int, limit: int):
         ids, types = tokenizer.encode_for_model("", "")
-        own = len(ids) > 2  # a checkpoint's tokenizer: RoBERTa's puts two </s> between, all of type 0
+        own = len(ids) > 2  # a checkpoint's tokenizer: RoBERTa has two </s> between, all of type 0
         self.between = ids[1:-1] if own else [sep]
         self.pair_type = types[-1] if own else 1
         self.tokenizer, self.cls, self.sep, self.limit = tokenizer, cls, sep, limit
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with two token types, where the second text has a type of its own."""
+        """Return the config with two token types, if the second text has a separate type."""
         return with_tables(config, type_vocab_size=2) if self.pair_type else config
 
     def rows(self, texts: Sequence[str], pairs: Sequence[str], cut: Callable[[int, int], None]) -> list[Row]:
-        """The token ids of each text and its pair; `cut` is called with the number of one that is to be cut,
-        and how many tokens it has, and may raise."""
+        """Return the token ids of each text and its pair.
+
+        `cut` is called with the number and the length of each pair that has to be truncated, and may raise.
+        """
         sides = self.tokenizer.encode_batch(texts), self.tokenizer.encode_batch(pairs)
         return [self._join(number, text, pair, cut) for number, (text, pair) in enumerate(zip(*sides))]
 

@@ -1,12 +1,14 @@
-"""What an evaluation has computed, kept in files, so that one that was stopped goes on.
+"""Cached results of an evaluation in files, so that an interrupted evaluation can resume.
 
-A result is kept under the digest of all that it depends on: the model, its settings and the batch or text
-itself. So another model, other data or another batch size finds nothing, and any number of processes goes on
-with what any other left: each appends to a file of its own, and reads the files of all when it starts.
+The key of a result is the digest of everything that it depends on: the model, its settings and the batch or
+text. Another model, other data or another batch size therefore has other keys, and any number of processes
+can use the results of any earlier number: each process appends to a separate file, and reads all files at the
+start.
 """
 
 import dataclasses
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.core.files import reading, writing
+from polyformer.core.files import open_file, reading, writing
 
 PORTION = 64
-"""Texts whose results are computed together, and lost together."""
+"""Number of texts that are computed together; an interruption loses at most these results."""
 
 
 class Results:
-    """Those in `folder` of the model that `subject` tells from all others. reused, computed: how many of the
-    results that this process was asked for lay there, and how many did not.
+    """The cached results in `folder` for the model identified by `subject`.
+
+    reused, computed: the numbers of results that this process found in the cache, and that it computed.
 
     Raises:
         InputError: a folder that cannot be read or written, a full disk.
@@ -38,10 +41,10 @@ class Results:
         self.values: dict[str, Any] = {}
         for file in sorted(folder.glob("process-*.jsonl")):
             self.values |= whole_lines(file)
-        self.append("\n")  # ends a line that a kill has cut short
+        self.append("\n")  # terminates a line truncated by a kill
 
     def tensor(self, function: Callable[[Any], Tensor], batch: Any) -> Tensor:
-        """`function(batch)`, float64 numbers."""
+        """Return `function(batch)`, float64 numbers."""
         key = self.key("batch", batch)
         if key not in self.values:
             self.keep(key, function(batch).tolist())
@@ -50,7 +53,7 @@ class Results:
         return torch.tensor(self.values[key], dtype=torch.float64)
 
     def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
-        """`function(items)`, a result for each, which JSON can hold."""
+        """Return `function(items)`, a result for each item that is serializable as JSON."""
         keys = [self.key("text", item) for item in items]
         missing = [number for number, key in enumerate(keys) if key not in self.values]
         self.reused += len(items) - len(missing)
@@ -61,27 +64,27 @@ class Results:
         return [self.values[key] for key in keys]
 
     def key(self, kind: str, value: Any) -> str:
-        """What a result is kept under."""
+        """Return the key of a result."""
         digest = hashlib.blake2b(f"{self.subject} {kind}".encode(), digest_size=20)
         take_in(digest, value)
         return digest.hexdigest()
 
     def keep(self, key: str, value: Any) -> None:
-        """A line that outlives this process from here on."""
+        """Save a result in the file."""
         self.values[key] = value
         self.computed += 1
         content = json.dumps([key, value])
         self.append(f"{checksum(content)} {content}\n")
 
     def append(self, text: str) -> None:
-        """Write at the end of this process's file."""
+        """Append to the file of this process."""
         with writing(self.file), self.file.open("ab") as file:
             file.write(text.encode())
 
 
 def whole_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a file; lines that a kill has cut short, or that were damaged, are left out."""
-    with reading(path), path.open(encoding="utf-8", errors="replace") as lines:
+    """Yield the keys and values in a file, without truncated or damaged lines."""
+    with reading(path), io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as lines:
         for line in lines:
             check, _, content = line.rstrip("\n").partition(" ")
             if check and check == checksum(content):
@@ -90,12 +93,12 @@ def whole_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def checksum(content: str) -> str:
-    """Tells a whole line from a damaged one."""
+    """Return the checksum of a line."""
     return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
 
 
 def take_in(digest: hashlib.blake2b, value: Any) -> None:
-    """Take a value's content into `digest`: tensors, arrays, dataclasses, mappings, lists and plain data."""
+    """Update `digest` with a value: tensors, arrays, dataclasses, mappings, lists and plain data."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous().numpy()
     if isinstance(value, np.ndarray):

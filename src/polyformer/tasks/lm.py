@@ -1,8 +1,8 @@
 """Language modelling: predict the next token; measured by perplexity, per token and per word.
 
-Every document is <bos> text <eos>; documents are packed into rows and do not attend to one another. Fed in
-order, the rows of a batch go on with the texts of the batch before (polyformer.data.segments), which is what
-a model with a memory learns from; the last token of a row then predicts the first of the next.
+Every document is <bos> text <eos>; documents are packed into rows and do not attend to each other. With
+`feed: in_order`, the rows of a batch continue the texts of the previous batch (polyformer.data.segments), as
+required by recurrent models; the last token of a row then predicts the first token of the next row.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ from polyformer.training.config import at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModellingConfig(TextTaskConfig):
-    """Predict the next token."""
+    """Language model: predict the next token of a text."""
 
-    feed: Literal["packed", "in_order"] = "packed"  # rows in random order, or each going on with its text
-    row_length: int = 256  # tokens in a row: the longest context without a memory
-    overlap: int = 1  # tokens that a held-out row repeats of the row before as context, without counting them
-    ngram_order: int = 0  # of the n-gram model that a finished run is compared with; 0 for none
-    prompt: str = ""  # of the sample that is shown when a run ends
-    neighbours: tuple[str, ...] = ()  # folders that `polyformer datastore neighbours` made of the texts
+    feed: Literal["packed", "in_order"] = "packed"  # rows in random order, or continuing their texts
+    row_length: int = 256  # tokens per row: the maximum context without a memory
+    overlap: int = 1  # tokens that a held-out row repeats from the previous row, as uncounted context
+    ngram_order: int = 0  # of the n-gram model for comparison; 0 for none
+    prompt: str = ""  # of the sample at the end of a run
+    neighbours: tuple[str, ...] = ()  # folders from `polyformer datastore neighbours` for the texts
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "lm"
@@ -62,7 +62,7 @@ class LanguageModellingConfig(TextTaskConfig):
             )
 
     def resolve(self, rows: Rows) -> Self:
-        """With the folders of neighbours wherever the run is taken up."""
+        """Return this with absolute paths of the neighbour folders, so that a run can be resumed anywhere."""
         if isinstance(rows, PreparedText) and self.ngram_order:
             raise InputError(
                 "ngram_order: n-grams are counted in memory, and prepared text may not fit into it; set 0"
@@ -71,20 +71,20 @@ class LanguageModellingConfig(TextTaskConfig):
         return dataclasses.replace(self, neighbours=folders)
 
     def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return LanguageModelling(self, tokenizer)
 
 
 class LanguageModelling(TextTask):
-    """Metrics, all of them from `nats`, the sum of -ln P over every token of the held-out text and its <eos>:
+    """Language modelling, with metrics from `nats`, the sum of -ln P over every held-out token and <eos>:
 
     loss             nats / tokens
-    perplexity       exp(loss), per token: comparable under one tokenizer only
-    word_perplexity  exp(nats / words): what is published for WikiText. Words are what white space separates,
-                     and the end of every line counts as one more (the corpus's <eos>)
+    perplexity       exp(loss), per token: comparable only under the same tokenizer
+    word_perplexity  exp(nats / words), as published for WikiText. Words are separated by white space,
+                     and the end of every line counts as one more (the <eos> of the corpus)
     bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
 
-    The last two are left out where the tokenizer loses part of the text, because its tokens then carry less
+    The last two are omitted if the tokenizer loses part of the text, because its tokens then carry less
     information than the words. The Unicode form of a character (NFC or NFD) is not part of the text.
     """
 
@@ -100,18 +100,21 @@ class LanguageModelling(TextTask):
 
     @cached_property
     def neighbours(self) -> Neighbours | None:
-        """What followed the contexts nearest to each token of the texts, if that is read too."""
+        """Return the tokens that followed the nearest contexts of each token; None if not used."""
         folders = self.config.neighbours
         return Neighbours(folders, self.tokenizer) if folders else None
 
     @property
     def continues(self) -> bool:
-        """Whether the rows of a batch go on with those of the batch before."""
+        """Return whether the rows of a batch continue the rows of the previous batch."""
         return self.config.feed == "in_order"
 
     def adapt(self, config: Any) -> ModelConfig:
-        """As for every task of texts; `InputError` for a memory of rows that do not go on, and for neighbours
-        without the head that reads them, or the reverse."""
+        """Return the config as for other text tasks.
+
+        Raises `InputError` for a memory with rows in random order, and unless both or neither of neighbours
+        and the head that reads them are used.
+        """
         fitted = super().adapt(config)
         if bool(self.config.neighbours) != isinstance(fitted.head, SemiparametricConfig):
             raise InputError(
@@ -127,24 +130,24 @@ class LanguageModelling(TextTask):
 
     @property
     def packs(self) -> bool:
-        """True: rows hold parts of several documents."""
+        """Return True: rows contain parts of several documents."""
         return True
 
     def documents(self, rows: Sequence[Row]) -> list[list[int]]:
-        """The token ids of every text, between <bos> and <eos>."""
+        """Return the token ids of every text, between <bos> and <eos>."""
         return [[self.bos, *ids, self.eos] for ids in self.encoded(rows)]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Packed rows of exactly `row_length` tokens; of less text than that, one padded row."""
+        """Return packed rows of exactly `row_length` tokens; a shorter text gives one padded row."""
         documents = self.documents(rows)
         return self._packed(documents, last="drop") or self._packed(documents)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Packed rows, the last one padded, each with `overlap` tokens of the row before."""
+        """Return packed rows, the last of them padded, each with `overlap` tokens of the previous row."""
         return self._packed(self.documents(rows), overlap=self.config.overlap)
 
     def _packed(self, documents: Sequence[Sequence[int]], **options: Any) -> list[Row]:
-        """Rows of `pack`, with the neighbours of their tokens where the task has some."""
+        """Return rows of `pack`, with the neighbours of their tokens if the task uses them."""
         length, pad = self.config.row_length, self.collate.pad_id
         rows: list[Row] = list(pack(documents, length, pad_id=pad, **options))
         if self.neighbours is not None:
@@ -158,7 +161,7 @@ class LanguageModelling(TextTask):
     def training_batches(
         self, rows: Any, seed: int
     ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
-        """Packed rows, or with `feed: in_order` segments of documents that go on."""
+        """Return packed rows, or with `feed: in_order` segments of continued documents."""
         if not self.continues or isinstance(rows, PreparedText):
             return super().training_batches(rows, seed)
         if not hasattr(rows, "__len__"):
@@ -166,7 +169,7 @@ class LanguageModelling(TextTask):
         return self._segments(rows, self.rows, seed)
 
     def held_out(self, rows: Rows, side_by_side: int | None = None) -> HeldOut:
-        """As for every task; in order, whole documents in so many rows, by default those of training."""
+        """Return held-out batches; in order, whole documents in `side_by_side` rows."""
         if not self.continues:
             return super().held_out(rows)
         kept = list(rows if hasattr(rows, "__len__") else itertools.islice(rows, STREAMED_ROWS))
@@ -174,11 +177,11 @@ class LanguageModelling(TextTask):
 
     @property
     def frame(self) -> tuple[int, int]:
-        """<bos> and <eos>."""
+        """Return <bos> and <eos>."""
         return self.bos, self.eos
 
     def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
-        """As for every task; in order, documents that go on."""
+        """Return batches of prepared text; in order, continued documents."""
         if self.config.neighbours:
             raise InputError("task.neighbours: not with prepared text; name the text itself as data")
         if not self.continues:
@@ -191,11 +194,11 @@ class LanguageModelling(TextTask):
 
     @property
     def rows(self) -> int:
-        """Rows of a batch."""
+        """Return the number of rows of a batch."""
         return self.config.batch_tokens // self.config.row_length
 
     def _segments(self, rows: Sequence[Row], side_by_side: int, seed: int | None = None) -> Segments:
-        """The documents of `rows`; in a random order with a seed."""
+        """Return segments of the documents of `rows`, shuffled if a seed is given."""
         pad = self.collate.pad_id
         documents = self.documents(list(rows))
         near = None if self.neighbours is None else self.neighbours.of(documents)
@@ -204,7 +207,7 @@ class LanguageModelling(TextTask):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
-        """As for every task; of a model that remembers, segment after segment, each process its rows."""
+        """Return metrics; a recurrent model reads segments in order, each process its rows."""
         if not self.continues or not getattr(model, "remembers", False):
             return super().measure(model, held, workers)
         device = next(model.parameters()).device
@@ -212,14 +215,16 @@ class LanguageModelling(TextTask):
         for _, whole in held.batches.epoch(0):
             batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
             if not len(batch["input_ids"]):
-                break  # fewer rows than processes, in every batch
+                break  # every batch has fewer rows than processes
             output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 
     def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """In order, the text is read as one row; also how many tokens were predicted, and with how large a
-        memory."""
+        """Return metrics; in order, the text is read as one row.
+
+        In this case the metrics include the number of predicted tokens, and the memory sizes.
+        """
         if not self.continues:
             return super().measure_rows(model, rows, workers)
         held = self.held_out(rows, side_by_side=1)
@@ -229,7 +234,7 @@ class LanguageModelling(TextTask):
         return {**self.measure(model, held, workers), "tokens": tokens, **sizes}
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Words and bytes of the text; nothing where the tokenizer loses part of it."""
+        """Return the words and bytes of the text; empty if the tokenizer loses part of it."""
         texts = [composed(row["text"]) for row in rows]
         encoded = self.tokenizer.encode_batch(texts)
         if any(composed(self.tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
@@ -238,13 +243,13 @@ class LanguageModelling(TextTask):
         return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
 
     def weight(self, batch: Batch) -> int:
-        """Tokens that have a next token in their document."""
+        """Return the number of tokens with a next token in their document."""
         if "shift_labels" in batch:
             return int((batch["shift_labels"] != IGNORED).sum())
         return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class; the last two only with `counts`."""
+        """Return the metrics of the class; the last two only with `counts`."""
         nats, tokens = totals
         return text_metrics(nats, tokens, counts)
 
@@ -255,7 +260,7 @@ class LanguageModelling(TextTask):
         config: GenerationConfig,
         streamer: Callable[[Tensor], None] | None = None,
     ) -> list[str]:
-        """Continuations of `prompt`, which begins a document."""
+        """Return continuations of `prompt`, which starts a document."""
         generated = self.write(model, prompt, config, streamer)
         return generated.texts(self.tokenizer.decode, config.stop)
 
@@ -269,23 +274,23 @@ class LanguageModelling(TextTask):
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
     ) -> Generated:
-        """The same as tokens, with what came of a draft (see `polyformer.generation.generate`)."""
+        """Return the same as tokens, with statistics of a draft (see `polyformer.generation.generate`)."""
         ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
         more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
-        """The token ids of a document that begins with `prompt`."""
+        """Return the token ids of a document that starts with `prompt`."""
         return [self.bos, *self.tokenizer.encode(prompt)]
 
 
 def composed(text: str) -> str:
-    """`text` in NFC."""
+    """Return `text` in NFC."""
     return unicodedata.normalize("NFC", text)
 
 
 def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
-    """Metrics of `nats` spent on a text: see `LanguageModelling`."""
+    """Return the metrics for `nats` of a text: see `LanguageModelling`."""
     metrics = perplexity_metrics(nats, tokens)
     if counts:
         metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))

@@ -1,4 +1,4 @@
-"""What tasks share that predict corrupted or masked tokens."""
+"""Shared parts of tasks that predict corrupted or masked tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,42 +14,42 @@ from polyformer.tasks.text import EncoderTask, TextTask, TextTaskConfig, require
 
 
 class CorruptingTask(TextTask):
-    """A task whose held-out text is corrupted like the training text, but once for all."""
+    """A task with held-out text that is corrupted like the training text, but only once."""
 
     @property
     def corrupt_held_out(self) -> Corrupt | None:
-        """As `corrupt`; held-out batches draw from the same seed every time."""
+        """Return `corrupt`; held-out batches use the same seed in every evaluation."""
         return self.corrupt
 
 
 class TokenPrediction(CorruptingTask):
-    """A task measured at the labelled tokens: loss (nats a token), perplexity exp(loss), accuracy."""
+    """A task measured at the labelled tokens: loss (nats per token), perplexity exp(loss), accuracy."""
 
     sums = 3
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(sum of the loss, correct predictions, labels)."""
+        """Return (sum of the loss, correct predictions, labels)."""
         return prediction_totals(model(**batch), batch["labels"])
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """loss, perplexity and accuracy."""
+        """Return loss, perplexity and accuracy."""
         return prediction_metrics(*totals)
 
 
 class MaskingTask(CorruptingTask, EncoderTask):
-    """A task that masks tokens, as the `masking` of its configuration says."""
+    """A task that masks tokens according to the `masking` of its configuration."""
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows of evaluation, with static masking once for each of its masks."""
+        """Return the rows of `prepare_held_out`; with static masking, one copy of them per mask."""
         return self.masking.copies(self.prepare_held_out(rows))
 
     @property
     def corrupt(self) -> Corrupt:
-        """Mask tokens."""
+        """Return the function that masks tokens."""
         return self.masking.corrupt
 
 
@@ -57,8 +57,8 @@ class MaskingTask(CorruptingTask, EncoderTask):
 class MaskedDocumentsConfig(TextTaskConfig):
     """Options of tasks that mask tokens of documents."""
 
-    row_length: int = 128  # tokens in a row
-    packed: bool = True  # False: no row holds parts of two documents
+    row_length: int = 128  # tokens per row
+    packed: bool = True  # False: no row contains parts of two documents
     masking: MaskingConfig = MaskingConfig()
 
 
@@ -69,16 +69,16 @@ class MaskedDocuments(MaskingTask):
 
     @property
     def packs(self) -> bool:
-        """Whether the configuration packs documents."""
+        """Return whether the configuration packs documents."""
         return self.config.packed
 
     @property
     def frame(self) -> tuple[int, int] | None:
-        """<cls> and <sep>, where documents are packed and masked anew in every epoch."""
+        """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
         return (self.cls, self.sep) if self.packs and not self.config.masking.static_copies else None
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of at most `row_length` tokens: documents packed end to end, or each in rows of its own."""
+        """Return rows of at most `row_length` tokens: packed documents, or each in separate rows."""
         length = self.config.row_length
         documents = [[self.cls, *ids, self.sep] for ids in self.encoded(rows)]
         if self.config.packed:

@@ -1,8 +1,8 @@
 """Masked language modelling: predict masked tokens. Devlin et al. 2019, section 3.1, task 1.
 
-Every document is <cls> text <sep>; documents are packed into rows and do not attend to one another, or each
-has rows of its own, for attention that cannot keep packed documents apart. Masked tokens are drawn anew in
-every epoch (Liu et al. 2019, section 4.1) unless `masking` is static; in held-out text once for all.
+Every document is <cls> text <sep>; documents are packed into rows and do not attend to each other, or have
+separate rows, for attention that cannot separate packed documents. Masked tokens are redrawn in
+every epoch (Liu et al. 2019, section 4.1) unless `masking` is static; they are fixed for held-out text.
 """
 
 import dataclasses
@@ -15,18 +15,21 @@ from polyformer.tasks.masking import MaskedDocuments, MaskedDocumentsConfig, Tok
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedModellingConfig(MaskedDocumentsConfig):
-    """Predict masked tokens."""
+    """Masked language model (BERT): predict the masked tokens of a text."""
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "mlm"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
     def build(self, tokenizer: Tokenizer) -> "MaskedModelling":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return MaskedModelling(self, tokenizer)
 
 
 class MaskedModelling(TokenPrediction, MaskedDocuments):
-    """Metrics over the masked tokens: loss (nats a token), perplexity exp(loss), accuracy."""
+    """Masked language modelling, with metrics over the masked tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
+    """
 
     head: HeadConfig = MaskedConfig()

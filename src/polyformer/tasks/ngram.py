@@ -1,11 +1,11 @@
-"""An n-gram language model, the baseline of language modelling: interpolated Kneser-Ney.
+"""An n-gram language model as a baseline for language modelling: interpolated Kneser-Ney.
 
     P_k(w | c) = (max(N(c w) - D, 0) + D * kinds(c) * P_{k-1}(w | c')) / N(c)
 
-c: the k - 1 tokens before w, c' all of them but the first; N: counts; kinds(c): how many different tokens
-follow c; P_0 = 1 / V. At the highest order N counts occurrences; at lower orders it counts the different
-contexts of an n-gram (for n-grams that begin a document, which have one context, the occurrences).
-D = n1 / (n1 + 2 n2), by order, where n1 and n2 n-grams have N of 1 and 2. After an unseen context,
+c: the k - 1 tokens before w; c': c without its first token; N: counts; kinds(c): the number of different
+tokens after c; P_0 = 1 / V. At the highest order N counts occurrences; at lower orders it counts the
+different contexts of an n-gram (or occurrences, for n-grams at the start of a document, which have only one
+context). D = n1 / (n1 + 2 n2), by order, where n1 and n2 n-grams have N of 1 and 2. After an unseen context,
 P_k = P_{k-1}. Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 16.
 """
 
@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 
 class NGram:
-    """Trained on documents of token ids, each with <bos> first, which is context and never predicted."""
+    """An n-gram model of token ids; each document starts with <bos>, which is never predicted."""
 
     def __init__(self, documents: Iterable[Sequence[int]], order: int, vocab_size: int):
         if order < 1:
@@ -28,7 +28,7 @@ class NGram:
         self.tables = [_Table(counts) for counts in _counts(documents, order)]
 
     def probability(self, token: int, before: Sequence[int]) -> float:
-        """P(token | before); `before`: all the tokens before it in its document."""
+        """Return P(token | before); `before`: all tokens before it in its document."""
         probability = 1 / self.vocab_size
         for k, table in enumerate(self.tables):
             if k > len(before):
@@ -43,7 +43,7 @@ class NGram:
         return probability
 
     def nats(self, documents: Iterable[Sequence[int]]) -> tuple[float, int]:
-        """The sum of -ln P over all tokens of `documents` but each one's <bos>, and how many they are."""
+        """Return the sum of -ln P over all tokens of `documents` except <bos>, and their number."""
         nats, tokens = 0.0, 0
         for document in documents:
             for place in range(1, len(document)):
@@ -54,7 +54,7 @@ class NGram:
 
 
 class _Table:
-    """The n-grams of one order: their counts, sums and kinds by context, and the discount."""
+    """The n-grams of one order: counts, sums and kinds by context, and the discount."""
 
     def __init__(self, counts: dict[Gram, int]):
         self.counts = counts
@@ -69,7 +69,7 @@ class _Table:
 
 
 def _counts(documents: Iterable[Sequence[int]], order: int) -> list[dict[Gram, int]]:
-    """N of the n-grams of orders 1 to `order`, in which <bos> is never the last token."""
+    """Return N of the n-grams of orders 1 to `order`, in which <bos> is never the last token."""
     highest: Counter[Gram] = Counter()
     heads: list[Counter[Gram]] = [Counter() for _ in range(order)]  # n-grams that begin a document, by order
     for document in documents:

@@ -1,7 +1,7 @@
 """Question answering: find the answer to a question in a text; measured by exact match and F1.
 
 A long text is read in overlapping windows (see `polyformer.data.answers`); in a window without the answer,
-its first and last token are <cls>. The answer is the best span of all windows. Devlin et al. 2019, sections
+the labels of both ends are <cls>. The answer is the best span of all windows. Devlin et al. 2019, sections
 4.2 (SQuAD 1.1) and 4.3 (SQuAD 2.0, unanswerable questions).
 """
 
@@ -38,11 +38,11 @@ from polyformer.training.config import at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnsweringConfig(TextTaskConfig):
-    """Find the answer to a question in a text."""
+    """Question answering: find the answer to a question in a text."""
 
-    max_length: int = 384  # tokens of a window, the question and special tokens included
-    stride: int = 128  # tokens from the beginning of a window to that of the next
-    max_question: int = 64  # tokens of a question; a longer one is cut
+    max_length: int = 384  # tokens of a window, including the question and special tokens
+    stride: int = 128  # tokens between the starts of consecutive windows
+    max_question: int = 64  # tokens of a question; longer questions are truncated
     max_answer: int = 30  # tokens of a predicted answer
     unanswerable: bool = False  # whether there are questions without an answer
     threshold: float = 0.0  # "no answer" is predicted if its score exceeds the best span's by more than this
@@ -64,7 +64,7 @@ class AnsweringConfig(TextTaskConfig):
             )
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Questions, and every context once for all questions that follow one another."""
+        """Yield questions, and every context once for consecutive questions."""
         last = None
         for row in rows:
             yield row["question"]
@@ -73,13 +73,15 @@ class AnsweringConfig(TextTaskConfig):
                 yield last
 
     def build(self, tokenizer: Tokenizer) -> "Answering":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Answering(self, tokenizer)
 
 
 class Answering(EncoderTask):
-    """Metrics: loss (nats an end of an answer) and accuracy, the share of windows with both ends correct;
-    `finish` adds exact_match and f1 of the answers, in percent as SQuAD's script has them.
+    """Extractive question answering, with metrics: loss (nats per end of an answer) and accuracy.
+
+    accuracy is the fraction of windows with both ends correct; `finish` adds exact_match and f1 of the
+    answers, in percent as in SQuAD's script.
     """
 
     config: AnsweringConfig
@@ -87,11 +89,11 @@ class Answering(EncoderTask):
     head: HeadConfig = SpanConfig()
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with two token types, and more where it has them."""
+        """Return the config with at least two token types."""
         return with_tables(super().adapt(config), type_vocab_size=2)
 
     def encode(self, rows: Sequence[Row]) -> list[tuple[list[Window], Offsets]]:
-        """The windows of every question's text, and the characters of the text's tokens."""
+        """Return the windows of every context, and the character offsets of its tokens."""
         config = self.config
         questions = self.tokenizer.encode_batch([row["question"] for row in rows])
         contexts = encode_with_offsets(self.tokenizer, [row["context"] for row in rows])
@@ -104,7 +106,7 @@ class Answering(EncoderTask):
         ]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """A row for every window, with the indices of the answer's first and last token as labels."""
+        """Return a row per window; its labels are the indices of the answer's first and last token."""
         prepared: list[Row] = []
         for row, (row_windows, offsets) in zip(rows, self.encode(rows)):
             span = self._span(row, offsets)
@@ -114,7 +116,7 @@ class Answering(EncoderTask):
         return prepared
 
     def _span(self, row: Row, offsets: Offsets) -> tuple[int, int] | None:
-        """The first and last token of the first answer; None where there is no answer."""
+        """Return the first and last token of the first answer; None without an answer."""
         answers = row["answers"]
         if not answers["text"]:
             if self.config.unanswerable:
@@ -132,19 +134,19 @@ class Answering(EncoderTask):
         return answer_tokens(offsets, start, stop)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed loss, ends of answers, correct windows, windows."""
+        """Return the summed loss, ends of answers, correct windows, windows."""
         output, labels = model(**batch), batch["labels"]
         ends = labels.numel()
         correct = (output.logits.argmax(1) == labels).all(-1).sum()
         return stacked(output.loss.double() * ends, ends, correct, len(labels), device=labels.device)
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """loss and accuracy."""
+        """Return loss and accuracy."""
         nats, ends, correct, count = totals
         return {"loss": nats / max(ends, 1), "accuracy": correct / max(count, 1)}
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """exact_match and f1, means over the questions."""
+        """Return exact_match and f1, means over the questions."""
         questions = list(rows)
         pairs = [
             *zip(
@@ -159,7 +161,7 @@ class Answering(EncoderTask):
         }
 
     def answer(self, model: nn.Module, rows: Sequence[Row]) -> list[str]:
-        """The answer to each row's question, a piece of its context; empty where there is none."""
+        """Return the answer to the question of each row, a span of its context; empty without an answer."""
         return answers(model, rows, self.encode(rows), self.config, self.collate)
 
 
@@ -171,10 +173,10 @@ def answers(
     config: AnsweringConfig,
     collate: Collate,
 ) -> list[str]:
-    """`Answering.answer` of questions that are encoded already."""
+    """Return `Answering.answer` for questions that are already encoded."""
     owners = [(number, window) for number, (row_windows, _) in enumerate(encoded) for window in row_windows]
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
-    none = np.full(len(rows), np.inf)  # the score of no answer: the lowest of all windows
+    none = np.full(len(rows), np.inf)  # the score of no answer: the minimum over all windows
     inputs = [_input(window) for _, window in owners]
     for index, logits in _logits(model, inputs, config.batch_tokens, collate):
         number, window = owners[index]
@@ -195,7 +197,7 @@ def answers(
 def _logits(
     model: nn.Module, rows: list[Row], batch_tokens: int, collate: Collate
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """The number of each row and its logits [T, 2], batch by batch."""
+    """Yield the number of each row and its logits [T, 2], batch by batch."""
     device = next(model.parameters()).device
     longest = max((len(row["input_ids"]) for row in rows), default=1)
     plan = partial(by_tokens, max_tokens=max(batch_tokens, longest))

@@ -1,11 +1,11 @@
-"""Predict masked tokens and how two segments are related: the pre-training of BERT and of ALBERT.
+"""The pre-training of BERT and ALBERT: predict masked tokens and the relation of two segments.
 
     loss = masked language modelling + cross-entropy of the pair's label       both of <cls> A <sep> B <sep>
 
-The label says of `nsp` whether B is from another document, of `sop` whether the two were swapped; see
-`polyformer.data.sentence_pairs`. Pairs are drawn once, `draws` times from every document, and serve every
-epoch; which tokens are masked is drawn as `masking` says. Devlin et al. 2019, section 3.1; Lan et al. 2020,
-section 3.1.
+The label of `nsp` is whether B comes from another document, the label of `sop` whether the segments were
+swapped; see `polyformer.data.sentence_pairs`. Pairs are drawn once, `draws` times from every document, and
+reused in every epoch; masked tokens are drawn according to `masking`. Devlin et al. 2019, section 3.1; Lan et
+al. 2020, section 3.1.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ from polyformer.training.config import at_least
 class SentencePairsConfig(TextTaskConfig):
     """Options of both kinds of pairs."""
 
-    row_length: int = 128  # tokens of a pair, <cls> and both <sep> included
-    short_share: float = 0.1  # share of documents whose pairs are made shorter
-    draws: int = 1  # how often pairs are drawn from every document; BERT's data have 10
+    row_length: int = 128  # tokens of a pair, including <cls> and both <sep>
+    short_share: float = 0.1  # fraction of documents with shortened pairs
+    draws: int = 1  # number of draws of pairs from every document; 10 for BERT
     pair_seed: int = 0  # seed of these draws
     masking: MaskingConfig = MaskingConfig()
 
@@ -52,13 +52,13 @@ class SentencePairsConfig(TextTaskConfig):
             raise InputError(f"short_share: expected a share in [0, 1], got {self.short_share}")
 
     def build(self, tokenizer: Tokenizer) -> "SentencePairs":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return SentencePairs(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextSentenceConfig(SentencePairsConfig):
-    """Predict masked tokens, and whether the second segment follows the first."""
+    """BERT's pre-training: predict masked tokens, and whether the second segment follows the first."""
 
     kind: ClassVar[str] = "nsp"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 2"
@@ -67,7 +67,7 @@ class NextSentenceConfig(SentencePairsConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceOrderConfig(SentencePairsConfig):
-    """Predict masked tokens, and whether two segments were swapped."""
+    """ALBERT's pre-training: predict masked tokens, and whether two segments were swapped."""
 
     masking: MaskingConfig = MaskingConfig(unit="word", longest=3)
 
@@ -77,8 +77,10 @@ class SentenceOrderConfig(SentencePairsConfig):
 
 
 class SentencePairs(MaskingTask):
-    """Metrics: perplexity and accuracy of masked tokens, sentence_loss (nats a pair) and sentence_accuracy;
-    loss, which is trained, is the sum of both losses.
+    """Sentence-pair pre-training, with metrics of masked tokens and of pairs.
+
+    They are perplexity and accuracy of masked tokens, sentence_loss (nats per pair) and sentence_accuracy;
+    loss is the training loss, the sum of both losses.
     """
 
     config: SentencePairsConfig
@@ -86,15 +88,15 @@ class SentencePairs(MaskingTask):
     head: HeadConfig = PretrainingConfig()
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with two token types, and more where it has them."""
+        """Return the config with at least two token types."""
         return with_tables(super().adapt(config), type_vocab_size=2)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs, drawn `draws` times from every document."""
+        """Return pairs, drawn `draws` times from every document."""
         return self.masking.copies(self._pairs(rows, self.config.draws))
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs, drawn once."""
+        """Return pairs, drawn once."""
         return self._pairs(rows, 1)
 
     def _pairs(self, rows: Sequence[Row], draws: int) -> list[Row]:
@@ -107,12 +109,12 @@ class SentencePairs(MaskingTask):
         return [pair_row(pair, cls_id=self.cls, sep_id=self.sep) for pair in pairs]
 
     def _sentences(self, text: str) -> list[list[int]]:
-        """The token ids of every sentence; all but the first keep the space before them."""
+        """Return the token ids of every sentence; all but the first keep the space before them."""
         spaced = [f" {sentence}" if i else sentence for i, sentence in enumerate(split_sentences(text))]
         return self.tokenizer.encode_batch(spaced)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Of masked tokens, then of pairs: summed loss, correct predictions, number."""
+        """Return the summed loss, correct predictions and number of masked tokens, then of pairs."""
         output, labels, pair_labels = model(**batch), batch["labels"], batch["sentence_labels"]
         logits, pair_logits = output.predictions()
         tokens, pairs = self.weight(batch), len(pair_labels)
@@ -128,7 +130,7 @@ class SentencePairs(MaskingTask):
         )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         nats, correct, tokens, pair_nats, correct_pairs, pairs = totals
         masked_loss, sentence_loss = nats / max(tokens, 1), pair_nats / max(pairs, 1)
         return {

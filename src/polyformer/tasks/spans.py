@@ -1,9 +1,9 @@
-"""Span corruption: write the spans that were removed from a text. Raffel et al. 2020 (T5), section 3.3.4.
+"""Span corruption: generate the spans that were removed from a text. Raffel et al. 2020 (T5), section 3.3.4.
 
-Documents are concatenated and cut into texts whose inputs have exactly `row_length` tokens, so that no batch
-has padding. The spans are drawn anew in every epoch, and once for all in held-out text. The last span always
+Documents are concatenated and split into texts with inputs of exactly `row_length` tokens, so that batches
+have no padding. The spans are redrawn in every epoch, and fixed for held-out text. The last span always
 ends the text, as in the released code: rows so short that they have one span lose their end. A tokenizer
-trained for this task has the sentinels.
+trained for this task includes the sentinels.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from polyformer.tasks.base import Rows
 from polyformer.tasks.masking import TokenPrediction
 from polyformer.tasks.text import TextTaskConfig, required, starting_from_pad
 
-SENTINELS = 100  # as many as T5 has, or more where rows need them
+SENTINELS = 100  # as in T5, or more if rows need them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorruptionConfig(TextTaskConfig):
-    """Write the spans that are missing."""
+    """Span corruption (T5): generate the spans that were removed from a text."""
 
-    row_length: int = 128  # tokens of an input, sentinels and <eos> included
-    density: float = 0.15  # share of a text's tokens that is removed
+    row_length: int = 128  # tokens of an input, including sentinels and <eos>
+    density: float = 0.15  # fraction of removed tokens
     mean_span: float = 3.0  # mean length of a span, in tokens
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
@@ -40,30 +40,33 @@ class SpanCorruptionConfig(TextTaskConfig):
 
     @property
     def longest_row(self) -> tuple[str, int]:
-        """The text before it is corrupted."""
+        """Return the length of a text before corruption."""
         return "the tokens of a text before it is corrupted", self.text_length
 
     @property
     def text_length(self) -> int:
-        """Tokens of a text before it is corrupted."""
+        """Return the number of tokens of a text before corruption."""
         return text_length(self.row_length, self.density, self.mean_span)
 
     @property
     def spans(self) -> int:
-        """Spans that are removed from a text."""
+        """Return the number of spans removed from a text."""
         return span_counts(self.text_length, self.density, self.mean_span)[1]
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
-        """The tokenizer with a sentinel for every span."""
+        """Return the tokenizer with a sentinel for every span."""
         return add_sentinels(super().tokenizer(config, rows), max(SENTINELS, self.spans))
 
     def build(self, tokenizer: Tokenizer) -> "SpanCorruption":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return SpanCorruption(self, tokenizer)
 
 
 class SpanCorruption(TokenPrediction):
-    """Metrics over the target's tokens, its sentinels and <eos> among them: loss, perplexity, accuracy."""
+    """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
+
+    The metrics are loss, perplexity and accuracy.
+    """
 
     config: SpanCorruptionConfig
     stacks = "encoder-decoder"
@@ -75,23 +78,23 @@ class SpanCorruption(TokenPrediction):
         self.sentinels = sentinel_ids(tokenizer, config.spans)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """As in T5, the decoder starts from <pad> where the tokenizer has no <bos>."""
+        """Return the config; as in T5, the decoder starts from <pad> if the tokenizer has no <bos>."""
         return starting_from_pad(super().adapt(config))
 
     @property
     def positions(self) -> int:
-        """Of the longer of input and target."""
+        """Return the length of the longer of input and target."""
         config = self.config
         return max(corrupted_lengths(config.text_length, config.density, config.mean_span))
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Texts of exactly `text_length` tokens, or a single shorter one."""
+        """Return texts of exactly `text_length` tokens, or a single shorter text."""
         texts = self.prepare_held_out(rows)
         shorter = len(texts) > 1 and len(texts[-1]["input_ids"]) < self.config.text_length
         return texts[:-1] if shorter else texts
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """The documents end to end, cut into texts of `text_length` tokens; the last may be shorter."""
+        """Return the concatenated documents, split into `text_length` tokens; the last may be shorter."""
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
         ids = np.array([token for document in encoded for token in document], np.int32)
         length = self.config.text_length
@@ -100,7 +103,7 @@ class SpanCorruption(TokenPrediction):
 
     @property
     def corrupt(self) -> Corrupt:
-        """Put a sentinel in the place of each span, and make the spans the labels."""
+        """Return a function that replaces each span by a sentinel, and uses the spans as labels."""
 
         def remove_spans(row: Row, generator: np.random.Generator) -> Row:
             ids, labels = corrupt_spans(

@@ -1,8 +1,8 @@
-"""Summarisation: write a short text of a long one; measured by ROUGE beside the first three sentences.
+"""Summarization: generate a short text from a long text; measured by ROUGE, next to a baseline.
 
-The encoder reads the first `max_length` tokens of the source, however long it is: a pattern of attention
-(`model.encoder.attention Window(64) | Global(1)`) makes thousands of them cheap. Liu et al. 2018; ROUGE by
-Lin 2004; the first three sentences, which are hard to beat, See et al. 2017, section 6.
+The encoder reads the first `max_length` tokens of the source: an attention pattern
+(`model.encoder.attention Window(64) | Global(1)`) makes thousands of tokens cheap. Liu et al. 2018; ROUGE by
+Lin 2004; the baseline of the first three sentences, which is hard to beat, See et al. 2017, section 6.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from polyformer.training.config import at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SummarizationConfig(WritingConfig):
-    """Write a short text of a long one."""
+    """Summarization: generate a short text from a long text."""
 
-    max_length: int = 512  # tokens of a source, <eos> included; of a longer one the beginning is read
-    max_summary: int = 96  # tokens of a summary, <eos> included; of a longer one the beginning is learnt
+    max_length: int = 512  # tokens of a source, including <eos>; longer sources are truncated
+    max_summary: int = 96  # tokens of a summary, including <eos>; longer summaries are truncated
 
     kind: ClassVar[str] = "summarize"
     paper: ClassVar[str] = "Liu et al. 2018; See et al. 2017"
@@ -42,36 +42,38 @@ class SummarizationConfig(WritingConfig):
             )
 
     def build(self, tokenizer: Tokenizer) -> "Summarization":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Summarization(self, tokenizer)
 
 
 class Summarization(Writing):
-    """Metrics: loss (nats a target token) and perplexity; `finish` adds rouge1, rouge2 and rougeL (F1, 0 to
-    100) of beam search, and as lead3_... those of the first three sentences of the sources.
+    """Summarization, with metrics: loss (nats per target token) and perplexity.
+
+    `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
+    sentences of the sources.
     """
 
     config: SummarizationConfig
 
     def __init__(self, config: SummarizationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        scorer()  # refused now where it is missing, not when the training has ended
+        scorer()  # raises now if it is missing, instead of at the end of training
 
     def room(self, width: int) -> int:
-        """`max_summary`."""
+        """Return `max_summary`."""
         return self.config.max_summary
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """The first `max_length` tokens of each text, <eos> the last of them."""
+        """Return the first `max_length` tokens of each text, including a final <eos>."""
         limit = self.config.max_length - 1
         return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each summary; of a longer one the first `max_summary` tokens, without an end."""
+        """Return each summary; a longer summary is truncated to `max_summary` tokens, without <eos>."""
         return [ids[: self.config.max_summary] for ids in super().encode_targets(texts)]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs, with a note of how many sources and summaries are cut."""
+        """Return pairs, and note the number of truncated sources and summaries."""
         prepared = self.prepare_held_out(rows)
         limits = {
             "sources": ("source", self.config.max_length),
@@ -84,7 +86,7 @@ class Summarization(Writing):
         return prepared
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
+        """Return ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
         assert isinstance(model, Transformer)
         pairs = list(rows)
         targets = [pair["target"] for pair in pairs]

@@ -1,6 +1,6 @@
-"""Tagging: a label for every word, read as named entities (BIO); measured by entity F1.
+"""Tagging: assign a label to every word, interpreted as named entities (BIO); measured by entity F1.
 
-A word may be several tokens: the first of them has its label, the others have none.
+A word may have several tokens: only the first token has the label.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ Entity = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaggingConfig(TextTaskConfig):
-    """A label for every word."""
+    """Tagging: assign a label to every word of a text, as for named entities."""
 
-    labels: tuple[str, ...] | None = None  # by default those of the training data, sorted
-    max_length: int = 256  # tokens of a sentence, <cls> and <sep> included
-    too_long: Literal["refuse", "drop"] = "refuse"  # what is done with a longer training sentence
+    labels: tuple[str, ...] | None = None  # by default the sorted tags of the training data
+    max_length: int = 256  # tokens of a sentence, including <cls> and <sep>
+    too_long: Literal["refuse", "drop"] = "refuse"  # handling of longer training sentences
 
     needs: ClassVar[tuple[str, ...]] = ("tokens", "tags")
     length_option: ClassVar[str] = "max_length"
@@ -38,24 +38,24 @@ class TaggingConfig(TextTaskConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
 
     def resolve(self, rows: Rows) -> Self:
-        """With the tags of `rows`, sorted."""
+        """Return this with the tags of `rows`, sorted."""
         if self.labels is not None:
             return self
         return dataclasses.replace(self, labels=tuple(sorted({tag for row in rows for tag in row["tags"]})))
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """The sentences, a space between words."""
+        """Return the sentences, with a space between words."""
         return (" ".join(row["tokens"]) for row in rows)
 
     def build(self, tokenizer: Tokenizer) -> "Tagging":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Tagging(self, tokenizer)
 
 
 class Tagging(LabelTask):
-    """Metrics: loss (nats a word), accuracy of single tags, and precision, recall and f1 of whole entities.
+    """Tagging, with metrics: loss (nats per word), accuracy of tags, and precision, recall and entity f1.
 
-    An entity is correct if its type, its first and its last word are.
+    An entity is correct if its type, its first and its last word are correct.
     """
 
     config: TaggingConfig
@@ -66,11 +66,11 @@ class Tagging(LabelTask):
 
     def __init__(self, config: TaggingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        # The token of a word of which the tokenizer keeps nothing: its label needs a place.
+        # The token for a word without tokens, because its label needs a position.
         self.unknown = self.sep if tokenizer.unk_id is None else tokenizer.unk_id
 
     def encode(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The token ids of a sentence, and the index of each word's first token."""
+        """Return the token ids of a sentence, and the index of the first token of each word."""
         spaced = [f" {word}" if number else word for number, word in enumerate(words)]
         ids, firsts = [self.cls], []
         for pieces in self.tokenizer.encode_batch(spaced):
@@ -79,7 +79,7 @@ class Tagging(LabelTask):
         return [*ids, self.sep], firsts
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Sentences of at most `max_length` tokens; longer ones are dropped, or refused."""
+        """Return sentences of at most `max_length` tokens; longer sentences are dropped or refused."""
         prepared = self.prepare_held_out(rows)
         for number, row in enumerate(prepared):
             if len(row["input_ids"]) > self.config.max_length and self.config.too_long == "refuse":
@@ -88,7 +88,7 @@ class Tagging(LabelTask):
         return [row for row in prepared if len(row["input_ids"]) <= self.config.max_length]
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Sentences of any length, with a label at the first token of each word."""
+        """Return sentences of any length, with a label at the first token of each word."""
         prepared = []
         for row in rows:
             ids, firsts = self.encode(row["tokens"])
@@ -103,7 +103,7 @@ class Tagging(LabelTask):
         return prepared
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed loss, words, correct tags, and entities: correct, predicted, actual."""
+        """Return the summed loss, words, correct tags, and entities: correct, predicted, actual."""
         output, labels = model(**batch), batch["labels"]
         words, predictions = labels != IGNORED, most_likely(output)
         count = self.weight(batch)
@@ -127,7 +127,7 @@ class Tagging(LabelTask):
         )
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         nats, words, correct_tags, correct, predicted, actual = totals
         return {
             "loss": nats / max(words, 1),
@@ -139,7 +139,7 @@ class Tagging(LabelTask):
 
     @torch.no_grad()
     def tag(self, model: nn.Module, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The tag of every word of every sentence."""
+        """Return the tag of every word of every sentence."""
         encoded = [self.encode(words) for words in sentences]
         tags: list[list[str]] = [[]] * len(sentences)
         for numbers, batch in self.batched(model, [ids for ids, _ in encoded]):
@@ -150,10 +150,10 @@ class Tagging(LabelTask):
 
 
 def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities of BIO tags: (type, first word, word after the last).
+    """Return the entities of BIO tags: (type, first word, word after the last).
 
-    An entity continues while tags are I- of its type; an I- that continues nothing begins one, as in the
-    script of CoNLL-2000. A tag that is neither B- nor I- is outside.
+    An entity continues while tags are I- of its type; an I- without an entity to continue starts a new
+    entity, as in the script of CoNLL-2000. A tag that is neither B- nor I- is outside.
     """
     spans: set[Entity] = set()
     kind, start = "", 0

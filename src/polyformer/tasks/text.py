@@ -1,4 +1,4 @@
-"""Tasks of texts: what a tokenizer reads, rows of token ids, batches of them, and the model's vocabulary."""
+"""Text tasks: texts for the tokenizer, rows of token ids, batches, and the vocabulary of the model."""
 
 import abc
 import dataclasses
@@ -24,15 +24,15 @@ from polyformer.tasks.base import HeldOut, Rows, Task, TaskConfig
 from polyformer.tasks.metrics import loss_total, perplexity_metrics
 from polyformer.training.config import at_least
 
-STREAMED_ROWS = 10_000  # of streamed validation data, the first so many are measured
+STREAMED_ROWS = 10_000  # maximum number of rows of streamed validation data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTaskConfig(TaskConfig):
-    """A task whose rows are token ids.
+    """Base of tasks with rows of token ids.
 
-    `text_columns`: the texts that a tokenizer is trained on; `length_option`: the option with the number of
-    tokens of the longest row, which is at least `shortest`.
+    `text_columns`: the texts that a tokenizer is trained on; `length_option`: the option with the maximum
+    number of tokens per row, which is at least `shortest`.
     """
 
     tokenized: ClassVar[bool] = True
@@ -47,26 +47,25 @@ class TextTaskConfig(TaskConfig):
 
     @property
     def longest_row(self) -> tuple[str, int]:
-        """What the longest row is called in errors, and how many tokens it has."""
+        """Return the name of the longest row for error messages, and its number of tokens."""
         return self.length_option, getattr(self, self.length_option)
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """The texts that a tokenizer for this task is trained on."""
+        """Return the texts that a tokenizer for this task is trained on."""
         return (row[column] for row in rows for column in self.text_columns)
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
-        """The tokenizer that `config` describes, trained on `texts(rows)` if it must be; of prepared text its
-        own."""
+        """Return the tokenizer of `config`, trained on `texts(rows)` if needed, or of prepared text."""
         if isinstance(rows, PreparedText):
             return rows.tokenizer_for(config)
         return build_tokenizer(config, self.texts(rows))
 
 
 class TextTask(Task):
-    """A task whose rows are token ids. Metrics, unless a task has others: loss (nats a label), perplexity."""
+    """A task with rows of token ids. Default metrics: loss (nats per label) and perplexity."""
 
     stacks: ClassVar[str]
-    """The model it needs: "decoder", "encoder" or "encoder-decoder"."""
+    """The required model: "decoder", "encoder" or "encoder-decoder"."""
     head: HeadConfig
     sums = 2
 
@@ -77,51 +76,53 @@ class TextTask(Task):
 
     @abc.abstractmethod
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of text to rows of token ids and labels, for training."""
+        """Convert rows of text to rows of token ids and labels, for training."""
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """The same for evaluation."""
+        """Convert rows of text for evaluation."""
         return self.prepare(rows)
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
-        """What `metrics` needs to know about held-out text besides the sums over its batches."""
+        """Return counts of held-out text that `metrics` needs in addition to the sums over batches."""
         return {}
 
     @property
     def frame(self) -> tuple[int, int] | None:
-        """The tokens before and behind each document, of a task whose rows are such documents packed end to
-        end, as those of prepared text are."""
+        """Return the special tokens before and after each document, or None.
+
+        They are set for tasks with documents packed end to end, as in prepared text.
+        """
         return None
 
     def encoded(self, rows: Sequence[Row]) -> list[Sequence[int]]:
-        """The tokens of each row's text, which prepared text has ready."""
+        """Return the tokens of the text of each row, which prepared text already contains."""
         if rows and "input_ids" in rows[0]:
             return [row["input_ids"] for row in rows]
         return [*self.tokenizer.encode_batch([row["text"] for row in rows])]
 
     @property
     def corrupt(self) -> Corrupt | None:
-        """What is done to a prepared training row each time it enters a batch."""
+        """Return a function applied to a training row each time it enters a batch, or None."""
         return None
 
     @property
     def corrupt_held_out(self) -> Corrupt | None:
-        """The same for evaluation."""
+        """Return the same for evaluation."""
         return None
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The sum of the loss over the labels, and the number of labels."""
+        """Return the sum of the loss over the labels, and the number of labels."""
         return loss_total(model(**batch).loss, self.weight(batch))
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """loss (nats a label) and perplexity exp(loss)."""
+        """Return loss (nats per label) and perplexity exp(loss)."""
         return perplexity_metrics(*totals)
 
     def adapt(self, config: Any) -> ModelConfig:
-        """`config` with the vocabulary, special tokens, positions and head of this task.
+        """Return `config` with the vocabulary, special tokens, positions and head of this task.
 
         Raises:
-            InputError: the wrong stacks, or attention that cannot keep packed documents apart where the task
+            InputError: the wrong stacks, or attention that cannot separate packed documents although the task
                 packs them.
         """
         if not isinstance(config, ModelConfig):
@@ -146,24 +147,23 @@ class TextTask(Task):
 
     @property
     def packs(self) -> bool:
-        """Whether a row may hold several documents, which the model must keep apart."""
+        """Return whether a row may contain several documents, which the model must separate."""
         return False
 
     @property
     def positions(self) -> int:
-        """Tokens in the longest row that the model reads or writes."""
+        """Return the number of tokens in the longest row that the model reads or generates."""
         return getattr(self.config, self.config.length_option)
 
     def fit_head(self, head: HeadConfig) -> HeadConfig:
-        """The model's own head where it is of the right kind, else the task's."""
+        """Return the model's head if it has the right type, else the head of the task."""
         adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
         return head if adaptive or isinstance(head, type(self.head)) else self.head
 
     def training_batches(
         self, rows: Any, seed: int
     ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
-        """Batches of `rows`: prepared in memory, as they are read where `rows` have no length, or of tokens
-        that are ready."""
+        """Return batches of `rows`: prepared in memory, streamed (no length), or of prepared text."""
         if isinstance(rows, PreparedText):
             return self.mapped_batches(rows, seed)
         plan = partial(by_tokens, max_tokens=self.batch_tokens)
@@ -178,15 +178,17 @@ class TextTask(Task):
         return Stream(rows, self.prepare, **options)
 
     def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
-        """Batches of rows that are read from files when their turn comes."""
+        """Return batches of rows that are read from files on demand."""
         length = getattr(self.config, self.config.length_option)
         parts = [PackedText(framed, length, self.collate.pad_id) for framed in self.framed(text)]
         rows = self.batch_tokens // length
         return MappedBatches(parts, text.rates, rows, self.collate, seed, self.corrupt)
 
     def framed(self, text: PreparedText) -> list[FramedText]:
-        """The parts of prepared text with the tokens of `frame`; `InputError` for those of another tokenizer,
-        and of a task that packs no documents."""
+        """Return the parts of prepared text with the tokens of `frame`.
+
+        Raises `InputError` for text of another tokenizer, and for a task that packs no documents.
+        """
         if self.frame is None:
             raise InputError(
                 f"data: {text.name} is prepared text, which the tasks lm, mlm and electra read, as packed "
@@ -196,27 +198,27 @@ class TextTask(Task):
         return [FramedText(part, *self.frame) for part in text.parts]
 
     def held_out(self, rows: Rows) -> HeldOut:
-        """`rows` of text made ready to measure on; of streamed rows the first `STREAMED_ROWS`."""
+        """Return `rows` of text prepared for evaluation; only the first `STREAMED_ROWS` of streamed rows."""
         kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
         prepared = self.prepare_held_out(kept)
-        longest = int(row_lengths(prepared).max(initial=1))  # may be more than training takes
+        longest = int(row_lengths(prepared).max(initial=1))  # may exceed the maximum of training
         plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
         batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
         return HeldOut(batches, self.counted(rows, kept))
 
     def counted(self, rows: Rows, kept: Sequence[Row]) -> dict[str, float]:
-        """`count` of the rows that are kept, which is known of prepared text."""
+        """Return `count` of the rows that are kept; prepared text contains its counts."""
         return rows.counts if isinstance(rows, PreparedText) else self.count(kept)
 
     def batched(
         self, model: nn.Module, rows: Sequence[list[int] | Row], max_tokens: int = 0
     ) -> Iterator[tuple[list[int], Batch]]:
-        """`batched` with the task's padding and, by default, its `batch_tokens`."""
+        """Return `batched` with the padding and, by default, the `batch_tokens` of the task."""
         return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
 
 
 class EncoderTask(TextTask):
-    """A task of an encoder whose rows stand between <cls> and <sep>."""
+    """A task of an encoder with rows between <cls> and <sep>."""
 
     stacks = "encoder"
 
@@ -228,7 +230,7 @@ class EncoderTask(TextTask):
 def batched(
     model: nn.Module, rows: Sequence[list[int] | Row], collate: Collate, max_tokens: int
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Batches to predict from, on the model's device, each with the numbers of its rows.
+    """Yield batches for prediction, on the model's device, each with the numbers of its rows.
 
     `rows` are token ids, or dicts of these and more; a batch has at most `max_tokens` tokens, or one row.
     """
@@ -242,13 +244,13 @@ def batched(
 
 
 def with_tables(config: ModelConfig, **least: int) -> ModelConfig:
-    """`config` with tables of its embedding, such as type_vocab_size, of at least so many rows."""
+    """Return `config` with minimum sizes of its embedding tables, such as type_vocab_size."""
     sizes = {name: max(getattr(config.embedding, name), number) for name, number in least.items()}
     return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, **sizes))
 
 
 def starting_from_pad(config: ModelConfig) -> ModelConfig:
-    """`config` whose decoder starts from <pad> where the tokenizer has no <bos>, as in T5."""
+    """Return `config` with a decoder that starts from <pad> if the tokenizer has no <bos>, as in T5."""
     if config.special.bos is not None:
         return config
     start = required(config.special.pad, "<bos> or <pad>")
@@ -256,13 +258,13 @@ def starting_from_pad(config: ModelConfig) -> ModelConfig:
 
 
 def check_batch_size(batch_tokens: int, name: str, longest: int) -> None:
-    """Raises `InputError` if a batch has no room for the longest row, which is called `name`."""
+    """Raise `InputError` if a batch is too small for the longest row, called `name` in the message."""
     if batch_tokens < longest:
         raise InputError(f"batch_tokens: expected {name}, {longest}, or more, got {batch_tokens}")
 
 
 def required(token_id: int | None, role: str) -> int:
-    """The id of a special token; raises `InputError` if the tokenizer has none."""
+    """Return the id of a special token; raise `InputError` if the tokenizer has none."""
     if token_id is None:
         raise InputError(
             f"tokenizer: it has no {role} token, which this task needs; train one with another algorithm"
@@ -271,7 +273,7 @@ def required(token_id: int | None, role: str) -> int:
 
 
 def too_long(name: str, length: int, limit: int, way: str) -> InputError:
-    """An error for a text of `length` tokens; `way` is what task.too_long can do about it."""
+    """Return an error for a text of `length` tokens; `way` is a value of task.too_long that avoids it."""
     return InputError(
         f"{name} has {length} tokens, more than task.max_length {limit}; "
         f"raise it, or set task.too_long to {quote(way)}"

@@ -1,13 +1,13 @@
-"""T5's mixture: several tasks as text to text, told from one another by a prefix, learnt by one model.
+"""T5's mixture: several tasks as text to text, distinguished by a prefix, learned by one model.
 
     sst2 sentence: a gripping film            ->  positive
     translate English to German: Go.          ->  Geh.
     summarize: The long text ...              ->  A short one.
     The cat <0> the <1> .                     ->  <0> sat on <1> mat          (span corruption, no prefix)
 
-Examples are drawn in proportion to the numbers of examples of the tasks, each counted up to `limit`, or
-nearer to equally with a `temperature` (`polyformer.data.mixing`). A label that is not written letter for
-letter is wrong. Raffel et al. 2020, sections 2.4, 3.1.4 and 3.5.2.
+Examples are drawn in proportion to the numbers of examples of the tasks, each limited to `limit`, or
+more uniformly with a `temperature` (`polyformer.data.mixing`). A predicted label counts only if it matches
+exactly. Raffel et al. 2020, sections 2.4, 3.1.4 and 3.5.2.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ from polyformer.tasks.workers import ALONE, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 from polyformer.training.config import at_least
 
-SENTINELS = 100  # as many as T5 has, or more where rows need them
+SENTINELS = 100  # as in T5, or more if rows need them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part(Config):
-    """One task of a mixture: its data have the columns source and target, or text where spans are removed."""
+    """A task of a mixture: its data have the columns source and target, or text for span corruption."""
 
     form: Literal["classify", "translate", "summarize", "spans"] = "classify"
-    prefix: str = ""  # stands before every source
+    prefix: str = ""  # before every source
     data: DataConfig = DataConfig()
-    words: dict[str, str] = dataclasses.field(default_factory=dict)  # written in place of the targets
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # replacements of the targets
 
     def __post_init__(self) -> None:
         if self.form == "spans" and (self.prefix or self.words):
@@ -55,11 +55,11 @@ class Part(Config):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Return the columns that are read."""
         return ("text",) if self.form == "spans" else ("source", "target")
 
     def situated(self, folder: str) -> DataConfig:
-        """The data, whose paths are in `folder`."""
+        """Return the data with paths in `folder`."""
         if self.data.path is None or self.data.streaming:
             raise InputError("parts: expected data with a path, read in memory; set data.path")
         paths = {role: getattr(self.data, role) for role in ("path", "validation", "test")}
@@ -73,16 +73,16 @@ class Part(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextToTextConfig(WritingConfig):
-    """Learn several tasks, each with a prefix, as one: T5's mixture."""
+    """T5's mixture: several tasks at once, each as text to text with a separate prefix."""
 
-    folder: str = ""  # where the files of the parts are
+    folder: str = ""  # folder of the files of the parts
     parts: dict[str, Part] = dataclasses.field(default_factory=dict)
-    limit: int = 2**16  # K: no part counts for more examples
+    limit: int = 2**16  # K: maximum number of examples that count per part
     temperature: float = 1.0  # T
-    epoch_size: int | None = None  # examples in an epoch; None: as many as all parts count
-    max_length: int = 128  # tokens of a source, <eos> included; of a longer one the beginning is read
-    max_target: int = 64  # tokens of a target, <eos> included; the same
-    density: float = 0.15  # share of a text's tokens that span corruption removes
+    epoch_size: int | None = None  # examples per epoch; None: the sum of the counted examples
+    max_length: int = 128  # tokens of a source, including <eos>; longer sources are truncated
+    max_target: int = 64  # tokens of a target, including <eos>; longer targets are truncated
+    density: float = 0.15  # fraction of tokens that span corruption removes
     mean_span: float = 3.0  # mean length of a span, in tokens
     beam: BeamConfig = BeamConfig(num_beams=1)
 
@@ -100,19 +100,19 @@ class TextToTextConfig(WritingConfig):
 
     @property
     def text_length(self) -> int:
-        """Tokens of a text before spans are removed."""
+        """Return the number of tokens of a text before spans are removed."""
         return text_length(max(3, self.max_length), self.density, self.mean_span)
 
     @property
     def own_sources(self) -> dict[str, tuple[DataConfig, tuple[str, ...]]]:
-        """The data of each part, and which columns are read."""
+        """Return the data of each part, and the columns that are read."""
         if not self.parts:
             raise InputError("parts: expected a task or more; name them in a recipe, as `t5` does")
         return {name: (part.situated(self.folder), part.needs) for name, part in self.parts.items()}
 
     @property
     def own_data(self) -> Splits:
-        """The rows of all parts, {task, source, target}, prefixes and words in their places."""
+        """Return the rows of all parts, {task, source, target}, with prefixes and replaced targets."""
         splits = [
             [None if rows is None else self._rows(name, rows) for rows in load(data, needs)]
             for name, (data, needs) in self.own_sources.items()
@@ -135,15 +135,15 @@ class TextToTextConfig(WritingConfig):
         ]
 
     def resolve(self, rows: Rows) -> Self:
-        """With the folder wherever the run is taken up."""
+        """Return this with an absolute folder, so that a run can be resumed anywhere."""
         return dataclasses.replace(self, folder=str(Path(self.folder).absolute()))
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """The sources and targets of all parts."""
+        """Return the sources and targets of all parts."""
         return (text for row in rows for text in (row["source"], row["target"]) if text)
 
     def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
-        """With a sentinel for every span, where spans are removed."""
+        """Return the tokenizer, with a sentinel for every span if there is span corruption."""
         tokenizer = super().tokenizer(config, rows)
         if all(part.form != "spans" for part in self.parts.values()):
             return tokenizer
@@ -151,14 +151,16 @@ class TextToTextConfig(WritingConfig):
         return add_sentinels(tokenizer, max(SENTINELS, spans))
 
     def build(self, tokenizer: Tokenizer) -> "TextToText":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return TextToText(self, tokenizer)
 
 
 class TextToText(Writing):
-    """Metrics: loss (nats a target token, of all parts) and perplexity, and of each part NAME_loss; `finish`
-    adds NAME_accuracy (targets written letter for letter) and NAME_majority (always the most frequent one),
-    NAME_bleu, or NAME_rouge1, _rouge2 and _rougeL.
+    """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
+    part.
+
+    `finish` adds NAME_accuracy (exact matches of targets) and NAME_majority (the accuracy of the most
+    frequent target), NAME_bleu, or NAME_rouge1, _rouge2 and _rougeL.
     """
 
     config: TextToTextConfig
@@ -175,31 +177,31 @@ class TextToText(Writing):
 
     @property
     def positions(self) -> int:
-        """Of the longer of source and target."""
+        """Return the length of the longer of source and target."""
         return max(self.config.max_length, self.config.max_target)
 
     def room(self, width: int) -> int:
-        """`max_target`."""
+        """Return `max_target`."""
         return self.config.max_target
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """The first `max_length` tokens of each text, <eos> the last of them."""
+        """Return the first `max_length` tokens of each text, including a final <eos>."""
         limit = self.config.max_length - 1
         return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each target; of a longer one the first `max_target` tokens, without an end."""
+        """Return each target; a longer target is truncated to `max_target` tokens, without <eos>."""
         return [ids[: self.config.max_target] for ids in super().encode_targets(texts)]
 
     def grouped(self, rows: Rows) -> dict[str, list[Row]]:
-        """The rows of each part, in the order of the parts."""
+        """Return the rows of each part, in the order of the parts."""
         groups: dict[str, list[Row]] = {name: [] for name in self.names}
         for row in rows:
             groups[row["task"]].append(row)
         return groups
 
     def prepare_part(self, name: str, rows: Sequence[Row]) -> list[Row]:
-        """Pairs of token ids of a part; of spans texts, and as many labels as their targets will have."""
+        """Return token ids of a part; for spans, texts with placeholder labels of the final length."""
         if self.config.parts[name].form != "spans":
             return [{**row, "spans": False} for row in self.prepare_held_out(rows)]
         encoded = self.tokenizer.encode_batch([row["source"] for row in rows])
@@ -216,11 +218,11 @@ class TextToText(Writing):
         return corrupted_lengths(length, self.config.density, self.config.mean_span)[1]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs of all parts, one part after the other."""
+        """Return pairs of all parts, one part after the other."""
         return [row for name, part in self.grouped(rows).items() for row in self.prepare_part(name, part)]
 
     def corrupt_spans(self, row: Row, generator: np.random.Generator) -> Row:
-        """Remove spans of a text; other rows as they are. What the model does not read is left out."""
+        """Remove spans of a text; other rows are unchanged. Drops entries that no model reads."""
         kept = {name: value for name, value in row.items() if name != "spans"}
         if not row["spans"]:
             return kept
@@ -231,7 +233,7 @@ class TextToText(Writing):
         return {**kept, "input_ids": ids, "labels": labels}
 
     def training_batches(self, rows: Any, seed: int) -> Any:
-        """Batches of the mixture, with a note of its rates."""
+        """Return batches of the mixture, and note its rates."""
         parts = [self.prepare_part(name, part) for name, part in self.grouped(rows).items()]
         empty = [name for name, part in zip(self.names, parts) if not part]
         if empty:
@@ -247,7 +249,7 @@ class TextToText(Writing):
         return Mixture(parts, rates, size, plan, self.collate, seed, self.corrupt_spans)
 
     def held_out(self, rows: Rows) -> HeldOut:
-        """Batches of one part each, which they say by its number."""
+        """Return batches of a single part each, with its number."""
         parts = []
         for number, (name, part) in enumerate(self.grouped(rows).items()):
             prepared = [{**row, "part": number} for row in self.prepare_part(name, part)]
@@ -257,21 +259,21 @@ class TextToText(Writing):
         return HeldOut(OneAfterAnother(parts), {})
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The summed loss and the number of labels, of each part."""
+        """Return the summed loss and the number of labels, of each part."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "part"}
         totals = torch.zeros(len(self.names), 2, dtype=torch.float64, device=batch["part"].device)
         totals[int(batch["part"][0])] = loss_total(model(**inputs).loss, self.weight(inputs))
         return totals.flatten()
 
     def metrics(self, totals: list[float], counts: Mapping[str, float]) -> dict[str, float]:
-        """See the class."""
+        """Return the metrics of the class."""
         nats, labels = totals[::2], totals[1::2]
         loss = sum(nats) / max(sum(labels), 1)
         each = {f"{name}_loss": part / count for name, part, count in zip(self.names, nats, labels) if count}
         return {"loss": loss, "perplexity": exp(loss), **each}
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """What is written for the sources of each part, measured as its form says."""
+        """Return the metrics of the texts generated for the sources of each part, according to its form."""
         assert isinstance(model, Transformer)
         scores: dict[str, float] = {}
         for name, part in self.grouped(rows).items():
@@ -284,7 +286,7 @@ class TextToText(Writing):
 
 
 def measured(form: str, texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """How good `texts` are: accuracy and that of the most frequent target, BLEU, or ROUGE."""
+    """Return metrics of `texts`: accuracy and the accuracy of the most frequent target, BLEU, or ROUGE."""
     if form == "translate":
         import sacrebleu
 

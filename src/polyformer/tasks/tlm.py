@@ -1,8 +1,8 @@
-"""Translation language modelling: predict masked tokens of a text beside its translation.
+"""Translation language modelling: predict masked tokens of a text joined to its translation.
 
 A row is <cls> source <sep> <cls> target <sep>, with tokens masked on both sides; positions restart in the
-second language, and every token carries its language. Relative position schemes do not restart. Longer pairs
-are cut. Lample and Conneau 2019 (XLM), section 3.4.
+second language, and every token has a language id. Relative position schemes do not restart. Longer pairs
+are truncated. Lample and Conneau 2019 (XLM), section 3.4.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from polyformer.tasks.text import TextTaskConfig, with_tables
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationModellingConfig(TextTaskConfig):
-    """Predict masked tokens of a text and of its translation, side by side."""
+    """Translation language model (XLM): predict masked tokens of a text joined to its translation."""
 
-    max_length: int = 256  # tokens of a pair, its four special tokens included
+    max_length: int = 256  # tokens of a pair, including its four special tokens
     masking: MaskingConfig = MaskingConfig()
     languages: tuple[int, int] = (0, 1)  # of source and target, in the model's table
 
@@ -40,22 +40,25 @@ class TranslationModellingConfig(TextTaskConfig):
             raise InputError(f"languages: expected two numbers from 0 on, got {self.languages}")
 
     def build(self, tokenizer: Tokenizer) -> "TranslationModelling":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return TranslationModelling(self, tokenizer)
 
 
 class TranslationModelling(TokenPrediction, MaskingTask):
-    """Metrics over the masked tokens: loss (nats a token), perplexity exp(loss), accuracy."""
+    """Translation language modelling, with metrics over the masked tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
+    """
 
     config: TranslationModellingConfig
     head: HeadConfig = MaskedConfig()
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
-        """The model with an embedding for each of the two languages, and more where it has them."""
+        """Return the config with an embedding for at least the two languages."""
         return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Each pair as one row, cut to `max_length` tokens."""
+        """Return each pair as one row, truncated to `max_length` tokens."""
         sources, targets = (
             self.tokenizer.encode_batch([row[side] for row in rows]) for side in self.config.needs
         )

@@ -1,4 +1,4 @@
-"""Translation: write the target of a source; measured by BLEU on plain text.
+"""Translation: generate the target of a source; measured by BLEU on plain text.
 
 Vaswani et al. 2017, sections 5.1 and 6.1; see `polyformer.tasks.writing`.
 """
@@ -19,41 +19,42 @@ from polyformer.tasks.text import too_long
 from polyformer.tasks.workers import ALONE, Workers
 from polyformer.tasks.writing import Writing, WritingConfig
 
-ROOM = 50  # a translation may have so many tokens more than its source (Vaswani et al. 2017, section 6.1)
+ROOM = 50  # maximum tokens of a translation beyond its source length (Vaswani et al. 2017, section 6.1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationConfig(WritingConfig):
-    """Write the target of a source."""
+    """Translation: generate the target text of a source text."""
 
-    too_long: Literal["refuse", "drop"] = "refuse"  # what is done with a longer training pair
+    too_long: Literal["refuse", "drop"] = "refuse"  # handling of longer training pairs
 
     kind: ClassVar[str] = "translate"
     paper: ClassVar[str] = "Vaswani et al. 2017"
 
     def build(self, tokenizer: Tokenizer) -> "Translation":
-        """The task with `tokenizer`."""
+        """Return the task with `tokenizer`."""
         return Translation(self, tokenizer)
 
 
 class Translation(Writing):
-    """Metrics: loss (nats a target token) and perplexity; `finish` adds bleu, sacrebleu's BLEU of beam search
-    on plain text (0 to 100, its default tokenization).
+    """Translation, with metrics: loss (nats per target token) and perplexity.
+
+    `finish` adds bleu, sacrebleu's BLEU of beam search on plain text (0 to 100, its default tokenization).
     """
 
     config: TranslationConfig
 
     @property
     def positions(self) -> int:
-        """Of the longest target that beam search may write: `max_length` + `ROOM`."""
+        """Return the length of the longest target that beam search may generate: `max_length` + `ROOM`."""
         return self.config.max_length + ROOM
 
     def room(self, width: int) -> int:
-        """`ROOM` tokens more than the longest source of a batch has."""
+        """Return `ROOM` tokens more than the longest source of a batch."""
         return width + ROOM
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs of at most `max_length` tokens a side; longer ones are dropped, or refused."""
+        """Return pairs of at most `max_length` tokens per side; longer pairs are dropped or refused."""
         prepared = self.prepare_held_out(rows)
         lengths = [max(len(row["input_ids"]), len(row["labels"])) for row in prepared]
         limit = self.config.max_length
@@ -64,7 +65,7 @@ class Translation(Writing):
         return [row for row, length in zip(prepared, lengths) if length <= limit]
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
-        """bleu of the translations of `rows`."""
+        """Return bleu of the translations of `rows`."""
         import sacrebleu
 
         assert isinstance(model, Transformer)

@@ -1,4 +1,4 @@
-"""The processes that share an evaluation: each does a share of the batches, or of the texts."""
+"""The processes that share an evaluation: each processes a share of the batches, or of the texts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,11 @@ from polyformer.training.task import Evaluators
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """One process by default: `add` sums a tensor over them, `gather` puts their lists one after another, and
-    in every process. What lies in `results` is not computed again."""
+    """The processes of an evaluation, by default a single process.
+
+    `add` sums a tensor over them, `gather` concatenates their lists, in every process. Cached `results` are
+    not computed again.
+    """
 
     rank: int = 0
     world: int = 1
@@ -25,7 +28,7 @@ class Workers:
 
     @classmethod
     def of(cls, accelerator: Evaluators) -> Self:
-        """The processes of `accelerator`."""
+        """Return the processes of `accelerator`."""
         if accelerator.num_processes == 1:
             return cls()
         from accelerate.utils import gather_object
@@ -34,14 +37,14 @@ class Workers:
         return cls(accelerator.process_index, accelerator.num_processes, add, gather_object)  # type: ignore[arg-type]
 
     def total(self, function: Callable[[Any], Tensor], batches: Iterable[Any], zero: Tensor) -> list[float]:
-        """`zero` and the sum of `function(batch)` over all batches, by every process for its share."""
+        """Return `zero` plus the sum of `function(batch)` over all batches, computed in shares."""
         known = function if self.results is None else partial(self.results.tensor, function)
         for batch in share(batches, 0, self.rank, self.world):
             zero = zero + known(batch).to(zero.device)
         return self.add(zero).tolist()
 
     def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
-        """`function(items)`, a result for each item in order; every process does a share and gets all."""
+        """Return `function(items)`, a result per item in order, in every process, computed in shares."""
         own = range(self.rank, len(items), self.world)
         known = function if self.results is None else partial(self.results.each, function)
         values = known([items[number] for number in own]) if own else []
@@ -49,4 +52,4 @@ class Workers:
 
 
 ALONE = Workers()
-"""One process."""
+"""A single process."""

@@ -1,7 +1,7 @@
-"""What tasks share whose model writes one text for another: pairs of source and target.
+"""Shared parts of sequence-to-sequence tasks: generation of a target text from a source text.
 
-The encoder reads source <eos>; the decoder writes target <eos>, starting from <bos>, or from <pad> where the
-tokenizer has none (T5). Batches hold pairs of similar length, by token count.
+The encoder reads source <eos>; the decoder generates target <eos>, starting from <bos>, or from <pad> if the
+tokenizer has none (T5). Batches contain pairs of similar length, by token count.
 """
 
 import abc
@@ -22,9 +22,9 @@ from polyformer.tasks.workers import Workers
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WritingConfig(TextTaskConfig):
-    """Options of such tasks."""
+    """Options of sequence-to-sequence tasks."""
 
-    max_length: int = 256  # tokens of a training pair's longer side, <eos> included
+    max_length: int = 256  # tokens of the longer side of a training pair, including <eos>
     beam: BeamConfig = BeamConfig(num_beams=4)
 
     needs: ClassVar[tuple[str, ...]] = ("source", "target")
@@ -33,7 +33,7 @@ class WritingConfig(TextTaskConfig):
 
 
 class Writing(TextTask):
-    """Metrics while it trains: loss (nats a target token) and perplexity."""
+    """A sequence-to-sequence task, with metrics: loss (nats per target token) and perplexity."""
 
     config: Any
     stacks = "encoder-decoder"
@@ -44,35 +44,35 @@ class Writing(TextTask):
         self.eos = required(tokenizer.eos_id, "<eos>")
 
     def adapt(self, config: Any) -> ModelConfig:
-        """As for every task of texts; the decoder starts from <pad> where there is no <bos>."""
+        """Return the config as for other text tasks; the decoder starts from <pad> if there is no <bos>."""
         return starting_from_pad(super().adapt(config))
 
     @abc.abstractmethod
     def room(self, width: int) -> int:
-        """How many tokens may be written for sources of at most `width` tokens."""
+        """Return the maximum number of generated tokens for sources of at most `width` tokens."""
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """What the encoder reads of each text."""
+        """Return the encoder input of each text."""
         return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """What the decoder is to write."""
+        """Return the decoder target of each text."""
         return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
-        """Pairs of token ids."""
+        """Return pairs of token ids."""
         sources = self.encode_sources([row["source"] for row in rows])
         targets = self.encode_targets([row["target"] for row in rows])
         return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets)]
 
     def translated(self, model: Transformer, texts: Sequence[str], workers: Workers) -> list[str]:
-        """`translate` of all texts, each process a share of them."""
+        """Return `translate` of all texts, computed in shares by the processes."""
         return workers.each(partial(self.translate, model), texts)
 
     def translate(
         self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
     ) -> list[str]:
-        """What the model writes for each text, by beam search, in batches of texts of similar length."""
+        """Return the generated text for each text, by beam search, in batches of texts of similar length."""
         search: BeamConfig = beam or self.config.beam
         sources = self.encode_sources(texts)
         outputs = [""] * len(texts)

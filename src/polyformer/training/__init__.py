@@ -1,4 +1,4 @@
-"""Training: one loop for every task, its optimizers and schedules, and checkpoints that survive a kill."""
+"""Training: one loop for every task, optimizers, schedules, and checkpoints that survive a killed process."""
 
 from polyformer.training.config import EngineConfig, ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.loop import Result, train

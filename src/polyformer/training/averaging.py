@@ -1,4 +1,4 @@
-"""The mean of the weights of several checkpoints: the first Transformer's last step."""
+"""Checkpoint averaging: the mean of the weights of several checkpoints, as for the first Transformer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,10 @@ from polyformer.core.files import read_tensors
 
 
 def average_weights(files: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """The mean over `files` (safetensors) of each tensor, summed in float64, in the type it is stored in.
+    """Return the mean over `files` (safetensors) of each tensor, summed in float64, in its stored dtype.
 
-    Tensors of integers and truth values are counters and masks, not weights: the last file's are taken.
-    Vaswani et al. 2017, section 6.1: the last 5 checkpoints for base models, the last 20 for big ones.
+    Integer and boolean tensors are counters and masks, not weights: they are taken from the last file.
+    Vaswani et al. 2017, section 6.1: the last 5 checkpoints for base models, the last 20 for big models.
     """
     if not files:
         raise InputError("averaging: expected one checkpoint or more, got none")
@@ -39,7 +39,7 @@ def average_weights(files: Sequence[Path]) -> dict[str, torch.Tensor]:
 def _check_alike(
     file: Path, tensors: dict[str, torch.Tensor], other: Path, other_tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Raises `InputError` unless both files hold tensors of the same names and shapes."""
+    """Raise `InputError` unless both files contain tensors with the same names and shapes."""
     strange = sorted(tensors.keys() ^ other_tensors.keys()) or [
         name for name in tensors if tensors[name].shape != other_tensors[name].shape
     ]

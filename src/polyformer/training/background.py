@@ -1,9 +1,10 @@
-"""Checkpoints written by the training process itself, or by a thread of it while training goes on.
+"""Checkpoint writing in the training process, either synchronously or in a background thread.
 
-The thread writes a copy of weights and optimizer memory, on the CPU. One checkpoint is under way at a time:
-the next waits for it, as do an interruption and the end of training. It gets its name, and older ones go,
-when all of it is on the disk, as ever. Processes that share a model speak of it in a group of their own, so
-that what they say does not come between the exchanges of training.
+The thread writes a copy of the weights and the optimizer state in CPU memory. Only one checkpoint is
+written at once: the next checkpoint, an interruption and the end of training wait for it. As in synchronous
+writing, the folder gets its name, and older checkpoints are removed, only when all files are on the disk.
+Processes that share a model use a separate process group for checkpoints, so that its messages do not mix
+with the collectives of training.
 """
 
 import threading
@@ -19,10 +20,10 @@ from polyformer.training.signals import Interrupted
 
 
 class Writer:
-    """Writes the checkpoints of a run. As a context it leaves when the last of them is written.
+    """A writer of the checkpoints of a run. Leaving its context waits for the last checkpoint.
 
-    background: write in a thread. group: the processes that share the model, of which each writes its parts;
-    None where one has all of it.
+    background: write in a thread. group: the processes that share the model, where each writes its shards;
+    None if a single process has the whole model.
     """
 
     def __init__(self, checkpoints: Checkpoints, background: bool, group: ProcessGroup | None) -> None:
@@ -31,28 +32,28 @@ class Writer:
         self._error: Exception | None = None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint, or begin to. Raises what the one before failed with, if it did."""
+        """Write a checkpoint, or start to. Raises the error of the previous checkpoint, if it failed."""
         self.wait()
         if not self.background:
             self.checkpoints.write(snapshot, self.group)
             return
-        # A daemon, so that a second Ctrl-C stops at once.
+        # A daemon thread, so that a second Ctrl-C stops the program immediately.
         self._thread = threading.Thread(target=self._write, args=(snapshot.copied(),), daemon=True)
         self._thread.start()
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
             self.checkpoints.write(snapshot, self.group)
-        except Exception as error:  # to be raised where training can hear it
+        except Exception as error:  # raised later, in the training thread
             self._error = error
 
     @property
     def failed(self) -> bool:
-        """Whether the checkpoint under way could not be written: `wait` raises why."""
+        """Return whether the checkpoint in progress could not be written; `wait` raises the reason."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Return when the checkpoint under way is written; raises what it failed with, once."""
+        """Wait until the checkpoint in progress is written. Raises its error, once, if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -61,7 +62,7 @@ class Writer:
             raise error
 
     def raise_failure(self) -> None:
-        """What a process does when it hears that a checkpoint could not be written, by itself or another."""
+        """Raise the error of a checkpoint that failed in this process or in another process."""
         self.wait()
         raise InputError("another process of this run could not write its checkpoint: look at what it said")
 
@@ -74,13 +75,13 @@ class Writer:
         if error is None or isinstance(error, Interrupted):
             self.wait()
         elif not isinstance(error, KeyboardInterrupt) and self._thread is not None:
-            self._thread.join()  # what stopped training is the news, and no half checkpoint stays
+            self._thread.join()  # report the error of training; do not leave a partial checkpoint
 
 
 def writers(timeout: float | None) -> ProcessGroup:
-    """A new group of all processes, on their CPUs, for `Writer`; every process calls it.
+    """Create a gloo group of all processes, on the CPU, for `Writer`. Collective: every process calls it.
 
-    timeout: seconds that they wait for one another; None torch's.
+    timeout: seconds that the processes wait for each other; None uses the default of torch.
     """
     import torch.distributed as dist
 

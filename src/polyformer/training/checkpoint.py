@@ -1,10 +1,10 @@
-"""Checkpoints of a run: whole or absent, enough to go on bit by bit, checked when read.
+"""Checkpoints of a run: complete or absent, sufficient for an exact resume, and verified when read.
 
-OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the model's own names
+OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the names in the model
                               optimizer.safetensors   NAME/exp_avg, ...: the optimizer's tensors by parameter
-                              memory.safetensors      what a model remembers of the last batches
-                              state.json              where the run stands, checksums, versions, machine, and
-                                                        the choices of tuning it computed with
+                              memory.safetensors      the memory of the last batches, for a recurrent model
+                              state.json              progress of the run, checksums, versions, machine, and
+                                                        the tuning choices used
 """
 
 from collections.abc import Iterator
@@ -52,21 +52,24 @@ class Checkpoints:
         self.folder, self.every, self.keep = run / CHECKPOINTS, every, keep
 
     def steps(self) -> list[int]:
-        """The steps that have a whole checkpoint, in order."""
+        """Return the steps that have a complete checkpoint, in order."""
         names = [path.name.removeprefix(PREFIX) for path in self.folder.glob(f"{PREFIX}*")]
         return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, step: int) -> Path:
-        """The folder of the checkpoint of `step`, which may not exist."""
+        """Return the folder of the checkpoint of `step`, which may not exist."""
         return self.folder / f"{PREFIX}{step:08d}"
 
     def latest(self) -> Path | None:
-        """The last whole checkpoint; None where there is none yet."""
+        """Return the last complete checkpoint, or None if there is none yet."""
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
     def choose(self, step: int | None) -> Path | None:
-        """The checkpoint of `step`, by default the last one; None where there is none yet."""
+        """Return the checkpoint of `step`, by default the last, or None if there is none yet.
+
+        Raises `InputError` for a `step` without a checkpoint.
+        """
         if step is None:
             return self.latest()
         if step not in self.steps():
@@ -75,17 +78,21 @@ class Checkpoints:
         return self.path(step)
 
     def regular(self) -> list[Path]:
-        """The last `keep` of those at regular distances and the last of all: no one saved for being best."""
+        """Return the last `keep` checkpoints at regular intervals, including the latest of all.
+
+        A checkpoint saved only because it was the best is not included.
+        """
         steps = self.steps()
         return [self.path(step) for step in steps if step % self.every == 0 or step == steps[-1]][
             -self.keep :
         ]
 
     def write(self, snapshot: Snapshot, group: ProcessGroup | None = None) -> None:
-        """Write the checkpoint of `snapshot`, then remove those that are not to be kept.
+        """Write the checkpoint of `snapshot`, then remove the checkpoints that are no longer needed.
 
-        Of a divided model every process of `group` calls it and writes its parts. The first makes the folder
-        and, when all have written, the state, and gives it its name: whole or absent as ever.
+        For a sharded model, every process of `group` calls this and writes its shards. The first process
+        creates the folder. When all shards are written, it writes the state and renames the folder, so that
+        the checkpoint is either complete or absent.
         """
         if group is not None:
             from polyformer.parallel.checkpoint import raise_together
@@ -125,7 +132,7 @@ class Checkpoints:
             self.prune(snapshot.progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
-        """Remove all but the regular ones to keep and the best, and what killed writers left."""
+        """Remove all checkpoints except the regular and the best, and partial files of killed writers."""
         remove_partials(self.folder)
         kept = {*self.regular(), self.path(best_step) if best_step is not None else None}
         for step in self.steps():
@@ -133,17 +140,17 @@ class Checkpoints:
                 remove_directory(self.path(step))
 
     def remove_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps, the last one first: the last that is left counts."""
+        """Remove the checkpoints after `step`, the last first, so that the latest is always valid."""
         for later in reversed(self.steps()):
             if later > step:
                 remove_directory(self.path(later))
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a checkpoint's weights and optimizer state into place; returns its state (see `read_state`), and
-    as "carried" what the model remembers.
+    """Load the weights and the optimizer state of a checkpoint, and return its state (see `read_state`).
 
-    `InputError` names the file that is missing, damaged or does not fit, and the way out.
+    The memory of a recurrent model is returned as "carried". Raises `InputError` that names the file that is
+    missing, damaged or does not fit, and how to continue.
     """
     state = checked_state(path)
     load_model(path, model)
@@ -161,7 +168,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Put the weights of checkpoint `path` into `model`; where that is divided, every process calls it."""
+    """Load the weights of checkpoint `path` into `model`. Collective if the model is sharded."""
     if by_parts(path, model):
         from polyformer.training.divided_files import read_model
 
@@ -173,7 +180,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 
 
 def load_average(paths: list[Path], model: nn.Module) -> int:
-    """Put the mean of the weights of several checkpoints into `model`; returns how many."""
+    """Load the mean of the weights of several checkpoints into `model`; return the number of checkpoints."""
     if any(by_parts(path, model) for path in paths):
         from polyformer.training.divided_files import read_average
 
@@ -185,20 +192,20 @@ def load_average(paths: list[Path], model: nn.Module) -> int:
 
 
 def by_parts(path: Path, model: nn.Module) -> bool:
-    """Whether the checkpoint or the model is of several processes, of which each has a part."""
+    """Return whether the checkpoint or the model is sharded over several processes."""
     return has_parts(path) or _is_divided(model)
 
 
 def _is_divided(model: nn.Module) -> bool:
     if not torch.distributed.is_initialized():
         return False
-    from polyformer.parallel.checkpoint import is_divided  # torch's parts for it take a second to load
+    from polyformer.parallel.checkpoint import is_divided  # its torch modules take a second to load
 
     return is_divided(model)
 
 
 def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
-    """Load `tensors` (read from `source`) into `model`; tied weights stand in them once."""
+    """Load `tensors` (read from `source`) into `model`; tied weights are stored once."""
     tied = tied_names(model.state_dict())
     again = {name: tensors[first] for name, first in tied.items() if first in tensors}
     try:
@@ -211,7 +218,7 @@ def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path
 
 
 def checked_state(path: Path) -> dict[str, Any]:
-    """`read_state`, whose errors name the way out."""
+    """Return `read_state(path)`; errors also say how to continue."""
     with _damage(path):
         return read_state(path)
 
@@ -226,7 +233,7 @@ def _read_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a checkpoint is as it was written."""
+    """Return whether a checkpoint is complete and undamaged."""
     try:
         digests = read_state(path)["sha256"]
         return all(file_digest(path / name) == digest for name, digest in digests.items())
@@ -236,7 +243,7 @@ def is_whole(path: Path) -> bool:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Adds to an `InputError` about the checkpoint `path` how to go on without it."""
+    """Add to an `InputError` about the checkpoint `path` how to continue without it."""
     try:
         yield
     except FormatError:

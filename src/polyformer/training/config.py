@@ -1,4 +1,4 @@
-"""How a training run goes: how long, on what, and what it leaves behind."""
+"""Configuration of a training run: its length, the engine, and the outputs."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,20 +10,20 @@ from polyformer.parallel.config import ParallelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Config):
-    """What computes, and how: none of these change the mathematics."""
+    """The devices and how they compute: these options do not change the mathematics."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA where there is one
-    precision: Literal["no", "bf16", "fp16"] = "no"  # type of products inside; weights stay as they are
+    precision: Literal["no", "bf16", "fp16"] = "no"  # autocast type of matrix products; weights keep theirs
     compile: bool = False  # torch.compile the forward and backward passes
-    recompute: bool = False  # keep no activations inside blocks, compute them again for the backward pass
+    recompute: bool = False  # activation checkpointing of blocks: recompute in the backward pass
     threads: int | None = (
-        None  # of the CPU; null: one for a tiny model, else torch's choice; on resume as many as before
+        None  # on the CPU; null: 1 for a tiny model, else torch's default; unchanged on resume
     )
 
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how several processes share the work
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # distribution over processes
 
     timeout: float | None = (
-        None  # seconds that processes wait for one another; null: torch's, 10 or 30 minutes
+        None  # seconds that processes wait for each other; null: torch's default, 10 or 30 minutes
     )
 
     def __post_init__(self) -> None:
@@ -35,31 +35,31 @@ class EngineConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SavingConfig(Config):
-    """Checkpoints and the weights a run ends with."""
+    """Checkpoints, and the weights at the end of a run."""
 
     checkpoint_every: int = 500  # steps; the last step and every best evaluation are saved too
-    keep: int = 2  # last checkpoints kept, besides the best one
-    final: Literal["last", "best", "average"] = "last"  # the weights the model ends with
-    background: bool = False  # write checkpoints while training goes on, from a copy in the CPU's memory
-    average: int = 5  # last regular checkpoints that final="average" takes the mean of (they are kept for it)
+    keep: int = 2  # number of last checkpoints to keep, in addition to the best
+    final: Literal["last", "best", "average"] = "last"  # the weights at the end of the run
+    background: bool = False  # write checkpoints during training, from a copy in CPU memory
+    average: int = 5  # number of last regular checkpoints that final="average" averages (and keeps)
 
     def __post_init__(self) -> None:
         at_least(1, checkpoint_every=self.checkpoint_every, keep=self.keep, average=self.average)
 
     @property
     def kept(self) -> int:
-        """How many of the last checkpoints stay on the disk."""
+        """Return the number of last checkpoints that stay on the disk."""
         return max(self.keep, self.average) if self.final == "average" else self.keep
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportingConfig(Config):
-    """What is measured and shown while training."""
+    """Metrics and reports during training."""
 
-    log_every: int = 20  # steps between rows of training metrics; reading them waits for the device
+    log_every: int = 20  # steps between rows of training metrics; each row synchronizes with the device
     evaluate_every: int = 500  # steps; the last step is evaluated too
     tensorboard: bool = False  # also as TensorBoard events in OUT/tensorboard
-    curves: bool = False  # also a picture, OUT/curves.png, at the end
+    curves: bool = False  # also a plot, OUT/curves.png, at the end
     report: bool = False  # also a page of the finished run, OUT/report.html; `polyformer train` writes it
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class ReportingConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Config):
-    """One training run. A step is one update of the weights."""
+    """A training run. A step is a single update of the weights."""
 
     steps: int = 1000
-    accumulate: int = 1  # batches per step and process, summed as if they were one
-    clip: float | None = 1.0  # largest norm of the whole gradient; null does not clip
+    accumulate: int = 1  # gradient accumulation: batches per step and process
+    clip: float | None = 1.0  # maximum norm of the whole gradient; null does not clip
     patience: int | None = (
         None  # evaluations in a row without a new best before stopping; null never stops early
     )
@@ -90,7 +90,7 @@ class TrainingConfig(Config):
 
 
 def at_least(least: int, **values: int) -> None:
-    """Checks that every named value is `least` or more."""
+    """Raise `InputError` unless every named value is `least` or more."""
     for name, value in values.items():
         if value < least:
             raise InputError(f"{name}: expected {least} or more, got {value}")

@@ -1,4 +1,4 @@
-"""The processes that share an evaluation of a model that is divided."""
+"""The processes that share the evaluation of a sharded model."""
 
 import torch
 
@@ -6,14 +6,14 @@ from polyformer.parallel.mesh import Mesh
 
 
 class Copies:
-    """The whole copies of a divided model, as far as tasks ask an `Accelerator` about processes."""
+    """The replicas of a sharded model, with the interface of an `Accelerator` that tasks use."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.process_index, self.num_processes = mesh.rank("data"), mesh.size("data")
 
     def reduce(self, tensor: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """The sum over the copies."""
+        """Return the sum over the replicas."""
         total = tensor.clone()
         torch.distributed.all_reduce(total, group=self.mesh.group("data"))
         return total

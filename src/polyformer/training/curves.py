@@ -1,4 +1,4 @@
-"""The curves of a run as a picture."""
+"""Plots of the metrics of a run."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from polyformer.training.metrics import Row, read_metrics
 
 
 def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:
-    """Draw the metrics of `run` into `path` (default RUN/curves.png; the ending says the format).
+    """Draw the metrics of `run` into `path` (default RUN/curves.png; the suffix selects the format).
 
-    One panel for the loss in training and validation, one for the learning rate, one for each other
-    validation metric. Returns the path. `InputError` without matplotlib, or where the run has no metrics.
+    One panel for the training and validation loss, one for the learning rate, one for each other validation
+    metric. Returns the path. Raises `InputError` without matplotlib, or if the run has no metrics.
     """
     rows = read_metrics(run)
     if not rows:
@@ -34,7 +34,7 @@ def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:
 
 
 def panel_names(rows: list[Row]) -> dict[str, list[str]]:
-    """Panel title -> the metrics drawn in it, for what `rows` have."""
+    """Return the metrics to draw in each panel, by the title of the panel, for the columns of `rows`."""
     measured = dict.fromkeys(name for row in rows for name in row)
     panels = {"loss": [name for name in ("loss", "valid_loss") if name in measured]}
     panels["learning rate"] = [name for name in ("lr",) if name in measured]
@@ -47,6 +47,6 @@ def panel_names(rows: list[Row]) -> dict[str, list[str]]:
 
 
 def series(rows: list[Row], name: str) -> tuple[list[float], list[float]]:
-    """The steps at which `name` was measured, and its values."""
+    """Return the steps at which `name` was measured, and its values."""
     points = [(row["step"] or 0, value) for row in rows if (value := row.get(name)) is not None]
     return [step for step, _ in points], [value for _, value in points]

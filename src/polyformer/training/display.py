@@ -1,4 +1,4 @@
-"""How a run looks while it goes: a bar on a terminal, a line per report anywhere else."""
+"""Progress output of a run: a progress bar on a terminal, otherwise a line per report."""
 
 import sys
 from types import TracebackType
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Used as a context; `report` after every row of metrics, `note` for what happens besides."""
+    """Interface of a progress display, used as a context manager.
+
+    `report` is called after every row of metrics, `note` for other events.
+    """
 
     def __enter__(self) -> Self: ...
 
@@ -18,7 +21,7 @@ class Display(Protocol):
     ) -> None: ...
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
-        """Show the metrics of `step`, and `left`, the seconds that the rest will take."""
+        """Show the metrics of `step`, and `left`, the estimated seconds that remain."""
         ...
 
     def note(self, text: str) -> None:
@@ -27,7 +30,7 @@ class Display(Protocol):
 
 
 def open_display(steps: int, done: int, active: bool, stream: TextIO | None = None) -> Display:
-    """The display on `stream` (default: standard output) of a run of `steps`, `done` of them behind it."""
+    """Return the display on `stream` (default: standard output) of a run of `steps`, after `done`."""
     if not active:
         return Silent()
     output: TextIO = sys.stdout if stream is None else stream
@@ -35,7 +38,7 @@ def open_display(steps: int, done: int, active: bool, stream: TextIO | None = No
 
 
 class Silent:
-    """Shows nothing."""
+    """A display without output."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,31 +49,31 @@ class Silent:
         pass
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
-        """Nothing."""
+        """Do nothing."""
         pass
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
         pass
 
 
 class Lines(Silent):
-    """One plain line per report."""
+    """A display with one plain line per report."""
 
     def __init__(self, steps: int, stream: TextIO) -> None:
         self.steps, self.stream = steps, stream
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
-        """The step, its metrics and the time left, in one line."""
+        """Print the step, its metrics and the remaining time on one line."""
         self.note(f"step {step}/{self.steps}  {summary(values)}  {duration(left)} left")
 
     def note(self, text: str) -> None:
-        """Printed at once, so that a log file can be followed."""
+        """Print `text` and flush, so that a log file can be followed."""
         print(text, file=self.stream, flush=True)
 
 
 class Live:
-    """A progress bar that stays at the bottom of the terminal; evaluations and notes scroll above it."""
+    """A progress bar at the bottom of the terminal; evaluations and notes scroll above it."""
 
     def __init__(self, steps: int, done: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -82,7 +85,7 @@ class Live:
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}", markup=False),
         )
-        # Refreshed at reports only: a thread that redraws would take time from the loop.
+        # Refreshed only at reports: a refresh thread would take time from the training loop.
         self.progress = Progress(*columns, console=Console(file=stream), auto_refresh=False)
         self.bar: TaskID = self.progress.add_task("", total=steps, completed=done, text="")
         self.validation: dict[str, float] = {}
@@ -98,7 +101,7 @@ class Live:
         self.progress.stop()
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
-        """Move the bar; evaluations also scroll by above it."""
+        """Advance the bar, and print evaluations above it."""
         evaluated = {name: value for name, value in values.items() if name.startswith("valid_")}
         if evaluated:
             self.validation = evaluated
@@ -107,12 +110,12 @@ class Live:
         self.progress.update(self.bar, completed=step, text=f"{shown}  {duration(left)} left", refresh=True)
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self.progress.console.print(text, markup=False, highlight=False)
 
 
 def summary(values: dict[str, float]) -> str:
-    """The metrics a reader follows, in one line: the loss, the speed, all measured in validation."""
+    """Return the main metrics on one line: the loss, the speed, and all validation metrics."""
     parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
     parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in values else []
     parts += [
@@ -122,7 +125,7 @@ def summary(values: dict[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """3725.0 -> 1:02:05"""
+    """Return seconds in the form H:MM:SS, for example 3725.0 as 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

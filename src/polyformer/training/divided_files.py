@@ -1,7 +1,7 @@
-"""The parts of a checkpoint of a divided model, and a checkpoint of either kind read by a model of either.
+"""Sharded checkpoints, and loading of sharded or plain checkpoints into sharded or plain models.
 
-CHECKPOINT/model/shard-00001-....safetensors        what the first process held of weights, and of buffers
-           optimizer/shard-00001-....safetensors    likewise of the optimizer's tensors, by NAME/KEY
+CHECKPOINT/model/shard-00001-....safetensors        weights and buffers of the first process
+           optimizer/shard-00001-....safetensors    optimizer tensors of the first process, by NAME/KEY
 """
 
 from pathlib import Path
@@ -33,8 +33,10 @@ def write_divided(
     optimizer: dict[str, torch.Tensor],
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, str]:
-    """Write this process's parts into `folder`; every process calls it. Returns, in the first process, the
-    checksums of all files by their names in `folder`."""
+    """Write the shards of this process into `folder`. Collective: every process calls it.
+
+    Returns, in the first process, the checksums of all files by their names in `folder`.
+    """
     digests: dict[str, str] = {}
     for name, tensors in ((MODEL_PARTS, weights), (OPTIMIZER_PARTS, optimizer)):
         (folder / name).mkdir(exist_ok=True)
@@ -46,13 +48,13 @@ def write_divided(
 
 
 def read_model(path: Path, digests: dict[str, str], model: nn.Module) -> None:
-    """Put the weights and buffers of checkpoint `path`, of either kind, into `model`, divided or plain."""
+    """Load weights and buffers of a sharded or plain checkpoint `path` into a sharded or plain `model`."""
     check_files(path, digests, is_divided(model))
     read_parts(path / MODEL_PARTS if has_parts(path) else path, model.state_dict(keep_vars=True))
 
 
 def read_average(paths: list[Path], model: nn.Module) -> None:
-    """Put the mean of the weights of several checkpoints into the divided `model`, as `average_weights`."""
+    """Load the mean of the weights of several checkpoints into the sharded `model`."""
     sums: dict[str, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
     for path in paths:
@@ -68,14 +70,14 @@ def read_average(paths: list[Path], model: nn.Module) -> None:
 def read_optimizer(
     path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Give `optimizer` the memory that checkpoint `path`, whose state is `state`, has of it."""
+    """Load the state of `optimizer` from checkpoint `path`; `state` is the content of its state.json."""
     folder = path / OPTIMIZER_PARTS if has_parts(path) else path
     parameters = dict(model.named_parameters())
     tensors = {}
     for place, entry in stored(folder).items() if any(folder.iterdir()) else ():
         name, _, key = place.rpartition("/")
         if not key or not name:
-            continue  # a plain checkpoint's folder holds the weights too
+            continue  # the folder of a plain checkpoint also contains the weights
         if is_elsewhere(model, name):
             continue
         like = parameters.get(name)
@@ -95,8 +97,10 @@ def read_optimizer(
 
 
 def check_files(path: Path, digests: dict[str, str], together: bool) -> None:
-    """Raises `InputError` for a file of checkpoint `path` that is missing or not as it was written; with
-    `together` processes look at some of the files each, and all raise what any of them finds."""
+    """Raise `InputError` if a file of checkpoint `path` is missing or differs from its checksum.
+
+    With `together` the processes share the files, and all of them raise an error found by any.
+    """
     rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     complaint = None
     for name in sorted(digests)[rank::world]:

@@ -1,4 +1,4 @@
-"""Where and how the passes run: device, processes, precision, compilation. Built on `accelerate`."""
+"""Execution of the passes: device, processes, precision, compilation. Built on `accelerate`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +12,7 @@ from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.initialization import Draw
+from polyformer.ops.compiled_code import separate_by_instructions
 from polyformer.parallel.mesh import Mesh, open_mesh
 from polyformer.sequence.spread import spread_over
 from polyformer.stack import Stack
@@ -33,15 +34,15 @@ HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def is_main() -> bool:
-    """Whether this process is the only one of its run, or the first; known before there is an engine."""
+    """Return whether this process is the first or only process of its run; available before the engine."""
     return launcher.rank() == 0
 
 
 class Engine:
-    """One process of a run, alone or under `accelerate launch` or `torchrun`.
+    """A single process of a run, started directly or by `accelerate launch` or `torchrun`.
 
-    Precision is torch's autocast around the loss rather than accelerate's, which would patch the caller's
-    model and turn its outputs (all logits) back into float32.
+    Mixed precision uses torch's autocast around the loss instead of the option of accelerate, which would
+    patch the caller's model and convert its outputs (all logits) back to float32.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -60,38 +61,41 @@ class Engine:
             raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")
         self.rank = self.accelerator.process_index
         self.world = self.accelerator.num_processes
-        self.mesh: Mesh | None = None  # where processes do more than read batches of their own
+        self.mesh: Mesh | None = None  # None for plain data parallelism
         if not config.parallel.whole:
             self.mesh = open_mesh(config.parallel, self.device.type)
-        self.form: Form | None = None  # of the model before it was divided
-        self.pipeline: Pipeline | None = None  # its stages, where its layers are divided
+        self.form: Form | None = None  # of the model before sharding
+        self.pipeline: Pipeline | None = None  # None without pipeline parallelism
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.wrapped: nn.Module = nn.Identity()
 
     @property
     def data_world(self) -> int:
-        """How many processes, or groups that share batches, read batches of their own."""
+        """Return the number of data-parallel ranks: processes, or groups that share batches."""
         return self.world if self.mesh is None else self.mesh.data_world
 
     @property
     def data_rank(self) -> int:
-        """Which of them this process belongs to."""
+        """Return the data-parallel rank of this process."""
         return self.rank if self.mesh is None else self.mesh.data_rank
 
     @property
     def seed_rank(self) -> int:
-        """Whose random numbers this process draws: those that compute the same draw the same."""
+        """Return the rank for random seeds. Processes that compute the same values draw the same numbers."""
         stage = 0 if self.mesh is None else self.mesh.rank("pipeline")
         return self.data_rank + stage * self.data_world
 
     @property
     def evaluators(self) -> Evaluators:
-        """The processes that share an evaluation, as tasks ask for them. Those that hold one copy of the
-        model together evaluate the same batches: each needs the others' weights for every one."""
+        """Return the processes that share an evaluation, as tasks expect them.
+
+        Processes that share one copy of a model evaluate the same batches, because each batch needs all their
+        shards.
+        """
         return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
 
     def evaluated(self, model: nn.Module) -> nn.Module:
-        """What tasks evaluate: `model`, or its stages in all processes."""
+        """Return the module that tasks evaluate: `model`, or the pipeline of its stages in all processes."""
         if self.pipeline is None:
             return model
         from polyformer.parallel.pipeline import Pipelined
@@ -99,9 +103,11 @@ class Engine:
         return Pipelined(self.pipeline)
 
     def place_model(self, model: nn.Module, task: Task, draw: Draw | None = None) -> list[str]:
-        """Bring the weights to the device: all of them, or those that are this process's part, which changes
-        `model` until `finish`. draw: see `late_weights`. Returns notes for the user; raises `InputError`
-        where `task` cannot be."""
+        """Move the weights, or the shard of this process, to the device; changes `model` until `finish`.
+
+        draw: see `late_weights`. Returns notes for the user. Raises `InputError` if `task` does not support
+        the configured parallelism.
+        """
         self.check_task(task)
         if self.mesh is None:
             model.to(self.device)
@@ -129,9 +135,9 @@ class Engine:
         return notes
 
     def _place(self, model: nn.Module, root: nn.Module, draw: Draw | None) -> list[str]:
-        """Bring what this process has of `model` to the device, or its part of that; returns notes.
+        """Move the local weights of `model`, or their shard, to the device; return notes.
 
-        root: what is called to run it, `model` itself or a module around it. draw: as in `place_model`.
+        root: the module to call, `model` or a wrapper of it. draw: as in `place_model`.
         """
         from polyformer.parallel.late_weights import complete, move
         from polyformer.parallel.shard import compile_layers, shard
@@ -147,7 +153,7 @@ class Engine:
         return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of `model`, which is in its place."""
+        """Return the optimizer of `model`, after `place_model`."""
         self.config.parallel.check_optimizer(config.kind)
         optimizer = config.build(model)
         if self.mesh is not None:
@@ -158,8 +164,11 @@ class Engine:
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts, what is no layer of a stack can be read outside `model.forward`, all processes have
-        the first one's buffers, and those that share texts in training share them here."""
+        """Prepare a sharded model for evaluation while the context is active.
+
+        Parameters outside of the layers of a stack can be read outside `model.forward`, all processes have
+        the buffers of the first process, and context parallelism is active as in training.
+        """
         if self.mesh is None:
             yield
             return
@@ -172,9 +181,10 @@ class Engine:
             yield
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
-        """Write the weights of models, the one that was placed or parts of it, into files, tied ones once.
+        """Write the weights of models to files, tied weights once.
 
-        A divided model is plain afterwards: whole in the first process, without numbers in the others.
+        files: the model given to `place_model`, or submodules of it, by path. A sharded model is plain
+        afterwards: complete in the first process, without data in the others.
         """
         if self.form is None:
             for path, module in files.items() if self.rank == 0 else ():
@@ -190,33 +200,37 @@ class Engine:
         self.form = self.pipeline = None
 
     def wrap(self, model: nn.Module) -> None:
-        """Take `model` (on `device`) as the one that runs; its own names and attributes stay as they are."""
+        """Wrap `model` (on `device`) for training; the names and attributes of `model` do not change."""
         if self.mesh is not None:
             self.wrapped = model
             return
         wrapped = model
         if self.world > 1:
             stacks = (module for module in model.modules() if isinstance(module, Stack))
-            if any(stack.leaves_out for stack in stacks):  # in each process others
+            if any(stack.leaves_out for stack in stacks):  # each process skips different layers
                 self.accelerator.ddp_handler.find_unused_parameters = True  # type: ignore[union-attr]
             wrapped = self.accelerator.prepare_model(model)
+        if self.config.compile:
+            separate_by_instructions()
         self.wrapped = torch.compile(wrapped) if self.config.compile else wrapped  # type: ignore[assignment]
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of the forward pass in the configured precision."""
+        """Return the context of the forward pass in the configured precision."""
         if self.config.precision == "no":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
 
     def spread(self) -> AbstractContextManager[None]:
-        """Where a model reads texts that several processes share."""
+        """Return a context in which the processes of the context-parallel group share each text."""
         if self.mesh is None or self.mesh.size("context") == 1:
             return nullcontext()
         return spread_over(self.mesh.group("context"))
 
     def check_task(self, task: Task) -> None:
-        """Raises `InputError` for a task that reads more of a model than its loss, where a process has a part
-        of each text or some of the layers alone."""
+        """Raise `InputError` if `task` needs more than the loss under context or pipeline parallelism.
+
+        In these cases a process has only a part of each text or some of the layers.
+        """
         for name in ("context", "pipeline"):
             if getattr(self.config.parallel, name) > 1 and not getattr(task, "spreads", False):
                 raise InputError(
@@ -225,17 +239,17 @@ class Engine:
                 )
 
     def unsynced(self, skip: bool) -> AbstractContextManager[object]:
-        """With `skip`, gradients of this pass stay in the process: only the last of a step is exchanged."""
+        """Return a context that skips gradient synchronization if `skip`, for all but the last pass."""
         if self.mesh is not None:
             from polyformer.parallel.shard import set_last_pass
 
             set_last_pass(self.wrapped, last=not skip)
             return nullcontext()
-        # A compiled module forwards attributes: `no_sync` is that of the data-parallel module either way.
+        # A compiled module forwards attributes, so `no_sync` of the data-parallel module is used either way.
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
 
     def place(self, batch: Batch) -> Batch:
-        """The batch on the device, through pinned memory where that is another than the CPU."""
+        """Return the batch on the device, copied through pinned memory unless the device is the CPU."""
         if self.device.type == "cpu":
             return batch
         return {
@@ -243,16 +257,19 @@ class Engine:
         }
 
     def sum(self, values: list[float]) -> torch.Tensor:
-        """The sums over processes of a few numbers, float64 on the device."""
+        """Return the sums of `values` over the processes, in float64 on the device."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.mesh is not None:  # those that share batches have the same
+        if self.mesh is not None:  # count processes that share batches once
             return mine.new_tensor(self.rows(mine)).sum(0)
         return self.accelerator.reduce(mine, "sum") if self.world > 1 else mine  # type: ignore[return-value]
 
     def passes(self, own: int, accumulate: int) -> int:
-        """How many passes this process must make in a step of which it has `own` batches, `accumulate` at the
-        most. Whole copies of the model exchange something in the last alone, parts of one in every pass; a
-        pipeline's schedule is of a number that stays."""
+        """Return the number of passes that this process must run in a step, at most `accumulate`.
+
+        own: batches that this process has. Full replicas of the model communicate only in the last pass,
+        shards in every pass, so that all processes need the same number. A pipeline schedule has a fixed
+        number.
+        """
         if self.mesh is None:
             return own
         if self.pipeline is not None:
@@ -260,11 +277,11 @@ class Engine:
         return int(max(row[0] for row in self.rows(torch.tensor([own], device=self.device))))
 
     def rows(self, values: torch.Tensor) -> list[list[float]]:
-        """`values` [n], one row of each process that reads its own batches. Waits for the device."""
+        """Return `values` [n] of every data-parallel rank, one row per rank. Waits for the device."""
         return self.gather(values[None]).tolist()
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows [B, ...] of all batches, as many of each process that reads its own, one after another."""
+        """Return the rows [B, ...] of all data-parallel ranks, concatenated; each has the same number."""
         if self.world == 1:
             return tensor
         every: torch.Tensor = self.accelerator.gather(tensor)  # type: ignore[assignment]
@@ -273,7 +290,7 @@ class Engine:
         return every.unflatten(0, (self.world, -1))[self.mesh.readers].flatten(0, 1)
 
     def agree(self, value: Any) -> Any:
-        """What the first process has for `value`."""
+        """Return the `value` of the first process."""
         if self.world == 1:
             return value
         from accelerate.utils import broadcast_object_list
@@ -281,7 +298,7 @@ class Engine:
         return broadcast_object_list([value])[0]
 
     def united(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Entries of all stages of a pipeline, each of which has those of its own layers."""
+        """Return the entries of all pipeline stages, merged; each stage has the entries for its layers."""
         if self.pipeline is None:
             return values
         every: list[dict[str, Any]] = [{}] * self.pipeline.size
@@ -289,7 +306,7 @@ class Engine:
         return {name: value for own in every for name, value in own.items()}
 
     def together(self, asked: Asked) -> Asked:
-        """What any process was asked for."""
+        """Return the union of the requests of all processes."""
         if self.world == 1:
             return asked
         mine = torch.tensor([asked.stop, asked.save, asked.failed], dtype=torch.float64, device=self.device)
@@ -297,16 +314,16 @@ class Engine:
         return Asked(int(max(stops)), bool(max(saves)), bool(max(failures)))
 
     def writer(self, checkpoints: Checkpoints, background: bool) -> Writer:
-        """What writes this run's checkpoints: all processes where they divide the model, else the first."""
+        """Return the checkpoint writer: all processes write a sharded model, otherwise only the first."""
         group = None if self.mesh is None else writers(self.config.timeout)
         return Writer(checkpoints, background, group)
 
     def machine(self) -> dict[str, Any]:
-        """What computes, as checkpoints record it."""
+        """Return the description of the hardware that checkpoints record."""
         return machine(self.device, self.world)
 
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
-        """Clip the gradients, update the weights, forget the gradients; returns the norm before clipping."""
+        """Clip the gradients, update the weights and reset the gradients; return the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.mesh is not None:
             from polyformer.parallel.shard import gradient_norm, update_parts

@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on besides its recipe: versions, processor, threads, processes."""
+"""The environment that affects the last bits of a run: versions, processor, threads, processes."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ PROCESSOR = "device", "instructions", "onednn"
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run's bits depend on."""
+    """Return the versions of the libraries that affect the results of a run."""
     return {
         "polyformer": polyformer.__version__,
         "torch": torch.__version__,
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: torch.device, processes: int) -> dict[str, Any]:
-    """What computes: sums are split by threads, kernels chosen by the instruction set."""
+    """Return a description of the hardware: threads split sums, the instruction set selects kernels."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "device": name,
@@ -37,6 +37,9 @@ def machine(device: torch.device, processes: int) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of `before` is otherwise `now`, in words; versions of Python and numpy change no bits of torch."""
+    """Return a text for each entry that differs between `before` and `now`.
+
+    Versions of Python and numpy are ignored, because they do not change the results of torch.
+    """
     names = [name for name in before if name in now and name not in ("python", "numpy")]
     return [f"{name} {before[name]}, now {now[name]}" for name in names if before[name] != now[name]]

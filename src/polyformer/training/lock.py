@@ -1,19 +1,22 @@
-"""One writer at a time in the folder of a run.
+"""A lock that allows only a single writer in the folder of a run.
 
-The lock is the kernel's (flock, taken by `filelock`) on RUN/.lock. It ends with its process, however that
-ends, so nothing is stale after a crash. On NFS Linux asks the server for it: it then holds between machines
-too, and after the crash of a whole machine the server drops it when that machine's lease runs out. On a file
-system without kernel locks a marker, RUN/.lock.marker, with the process's number, host and start takes its
-place: a dead process of this host is recognized, one of another host cannot be.
+The lock is a kernel lock (flock, through `filelock`) on RUN/.lock. It ends with its process in any case, so
+that no stale lock remains after a crash. On NFS, Linux requests the lock from the server: it then works
+across machines, and after the crash of a whole machine the server drops it when the lease of the machine
+expires. On a file system without kernel locks a marker file RUN/.lock.marker, with the process id, host and
+start time, is used instead: a dead process of this host is detected, a dead process of another host cannot
+be.
 
-What .lock holds is for messages alone. The file of a run stays; `filelock` sees whether the one that it has
-locked was removed meanwhile.
+The content of .lock is used only for messages. The lock file of a run is kept; `filelock` detects whether the
+locked file was removed in the meantime.
 """
 
 import errno
 import json
 import os
 import socket
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,26 +24,35 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError
 from polyformer.core.files import writing
 
-LOCK, MARKER = ".lock", ".lock.marker"
+LOCK, MARKED = ".lock", ".marker"
+MARKER = LOCK + MARKED
+TRIES = 20  # within a second, to read the holder of the lock
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 @contextmanager
-def sole_writer(folder: Path, stopped: str = "on SIGTERM it saves a checkpoint first") -> Iterator[None]:
-    """Holds the lock of `folder`, which is made if need be; `InputError` where another process has it.
+def sole_writer(
+    folder: Path,
+    stopped: str = "on SIGTERM it saves a checkpoint first",
+    name: str = LOCK,
+    kept: bool = True,
+) -> Iterator[None]:
+    """Hold the lock of `folder`, which is created if needed; raise `InputError` if another process holds it.
 
-    `stopped`: what to know of a process that is stopped.
+    `stopped` describes, for messages, the behavior of a stopped process. `name` is the lock file, for a
+    folder with several locks. `kept`: keep the file at the end.
 
-    A body that ends in an error leaves the lock's file as it was, and no new folder that is empty.
+    A body that fails leaves the lock file unchanged, and no new empty folder.
     """
-    file = folder / LOCK
+    file = folder / name
     with writing(file):
         new_folder, new_file = not folder.exists(), not file.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(folder, stopped)
+        lock = _acquire(file, stopped)
         try:
             before = file.read_bytes()
             file.write_bytes(_holder())
@@ -49,9 +61,12 @@ def sole_writer(folder: Path, stopped: str = "on SIGTERM it saves a checkpoint f
             raise
     try:
         yield
-        file.write_bytes(b"")
+        if kept:
+            file.write_bytes(b"")
+        else:
+            file.unlink(missing_ok=True)
     except BaseException:
-        with suppress(OSError):  # what went wrong in the body is to be heard
+        with suppress(OSError):  # the error of the body has priority
             if new_file:
                 file.unlink()
             else:
@@ -63,24 +78,33 @@ def sole_writer(folder: Path, stopped: str = "on SIGTERM it saves a checkpoint f
         lock.release()
 
 
-def _acquire(folder: Path, stopped: str) -> BaseFileLock:
-    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
+def check_lock_file(file: Path) -> None:
+    """Raise `InputError` if `file` is not a regular file: reading a FIFO blocks, a link points elsewhere."""
+    with suppress(FileNotFoundError):
+        status = file.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{file}: expected a file, which is locked, got {kind_of(status)}; remove it")
+
+
+def _acquire(file: Path, stopped: str) -> BaseFileLock:
+    marker_file = file.with_name(f"{file.name}{MARKED}")
+    for path in (file, marker_file):
+        check_lock_file(path)
+    lock = FileLock(file, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
         return lock
     except Timeout as error:
-        raise InputError(_in_use(folder, stopped)) from error
+        raise InputError(_in_use(file, stopped)) from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-    (folder / LOCK).touch()
-    marker = SoftFileLock(folder / MARKER, timeout=1)  # a second try, after a dead process's was removed
+    file.touch()
+    marker = SoftFileLock(marker_file, timeout=1)  # allows a second try after a stale marker was removed
     try:
         marker.acquire()
     except Timeout as error:
-        raise InputError(
-            f"{_in_use(folder, stopped)}; if it no longer runs, remove {folder / MARKER}"
-        ) from error
+        raise InputError(f"{_in_use(file, stopped)}; if it no longer runs, remove {marker_file}") from error
     return marker
 
 
@@ -89,10 +113,14 @@ def _holder() -> bytes:
     return json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
 
 
-def _in_use(folder: Path, stopped: str) -> str:
-    try:
-        holder = json.loads((folder / LOCK).read_bytes())
-        who = f"process {holder['process']} on {holder['host']} (since {holder['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        who = "another process"
-    return f"{folder}: in use by {who}; wait until it ends, or stop it ({stopped})"
+def _in_use(file: Path, stopped: str) -> str:
+    """Return the message that names the holder, which writes its id after acquiring the lock."""
+    who = "another process"
+    for _ in range(TRIES):
+        try:
+            holder = json.loads(file.read_bytes())
+            who = f"process {holder['process']} on {holder['host']} (since {holder['since']})"
+            break
+        except (OSError, ValueError, KeyError, TypeError):
+            time.sleep(1 / TRIES)
+    return f"{file.parent}: in use by {who}; wait until it ends, or stop it ({stopped})"

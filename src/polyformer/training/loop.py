@@ -1,4 +1,4 @@
-"""The training loop: one for every task, resumable at any step, the same on one process or several."""
+"""The training loop: shared by all tasks, resumable at any step, the same on one process or several."""
 
 import dataclasses
 import time
@@ -42,11 +42,11 @@ NOTHING: Mapping[Path, nn.Module] = {}
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. The model it was given holds the final weights, in evaluation mode."""
+    """The result of a run. The model contains the final weights, in evaluation mode."""
 
     step: int  # updates made
     metrics: dict[str, float]  # of the final weights
-    concluded: dict[str, dict[str, float]]  # what the task measures of them besides
+    concluded: dict[str, dict[str, float]]  # further metrics of the final weights, from `ConcludedTask`
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
     stopped_early: bool  # by `patience`
@@ -64,20 +64,18 @@ def train(
     resume: bool = False,
     from_step: int | None = None,
 ) -> Result:
-    """Train `model` on `task`; checkpoints, metrics and curves go to the folder `out`.
+    """Train `model` on `task`; write checkpoints, metrics and curves to the folder `out`.
 
-    With `resume` the run goes on from the last whole checkpoint in `out` (from the start if there is none
-    yet), or from that of `from_step`, and, on the CPU, ends bit for bit as if it had never stopped; without,
-    `out` must hold no checkpoint. The seed decides dropout and the like: each step and process seeds torch,
-    numpy and random from it.
+    With `resume` the run continues from the checkpoint of `from_step`, by default the last complete
+    checkpoint in `out` (the start if there is none yet), and on the CPU its result equals an uninterrupted
+    run bit for bit. Otherwise `out` must not contain a checkpoint. Each step and process seeds torch, numpy
+    and random from `seed`.
 
     Under `accelerate launch` or `torchrun`, every process calls this with the same arguments. The loss of a
-    step is the mean over the labelled tokens of all its batches on all processes.
-
-    Raises `InputError` for a device or precision that is not there, a folder in which another process
-    trains, a run that cannot be resumed, a full disk, and a loss that is no longer finite; the last
-    checkpoint then stays whole. Raises `Interrupted`, a `KeyboardInterrupt`, when a signal stopped the run
-    (see `polyformer.training.signals`).
+    step is the mean over the labelled tokens of all its batches on all processes. Raises `InputError` for an
+    unavailable device or precision, a folder in which another process trains, a run that cannot be resumed, a
+    full disk, and a loss that is not finite; the last checkpoint stays intact. Raises `Interrupted`, a
+    `KeyboardInterrupt`, if a signal stopped the run (see `polyformer.training.signals`).
     """
     with sole_writer(Path(out)) if is_main() else nullcontext():
         return Training(
@@ -86,10 +84,9 @@ def train(
 
 
 class Training:
-    """One call of `train`: its parts, and the numbers that have not yet left the device.
+    """A call of `train`. The constructor resumes or prepares a run, checks everything and writes nothing.
 
-    Making one takes up the run in `out` or starts one there, checks everything and writes nothing; `run`
-    trains. The caller holds the folder's lock.
+    `run` trains. The caller holds the lock of the folder.
     """
 
     def __init__(
@@ -144,7 +141,7 @@ class Training:
         self.notes += notes + more
 
     def run(self, files: Mapping[Path, nn.Module] = NOTHING) -> Result:
-        """All remaining steps, and the end; files: where to write the final weights of the model or parts."""
+        """Run the remaining steps and finish. files: paths of the final weights of (sub)modules."""
         with (
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),
@@ -173,7 +170,6 @@ class Training:
         )
 
     def _open(self) -> None:
-        """Begin to write, and to read batches."""
         self.log: MetricsLog | None = None
         if self.main:
             remove_partials(self.out)
@@ -192,7 +188,7 @@ class Training:
         self.began = self.row_began = time.perf_counter()
 
     def step(self, group: Group) -> None:
-        """One update of the weights."""
+        """Run one update of the weights."""
         progress, engine = self.progress, self.engine
         progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
         seed_step(progress.seed, progress.step, engine.seed_rank, engine.device)
@@ -203,7 +199,7 @@ class Training:
         self.tally.add(progress.step, group, loss, engine.update(self.optimizer, self.config.clip))
 
     def after_step(self) -> None:
-        """What is due after a step: a row of metrics, an evaluation, a checkpoint, what signals ask for."""
+        """Log metrics, evaluate, save and handle signals, as far as they are due after a step."""
         step, reporting = self.progress.step, self.config.reporting
         last = step == self.config.steps
         due = step % reporting.log_every == 0 or last
@@ -218,7 +214,7 @@ class Training:
             if row and self.log is not None:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
-            # Processes must agree when to stop; they ask one another where they exchange numbers anyway.
+            # Processes must agree when to stop; they communicate signals where they exchange metrics anyway.
             asked = self.asked() if due or self.engine.world == 1 else Asked()
             regular = step % self.config.saving.checkpoint_every == 0
             if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
@@ -230,7 +226,7 @@ class Training:
                 raise Interrupted(asked.stop, step)
 
     def asked(self) -> Asked:
-        """What signals have asked any process for; raises what a checkpoint failed with in any of them."""
+        """Return the requests of signals in all processes. Raises the error of a failed checkpoint."""
         mine = dataclasses.replace(self.signals.take(), failed=self.writer.failed)
         asked = self.engine.together(mine)
         if asked.failed:
@@ -238,7 +234,7 @@ class Training:
         return asked
 
     def sign_of_life(self) -> None:
-        """The first step's time and loss (this process's share), long before the first row of metrics."""
+        """Show the time and the loss (of this process) of the first step, before any row of metrics."""
         seconds = time.perf_counter() - self.began
         every = self.config.reporting.log_every
         self.display.note(
@@ -246,10 +242,7 @@ class Training:
         )
 
     def collect(self) -> float:
-        """Put the loss since the last time into the progress; returns tokens read.
-
-        Raises `InputError` where a step was not finite.
-        """
+        """Add the last losses to the progress; return tokens read. Raises for a loss that is not finite."""
         loss, weight, tokens, bad = self.tally.collect()
         if bad <= self.progress.step:
             kept = self.checkpoints.latest()
@@ -263,7 +256,7 @@ class Training:
         return tokens
 
     def training_row(self) -> dict[str, float]:
-        """The metrics of training since the last row."""
+        """Return the training metrics since the last row."""
         tokens = self.collect()
         now = time.perf_counter()
         row = {
@@ -280,27 +273,27 @@ class Training:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time spent inside does not count in the speed of training."""
+        """Exclude the time inside the context from the training speed."""
         start = time.perf_counter()
         yield
         self.row_began += time.perf_counter() - start
 
     def seconds_left(self) -> float:
-        """What the rest will take at the pace so far, evaluations and checkpoints included."""
+        """Estimate the remaining seconds from the speed so far, including evaluations and checkpoints."""
         pace = (time.perf_counter() - self.began) / (self.progress.step - self.first)
         return pace * (self.config.steps - self.progress.step)
 
     def measure(self) -> dict[str, float]:
-        """The task's metrics of the weights as they are."""
+        """Return the task's metrics of the current weights."""
         self.model.eval()
         with torch.no_grad(), self.engine.autocast(), self.engine.evaluating(self.model):
             metrics = self.task.evaluate(self.engine.evaluated(self.model), self.engine.evaluators)
         self.model.train()
-        # All processes must agree on what is best, to the last bit, or they would part ways.
+        # All processes must agree on the best value to the last bit, or they would diverge.
         return self.engine.agree({name: float(value) for name, value in metrics.items()})
 
     def evaluate(self) -> bool:
-        """Measure, and compare with the best so far; says whether this is the best."""
+        """Evaluate the model; return whether the result is the best so far."""
         progress = self.progress
         progress.metrics = self.measure()
         if not progress.metrics:
@@ -314,12 +307,12 @@ class Training:
         return progress.compare(progress.metrics[self.task.best], self.task.direction)
 
     def out_of_patience(self) -> bool:
-        """Whether `patience` evaluations in a row brought no new best."""
+        """Return whether `patience` evaluations in a row brought no new best."""
         return self.config.patience is not None and self.progress.stale >= self.config.patience
 
     def save(self) -> None:
-        """Write a checkpoint of the weights as they are, or begin to, after checking that they are sound."""
-        tokens = self.collect()  # by all processes
+        """Check that the weights are finite, and write a checkpoint or start to write it."""
+        tokens = self.collect()  # collective: called by all processes
         self.tally.tokens = int(tokens) if self.main else 0
         carried = self.carrying.gathered()
         self.progress.scaler = self.engine.scaler.state_dict()
@@ -331,7 +324,7 @@ class Training:
             self.writer.write(snapshot)
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
-        """Put the final weights into the model and into files."""
+        """Load the final weights into the model, and write them to files."""
         self.engine.accelerator.wait_for_everyone()
         final = self.config.saving.final
         if final == "average":
@@ -347,4 +340,4 @@ class Training:
                 model = self.engine.evaluated(self.model)
                 self.concluded = self.task.conclude(model, self.engine.evaluators)
         self.engine.finish(files)
-        self.model.eval()  # made plain, a divided model is as it was before: in training
+        self.model.eval()  # a sharded model that was made plain is back in training mode

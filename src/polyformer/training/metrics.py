@@ -1,4 +1,4 @@
-"""What a run measured, one row per step that has something to say: OUT/metrics.jsonl and OUT/metrics.csv."""
+"""The metrics of a run, one row per reported step: OUT/metrics.jsonl and OUT/metrics.csv."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure
-from polyformer.core.files import atomic_write, reading, writing
+from polyformer.core.files import atomic_write, open_file, reading, writing
 from polyformer.core.parsing import parse_json
 from polyformer.training.config import ReportingConfig
 
@@ -20,10 +20,10 @@ Row = dict[str, float | None]
 
 
 def read_metrics(run: str | Path) -> list[Row]:
-    """The rows of a run's metrics.jsonl, in order; a last line cut short by a kill is left out."""
+    """Return the rows of a run's metrics.jsonl, in order, without a last line truncated by a kill."""
     path = Path(run) / LINES
-    with reading(path):
-        lines = path.read_bytes().splitlines(keepends=True)
+    with reading(path), open_file(path) as file:
+        lines = file.read().splitlines(keepends=True)
     rows = [
         parse_json(line, f"{path}, line {number}", dict)
         for number, line in enumerate(lines, 1)
@@ -38,7 +38,7 @@ def read_metrics(run: str | Path) -> list[Row]:
 
 
 def check_reporting(config: ReportingConfig, out: Path) -> None:
-    """Raises `InputError` for what would stop the reports of the run in `out`: before anything is written."""
+    """Raise `InputError`, before anything is written, if the configured reports are impossible."""
     if config.curves:
         new_figure(1, 1)
     if config.tensorboard:
@@ -48,9 +48,9 @@ def check_reporting(config: ReportingConfig, out: Path) -> None:
 
 
 class MetricsLog:
-    """Appends rows to both files; the JSON lines are the record, the table is made from them.
+    """A log that appends rows to both files; the JSON lines are the record, the table is derived from them.
 
-    Going on from step `after`, the rows of later steps, which will be run again, are dropped.
+    On a resume after step `after`, the rows of later steps are dropped, because these steps run again.
     With `tensorboard` the rows also go to events in OUT/tensorboard.
     """
 
@@ -66,11 +66,11 @@ class MetricsLog:
 
     @property
     def seconds(self) -> float:
-        """The time that the rows so far say the run has taken."""
+        """Return the duration of the run so far, according to the rows."""
         return max((row.get("seconds") or 0.0 for row in self._rows), default=0.0)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Add a row. What is not finite is written as nothing: neither format has a word for it."""
+        """Add a row. Values that are not finite are left empty: neither format can represent them."""
         row: Row = {"step": step}
         row |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._rows.append(row)
@@ -84,7 +84,7 @@ class MetricsLog:
                 self._events.add_scalar(name, value, step)
 
     def sync(self) -> None:
-        """Everything written is on the disk: done before a checkpoint that counts on it."""
+        """Flush all rows to the disk, before a checkpoint that relies on them."""
         for path in (self.lines, self.table):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -95,7 +95,7 @@ class MetricsLog:
             self._events.close()
 
     def _rewrite(self) -> None:
-        """Both files anew: at the start, and when a column appears that the table does not have."""
+        """Write both files again: at the start, and when a column appears that the table does not have."""
         self._columns = list(dict.fromkeys(name for row in self._rows for name in row))
         atomic_write(self.lines, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
         header = (

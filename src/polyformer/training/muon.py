@@ -1,10 +1,11 @@
-"""Muon: momentum whose every matrix is made orthogonal before it is applied; Adam for all else.
+"""Muon: momentum with orthogonalized updates of each matrix; Adam for all other parameters.
 
     M <- mu M + G,   U = G + mu M,   W <- (1 - lr decay) W - lr 0.2 sqrt(max(m, n)) orthogonal(U)
 
 for the gradient G of a matrix W [m, n]. orthogonal(U) = (U U^T)^(-1/2) U: all its singular values are 1, so
-that no few directions take the whole step. With the factor 0.2 sqrt(max(m, n)) the entries of a step are as
-large as Adam's usually are, whose rates thus suit. Jordan et al. 2024; Liu et al. 2025, equation 4.
+that a step is not dominated by a few directions. With the factor 0.2 sqrt(max(m, n)) the entries of a step
+are about as large as for Adam, so that the learning rates of Adam can be used. Jordan et al. 2024; Liu et al.
+2025, equation 4.
 """
 
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from polyformer.training.optimizers import OptimizerConfig, trained
 
 ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
-"""p(s) = A s + B s^3 + C s^5, applied `ITERATIONS` times, brings every s of [0.01, 1] into [0.7, 1.2]."""
+"""p(s) = A s + B s^3 + C s^5, applied `ITERATIONS` times, maps every s in [0.01, 1] into [0.7, 1.2]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(OptimizerConfig):
-    """Muon for the matrices of layers; Adam at `adam_lr` for embeddings, norms and biases."""
+    """Muon: orthogonalized updates for the matrices of layers; Adam at `adam_lr` for all other parameters."""
 
     kind: ClassVar[str] = "muon"
     paper: ClassVar[str] = "Jordan et al. 2024; scale and decay of Liu et al. 2025, section 2.2"
@@ -40,7 +41,7 @@ class MuonConfig(OptimizerConfig):
             raise InputError(f"adam_lr: expected a number above 0, got {self.adam_lr}")
 
     def build(self, model: nn.Module) -> "Muon":
-        """The optimizer; a model without matrices beside its tables is Adam's alone."""
+        """Return the optimizer; for a model without matrices except embedding tables it is plain Adam."""
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
@@ -55,14 +56,14 @@ class MuonConfig(OptimizerConfig):
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `orthogonal` are updated by Muon, the others by Adam."""
+    """An optimizer that updates groups with `orthogonal` by Muon and the others by Adam."""
 
     def __init__(self, groups: list[dict[str, Any]], momentum: float, betas: tuple[float, float]):
         super().__init__(groups, {"momentum": momentum, "betas": betas, "eps": 1e-8})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             update = self._muon if group["orthogonal"] else self._adam
@@ -91,12 +92,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows or columns, up to 30 % in each singular value.
+    """Return the nearest matrix with orthonormal rows or columns, up to 30 % in each singular value.
 
-    A matrix that is divided over processes is gathered, alone, and each computes all of it for its own part.
+    A sharded matrix is gathered in every process, which computes all of it and keeps its shard. Only a single
+    matrix is gathered at once.
 
-    A Newton-Schulz iteration: s -> p(s) for every singular value s, by products alone,
-    X <- A X + (B X X^T + C (X X^T)^2) X, begun at matrix / ||matrix||.
+    A Newton-Schulz iteration: s -> p(s) for every singular value s, only by matrix products,
+    X <- A X + (B X X^T + C (X X^T)^2) X, started at matrix / ||matrix||.
     """
     if torch.distributed.is_initialized():
         from polyformer.parallel.whole import of_whole

@@ -1,4 +1,4 @@
-"""The memory of an optimizer by the names of the parameters, not by their places."""
+"""The state of an optimizer by the names of the parameters instead of their indices."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from polyformer.core.errors import InputError, quote
 def optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The optimizer's memory by parameter: tensors as "NAME/KEY", and what else it holds likewise."""
+    """Return the optimizer state by parameter: tensors as "NAME/KEY", and other values in the same form."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, Any] = {}
@@ -30,7 +30,7 @@ def set_optimizer_state(
     tensors: dict[str, torch.Tensor],
     saved: dict[str, Any],
 ) -> None:
-    """Give the optimizer the memory that `optimizer_state` took, read from `file`; its settings stay."""
+    """Load the result of `optimizer_state`, read from `file`; the optimizer's settings do not change."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise InputError(f"{file} belongs to {saved['kind']}, the run is set to {kind}; use the same one")
@@ -39,7 +39,7 @@ def set_optimizer_state(
     memory: dict[str, dict[str, Any]] = {}
     for place, value in {**tensors, **saved["scalars"]}.items():
         name, key = place.rsplit("/", 1)
-        # A copy: what was read is a map of the file.
+        # A copy, because the tensors read are memory-mapped.
         memory.setdefault(name, {})[key] = value.clone() if isinstance(value, torch.Tensor) else value
     strange = sorted(set(memory) - set(order))
     if strange:

@@ -1,4 +1,4 @@
-"""Optimizers: torch's own, with the choices that papers make."""
+"""Optimizers of torch, with the hyperparameters of the papers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +12,9 @@ from polyformer.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Config):
-    """Base of the optimizers. `lr` is the rate where the schedule's factor is 1."""
+    """Base of the optimizers. `lr` is the learning rate where the factor of the schedule is 1."""
+
+    option: ClassVar[str] = "optimizer.kind"
 
     lr: float = 1e-3
 
@@ -21,13 +23,13 @@ class OptimizerConfig(Config):
             raise InputError(f"lr: expected a number above 0, got {self.lr}")
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the parameters of `model` that ask for gradients, on the device they lie on."""
+        """Return the optimizer of the trainable parameters of `model`, on their device."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(OptimizerConfig):
-    """Adam without decay; the defaults are the first Transformer's."""
+    """Adam without weight decay; the defaults are from the original Transformer."""
 
     kind: ClassVar[str] = "adam"
     paper: ClassVar[str] = "Kingma and Ba 2015; values of Vaswani et al. 2017, section 5.3"
@@ -36,7 +38,7 @@ class Adam(OptimizerConfig):
     eps: float = 1e-9
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """m / (sqrt(v) + eps), both moments corrected for their bias."""
+        """Return Adam: m / (sqrt(v) + eps), with bias correction of both moments."""
         parameters = trained(model)
         return torch.optim.Adam(
             parameters, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(parameters)
@@ -45,7 +47,7 @@ class Adam(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(OptimizerConfig):
-    """Adam with decoupled decay of the matrices; norms and biases (vectors) are never decayed."""
+    """AdamW: Adam with decoupled weight decay of matrices; norms and biases are never decayed."""
 
     kind: ClassVar[str] = "adamw"
     paper: ClassVar[str] = "Loshchilov and Hutter 2019; values of Brown et al. 2020 (GPT-3), appendix B"
@@ -56,7 +58,7 @@ class AdamW(OptimizerConfig):
     decay_embeddings: bool = False  # whether embedding tables are decayed (and an output layer tied to one)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Adam's update minus lr * weight_decay * w for the decayed groups."""
+        """Return AdamW: Adam's update minus lr * weight_decay * w for the decayed groups."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.AdamW(
             groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(trained(model))
@@ -65,7 +67,7 @@ class AdamW(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(OptimizerConfig):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent with momentum, optionally in Nesterov's form."""
 
     kind: ClassVar[str] = "sgd"
 
@@ -76,14 +78,14 @@ class SGD(OptimizerConfig):
     decay_embeddings: bool = False
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """w - lr * (momentum * velocity + gradient)."""
+        """Return SGD: w - lr * (momentum * velocity + gradient)."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(OptimizerConfig):
-    """Adam's second moment kept as a row and a column per matrix: little memory; T5's choice."""
+    """Adafactor: a factored second moment, a row and a column per matrix, which saves memory; used for T5."""
 
     kind: ClassVar[str] = "adafactor"
     paper: ClassVar[str] = "Shazeer and Stern 2018"
@@ -95,13 +97,13 @@ class Adafactor(OptimizerConfig):
     decay_embeddings: bool = False
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The factored second moment, with updates clipped to a root mean square of `clip_threshold`."""
+        """Return Adafactor, with updates clipped to a root mean square of `clip_threshold`."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that ask for gradients, tied ones once."""
+    """Return the parameters that require gradients, tied parameters once. Raises `InputError` for none."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise InputError("model: no parameter asks for gradients, so there is nothing to train")
@@ -109,12 +111,12 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def has_fused(parameters: list[nn.Parameter]) -> bool:
-    """Whether torch has its one-kernel update for all of them."""
+    """Return whether torch has its fused update for all of them."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 def decay_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
-    """Parameter groups: matrices with `weight_decay`; vectors, and tables unless asked for, without."""
+    """Return parameter groups: matrices with weight decay; vectors, and by default tables, without."""
     tables = {
         id(parameter)
         for module in model.modules()

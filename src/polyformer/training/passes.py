@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor:
-    """Leaves the gradients of the mean loss over the labelled tokens of the step; returns the sum of the
-    losses of this process's tokens, a float64 scalar on the device."""
+    """Compute the gradients of the mean loss over the labelled tokens of the step.
+
+    Returns the sum of the losses of this process's tokens, a float64 scalar on the device.
+    """
     if engine.pipeline is not None:
         return _by_stages(engine, engine.pipeline, group)
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -22,16 +24,16 @@ def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor
         with engine.unsynced(skip=i + 1 < len(group.batches)):
             with engine.autocast(), engine.spread():
                 loss = carrying.loss(engine.wrapped, engine.place(batch))
-            # Gradients are averaged over the batches of a time; their number makes it a sum of shares.
+            # Data parallelism averages gradients over the ranks; the factor `data_world` makes it a sum.
             engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
         total += loss.detach().double() * weight
     return total
 
 
 def _by_stages(engine: Engine, pipeline: "Pipeline", group: Group) -> torch.Tensor:
-    """The same, where the batches of the step are microbatches."""
+    """Run the batches of the step as microbatches of the pipeline."""
     assert engine.mesh is not None
-    # Gradients are averaged over the parts of a copy, and summed over copies.
+    # Gradients are averaged over the shards of a replica, and summed over replicas.
     shares = [float(weight * engine.mesh.size("shard") / group.total) for weight in group.weights]
     losses = pipeline.step([engine.place(batch) for batch in group.batches], shares)
     if engine.mesh.size("data") > 1:

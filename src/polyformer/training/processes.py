@@ -1,4 +1,4 @@
-"""The processes of a run as accelerate knows them."""
+"""The processes of a run, through accelerate."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 def open_accelerator(device: str, timeout: float | None) -> "Accelerator":
-    """This program's, on "cpu" or "cuda"; timeout: seconds that processes wait for one another, None torch's.
+    """Return the accelerator of this program on "cpu" or "cuda".
 
-    Raises `InputError` where the launcher asks for sharding of its own, or another process does not come.
+    timeout: seconds that processes wait for each other; None uses torch's default. Raises `InputError` if the
+    launcher is configured for its own sharding, or if another process does not join.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState, PartialState
 
-    # accelerate keeps one state per program; a second run, alone in it, may choose differently.
+    # accelerate keeps global state; a second run with a single process may use another device.
     earlier = {**PartialState._shared_state, **AcceleratorState._shared_state}
     chosen = (device, "no")
     if earlier.get("num_processes") == 1 and chosen != (

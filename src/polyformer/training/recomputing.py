@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass: the switch `recompute` on parts of a model."""
+"""Activation checkpointing: the switch `recompute` on submodules of a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError
 
 
 def check_recomputing(model: nn.Module, wanted: bool) -> None:
-    """Raises `InputError` where no part of `model` can compute its activations again but that is wanted."""
+    """Raise `InputError` if recomputation is `wanted` but no submodule of `model` supports it."""
     if wanted and not _switches(model):
         raise InputError(
             f"recompute: no part of {type(model).__name__} has an attribute 'recompute', so it cannot "
@@ -20,7 +20,7 @@ def check_recomputing(model: nn.Module, wanted: bool) -> None:
 
 @contextmanager
 def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Sets `recompute` on every part of `model` that has the switch, and puts it back at the end."""
+    """Set `recompute` on every submodule of `model` that has the switch, and restore it at the end."""
     parts = _switches(model)
     before = [part.recompute for part in parts]
     for part in parts:

@@ -1,4 +1,4 @@
-"""What a resumed run keeps of the way it was computed, so that its bits stay those of one never stopped."""
+"""Settings that a resumed run takes from its checkpoint, to match an uninterrupted run bit by bit."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from polyformer.training.environment import PROCESSOR, THREADS, differences, ver
 
 
 def choose_threads(engine: Engine, model: nn.Module, saved: dict[str, Any] | None) -> tuple[int, list[str]]:
-    """How many threads train `model`, and what to say of a run whose state is `saved`.
+    """Return the number of threads to train `model` with, and notes for the user; `saved`: the resumed state.
 
-    A resumed run computes with as many as it began with, if nothing else is asked for: sums split
-    otherwise round otherwise.
+    By default a resumed run uses the number of threads of its start: a sum split differently rounds
+    differently.
     """
     own = engine.config.threads or usual_threads(model)
     if saved is None:
@@ -30,9 +30,9 @@ def choose_threads(engine: Engine, model: nn.Module, saved: dict[str, Any] | Non
 
 
 def choose_kernels(engine: Engine, saved: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
-    """The choices of tuning that the run whose state is `saved` was made with, and what to say of them.
+    """Return the tuning choices of the run with the state `saved`, and notes for the user.
 
-    Another machine goes on with its own: there nothing would keep the bits.
+    On another machine the choices are not reused: the results would differ in the last bits anyway.
     """
     before = {} if saved is None else saved.get("tuning", {})
     now = engine.machine()

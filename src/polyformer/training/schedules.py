@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the step.
 
 `factor(step, steps)` multiplies the optimizer's `lr` at update number `step` (the first is 1) of `steps`.
-Nothing to save or restore; as a torch scheduler:
+There is no state to save or restore. As a torch scheduler:
 `LambdaLR(optimizer, lambda done: schedule.factor(done + 1, steps))`.
 """
 
@@ -15,7 +15,9 @@ from polyformer.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Config):
-    """Base of the schedules: a linear rise over the first `warmup` steps, then `decay`."""
+    """Base of the schedules: a linear warm-up over the first `warmup` steps, then `decay`."""
+
+    option: ClassVar[str] = "schedule.kind"
 
     warmup: int = 0  # steps until the factor is 1
 
@@ -24,38 +26,38 @@ class ScheduleConfig(Config):
             raise InputError(f"warmup: expected a number of steps, 0 or more, got {self.warmup}")
 
     def factor(self, step: int, steps: int) -> float:
-        """What `lr` is multiplied by at update `step` (1 is the first) of `steps`."""
+        """Return the factor of `lr` at update `step` (1 is the first) of `steps`."""
         return step / self.warmup if step < self.warmup else self.decay(step, steps)
 
     def decay(self, step: int, steps: int) -> float:
-        """The factor at a `step` that is not before the end of the warm-up."""
+        """Return the factor at a `step` after the warm-up."""
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
-        """How much of the time after the warm-up has gone: 1 at the last step, and after it."""
+        """Return the completed fraction of the steps after the warm-up: 1 from the last step on."""
         return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
 
 
 def check_floor(floor: float) -> None:
-    """Raises `InputError` unless `floor` is a factor from 0 to 1."""
+    """Raise `InputError` unless `floor` is a factor from 0 to 1."""
     if not 0.0 <= floor <= 1.0:
         raise InputError(f"floor: expected a factor from 0 to 1, got {floor}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(ScheduleConfig):
-    """`lr` all the time, after the warm-up if there is one."""
+    """Constant schedule: the learning rate stays at `lr` after the warm-up."""
 
     kind: ClassVar[str] = "constant"
 
     def decay(self, step: int, steps: int) -> float:
-        """1 at every step."""
+        """Return 1 at every step."""
         return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(ScheduleConfig):
-    """Straight from 1 down to `floor` at the last step."""
+    """Linear schedule: the learning rate decays linearly to `floor` of its peak."""
 
     kind: ClassVar[str] = "linear"
     paper: ClassVar[str] = "Devlin et al. 2019 (BERT), A.2"
@@ -67,13 +69,13 @@ class Linear(ScheduleConfig):
         check_floor(self.floor)
 
     def decay(self, step: int, steps: int) -> float:
-        """1 - (1 - floor) * progress."""
+        """Return 1 - (1 - floor) * progress."""
         return 1.0 - (1.0 - self.floor) * self.progress(step, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(ScheduleConfig):
-    """Half a cosine from 1 down to `floor` at the last step."""
+    """Cosine schedule: the learning rate decays along half a cosine to `floor` of its peak."""
 
     kind: ClassVar[str] = "cosine"
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (SGDR), equation 5, one period"
@@ -85,13 +87,16 @@ class Cosine(ScheduleConfig):
         check_floor(self.floor)
 
     def decay(self, step: int, steps: int) -> float:
-        """floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
+        """Return floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * self.progress(step, steps)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot(ScheduleConfig):
-    """min(step / warmup, sqrt(warmup / step)): `lr` is the peak, reached at step `warmup`."""
+    """Inverse square root: the learning rate rises linearly, then decays as 1 / sqrt(step).
+
+    min(step / warmup, sqrt(warmup / step)): `lr` is the peak, reached at step `warmup`.
+    """
 
     kind: ClassVar[str] = "inverse-sqrt"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3, divided by its peak"
@@ -99,13 +104,16 @@ class InverseSquareRoot(ScheduleConfig):
     warmup: int = 4000
 
     def decay(self, step: int, steps: int) -> float:
-        """sqrt(warmup / step)."""
+        """Return sqrt(warmup / step)."""
         return math.sqrt(max(1, self.warmup) / step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noam(ScheduleConfig):
-    """hidden_size^-0.5 * min(step^-0.5, step * warmup^-1.5): the paper's own rate, where `lr` is 1."""
+    """Noam schedule: linear warm-up, then 1 / sqrt(step), scaled by the hidden size.
+
+    hidden_size^-0.5 * min(step^-0.5, step * warmup^-1.5): the learning rate of the paper if `lr` is 1.
+    """
 
     kind: ClassVar[str] = "noam"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3"
@@ -120,9 +128,9 @@ class Noam(ScheduleConfig):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """With a width, which has no default."""
+        """Return an example with a hidden size, which has no default."""
         return (cls(hidden_size=512),)
 
     def factor(self, step: int, steps: int) -> float:
-        """The rate itself: it has its own warm-up."""
+        """Return the learning rate of the paper, which includes the warm-up."""
         return self.hidden_size**-0.5 * min(step**-0.5, step * self.warmup**-1.5)

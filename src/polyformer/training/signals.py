@@ -1,8 +1,9 @@
-"""Signals that ask a run to save: heeded at the end of the step under way.
+"""Signals that request a checkpoint, handled at the end of the current step.
 
-SIGINT (Ctrl-C) and SIGTERM (a cluster that takes the machine away): write a checkpoint and stop. A second
-SIGINT stops at once. SIGUSR1 (a cluster's warning some time before, such as Slurm's --signal=USR1@120): write
-a checkpoint and go on, so that the time that is left is not lost; the SIGTERM that follows writes another.
+SIGINT (Ctrl-C) and SIGTERM (for example from a cluster that reclaims the machine): write a checkpoint and
+stop. A second SIGINT stops immediately. SIGUSR1 (an early warning of a cluster, such as Slurm's
+--signal=USR1@120): write a checkpoint and continue, to use the remaining time; the SIGTERM that follows
+writes another checkpoint.
 """
 
 import os
@@ -19,14 +20,14 @@ WARNING = getattr(signal, "SIGUSR1", None)  # Windows has none
 
 
 def ignore(number: int, frame: FrameType | None) -> None:
-    """A handler that does nothing; unlike SIG_IGN it is not inherited by programs that are started."""
+    """Do nothing, as a signal handler; unlike SIG_IGN it is not inherited by child processes."""
 
 
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler, ignore)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the run after `step`, whose checkpoint is written."""
+    """The exception for a run that a signal stopped after `step`; the checkpoint of `step` is written."""
 
     def __init__(self, number: int, step: int) -> None:
         self.signal, self.step = signal.Signals(number), step
@@ -35,9 +36,9 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Asked:
-    """What signals have asked for: the number of one that stops the run, or 0; a checkpoint now.
+    """The requests of signals: `stop` the run, by the number of the signal or 0; `save` a checkpoint now.
 
-    failed: whether a checkpoint could not be written in the background, of which processes hear with it.
+    failed: whether a checkpoint could not be written in the background; processes share it with the requests.
     """
 
     stop: int = 0
@@ -46,9 +47,9 @@ class Asked:
 
 
 class Signals:
-    """While it is entered, remembers signals instead of dying of them. Handlers of the program's own stay.
+    """A context that records signals instead of terminating. Handlers set by the program are kept.
 
-    Only a program's main thread can handle signals; in any other this does nothing.
+    Only the main thread of a program can handle signals; in any other thread this does nothing.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Signals:
             signal.signal(number, handler)
 
     def take(self) -> Asked:
-        """What has been asked for; a checkpoint is asked for once."""
+        """Return the requests so far; a request for a checkpoint is returned only once."""
         asked, self.asked = self.asked, Asked(self.asked.stop)
         return asked
 
@@ -79,7 +80,7 @@ class Signals:
             raise KeyboardInterrupt
         self.asked = Asked(number, self.asked.save)
         name = signal.Signals(number).name
-        # Not print: the signal may have come in the middle of one.
+        # os.write instead of print, because the signal may have interrupted a print.
         text = f"\npolyformer: {name}: stopping after this step" + (
             " (once more to stop at once)\n" if number == signal.SIGINT else "\n"
         )
@@ -89,7 +90,7 @@ class Signals:
 
 @contextmanager
 def surviving_warnings() -> Iterator[None]:
-    """A SIGUSR1 while data are read or results are written, when there is nothing to save, kills nobody."""
+    """Ignore SIGUSR1 while data are read or results are written, because there is no progress to save."""
     main = threading.current_thread() is threading.main_thread()
     if WARNING is None or not main or signal.getsignal(WARNING) is not signal.SIG_DFL:
         yield

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in memory: as it lies there, or a copy that training no longer changes."""
+"""The content of a checkpoint in memory: references to the live tensors, or a copy."""
 
 import copy
 import dataclasses
@@ -19,15 +19,15 @@ from polyformer.training.state import MEMORY, Progress, write_state
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds of a run, or this process's part of it."""
+    """The content of a checkpoint of a run, or the shard of this process."""
 
     progress: Progress
-    weights: dict[str, Tensor]  # and buffers, by their names in the model; tied ones are one object
+    weights: dict[str, Tensor]  # and buffers, by their names in the model; tied tensors are the same object
     optimizer: dict[str, Tensor]  # by NAME/KEY
-    kind: dict[str, Any]  # the optimizer's class, and its state that is no tensor
-    machine: dict[str, Any]  # what computes
-    tuning: dict[str, Any]  # the choices that it computes with
-    carried: State | None  # what the model remembers of the last batches
+    kind: dict[str, Any]  # the optimizer class, and its state that is not a tensor
+    machine: dict[str, Any]  # the hardware
+    tuning: dict[str, Any]  # the tuning choices in use
+    carried: State | None  # memory of the last batches, for a recurrent model
 
     @classmethod
     def of(
@@ -38,13 +38,13 @@ class Snapshot:
         machine: dict[str, Any],
         carried: State | None,
     ) -> Self:
-        """That of a run as it lies in memory."""
+        """Return a snapshot that references the tensors of a run."""
         memory, scalars = optimizer_state(model, optimizer)
         kind = {"kind": type(optimizer).__name__, "scalars": scalars}
         return cls(progress, model.state_dict(keep_vars=True), memory, kind, machine, recorded(), carried)
 
     def copied(self) -> Self:
-        """The same on the CPU, whatever becomes of the run's; tied tensors are one object still."""
+        """Return a copy on the CPU that training does not change; tied tensors stay the same object."""
         copies: dict[int, Tensor] = {}
 
         def own(tensor: Tensor) -> Tensor:
@@ -61,19 +61,21 @@ class Snapshot:
             carried=None if self.carried is None else self.carried.map(own),
         )
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # copies to pinned memory are on their way
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous
         return snapshot
 
     def write_rest(self, folder: Path, digests: dict[str, str] | None = None) -> None:
-        """Write into a checkpoint's folder all that is not of model and optimizer; `digests` of files of
-        these that `write_state` does not make."""
+        """Write the files of a checkpoint except the model and the optimizer into `folder`.
+
+        digests: checksums of model and optimizer files that `write_state` does not compute.
+        """
         if self.carried is not None:
             save_tensors(folder / MEMORY, state_tensors(self.carried))
         write_state(folder, self.progress, self.kind, versions(), self.machine, self.tuning, digests)
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy of `tensor` on the CPU; of a divided one this process's part, which says so still."""
+    """Return a copy of `tensor` on the CPU; of a sharded tensor, a sharded copy of the local shard."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         copied = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

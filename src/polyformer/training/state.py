@@ -1,4 +1,4 @@
-"""state.json of a checkpoint: where a run stands, with a checksum, checked when it is read."""
+"""The file state.json of a checkpoint: the progress of a run, with a checksum verified on reading."""
 
 import dataclasses
 import hashlib
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import read_bounded
-from polyformer.core.parsing import JSON_BYTES, parse_json
+from polyformer.core.files import open_file, read_bounded
+from polyformer.core.limits import JSON_BYTES
+from polyformer.core.parsing import parse_json
 
 FORMAT = 2
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-MEMORY = "memory.safetensors"  # only of a model that remembers
-MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders in place of the files, of a divided model
+MEMORY = "memory.safetensors"  # only for a recurrent model
+MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders instead of the files, for a sharded model
 CHECKSUM = "checksum"
 PREFIX = "step-"
 
@@ -28,20 +29,20 @@ PARTS = {
 
 
 class FormatError(InputError):
-    """A checkpoint of another version: whole, but not for this one."""
+    """The error for a checkpoint of another format version, which is not damaged."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands after `step` updates.
+    """The progress of a run after `step` updates.
 
-    Random states need no place: every step seeds its own from `seed`.
+    Random states are not included: every step seeds them from `seed`.
     """
 
     seed: int
     step: int = 0
     epoch: int = 0
-    used: int = 0  # batches of the epoch that are used
+    used: int = 0  # batches of the epoch used so far
     best: float | None = None  # best value of the task's metric so far
     best_step: int | None = None
     stale: int = 0  # evaluations in a row without a new best
@@ -51,9 +52,9 @@ class Progress:
     scaler: dict[str, Any] = field(default_factory=dict)  # loss scale of fp16
 
     def compare(self, value: float, direction: Literal["min", "max"]) -> bool:
-        """Take note of an evaluation, whose values are best in `direction`; says whether it is the best."""
+        """Record an evaluation, better in `direction`; return whether it is the best so far."""
         sign = 1.0 if direction == "min" else -1.0
-        # A value that is not a number is never the best: every comparison with it is false.
+        # NaN is never the best: every comparison with it is false.
         improved = value == value and (self.best is None or sign * value < sign * self.best)
         if improved:
             self.best, self.best_step, self.stale = value, self.step, 0
@@ -71,7 +72,7 @@ def write_state(
     tuning: dict[str, Any],
     digests: dict[str, str] | None = None,
 ) -> None:
-    """Write state.json beside the files of tensors in `folder`; digests: of its files that are known."""
+    """Write state.json next to the tensor files in `folder`; digests: checksums that are already known."""
     state = {
         "format": FORMAT,
         "progress": dataclasses.asdict(progress),
@@ -93,12 +94,12 @@ def write_state(
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What state.json of the checkpoint `path` holds; "progress" is a `Progress`.
+    """Return the content of state.json of the checkpoint `path`; "progress" is a `Progress`.
 
-    Raises `InputError` for what is missing, damaged, edited, or written in another format.
+    Raises `InputError` if the file is missing, damaged, edited, or written in another format.
     """
     file = path / STATE
-    # A metric may be no number.
+    # A metric may be NaN.
     state = parse_json(read_bounded(file, JSON_BYTES), file, dict, finite=False)
     if not isinstance(state.get("format"), int):
         raise InputError(f"{file} is not the state of a training run")
@@ -120,7 +121,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_progress(out: Path, progress: Progress, seed: int, steps: int) -> None:
-    """Raises `InputError` where the run in `out` is not one of `seed` that can end at `steps`."""
+    """Raise `InputError` if the run in `out` has another seed, or is already past `steps`."""
     if progress.seed != seed:
         raise InputError(f"seed: the run in {out} has {progress.seed}, got {seed}; use the same one")
     if progress.step > steps:
@@ -130,28 +131,28 @@ def check_progress(out: Path, progress: Progress, seed: int, steps: int) -> None
 
 
 def checksum(state: dict[str, Any]) -> str:
-    """SHA-256 of `state` as JSON with sorted names."""
+    """Return the SHA-256 of `state` as JSON with sorted names."""
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of the bytes of a file."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def has_parts(path: Path) -> bool:
-    """Whether the checkpoint `path` is of a divided model: a file of each process, not of each kind."""
+    """Return whether the checkpoint `path` is sharded: it has a file per process."""
     return (path / MODEL_PARTS).is_dir()
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
+    """Return the step in the name of a checkpoint folder."""
     return int(path.name.removeprefix(PREFIX))
 
 
 def _progress(file: Path, values: Any) -> Progress:
-    """`values` as a `Progress` that can be; the folder's name says its step as well."""
+    """Return `values` as a valid `Progress`; the step must match the name of the folder."""
     names = {field.name for field in dataclasses.fields(Progress)}
     if not isinstance(values, dict) or set(values) != names:
         raise InputError(f"{file} is not the state of a training run")

@@ -1,4 +1,4 @@
-"""The numbers of training steps that have not yet left the device: a device is asked for them once a row."""
+"""Sums over training steps that stay on the device, which is read only once per row of metrics."""
 
 import torch
 
@@ -7,7 +7,7 @@ from polyformer.training.feed import Group
 
 
 class Tally:
-    """Sums over the steps of this process since they were last asked for; `norm` is the last gradient's."""
+    """The sums over the steps of this process since the last `collect`; `norm` is the last gradient norm."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -15,28 +15,30 @@ class Tally:
         self.weight = 0  # labelled tokens
         self.loss = self._number(0.0)  # times labelled tokens
         self.norm = self._number(0.0)
-        self.bad = self._number(float("inf"))  # first step whose loss or gradient is not finite
+        self.bad = self._number(float("inf"))  # first step with a loss or gradient that is not finite
 
     def _number(self, value: float) -> torch.Tensor:
         return torch.tensor(value, dtype=torch.float64, device=self.engine.device)
 
     def add(self, step: int, group: Group, loss: torch.Tensor, norm: torch.Tensor) -> None:
-        """A step on `group`: the sum of its loss over labelled tokens, and the norm of its gradient."""
+        """Add a step on `group`: the sum of its loss over labelled tokens, and the norm of its gradient."""
         self.loss += loss
         self.weight += sum(group.weights)
         self.tokens += group.tokens
         self.norm = norm
-        # Loss scaling of fp16 skips updates whose gradient overflows: only the loss tells.
+        # Loss scaling of fp16 skips updates after a gradient overflow, so only the loss is checked.
         telltale = self.loss if self.engine.scaler.is_enabled() else self.loss + norm
         self.bad = torch.where(telltale.isfinite(), self.bad, self.bad.clamp(max=step))
 
     def mean(self) -> float:
-        """The mean loss of this process."""
+        """Return the mean loss of this process."""
         return float(self.loss) / max(self.weight, 1)
 
     def collect(self) -> tuple[float, float, float, float]:
-        """The loss, the labelled tokens and the tokens of all processes, and the first step that was not
-        finite; the sums begin again, but for tokens. All processes call it."""
+        """Return loss, labelled tokens and tokens of all processes, and the first step that was not finite.
+
+        Resets the sums except the tokens. Collective: all processes call it.
+        """
         mine = torch.stack([self.loss, self._number(self.weight), self._number(self.tokens), self.bad])
         losses, weights, tokens, bad = zip(*self.engine.rows(mine))
         self.loss.zero_()

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task: batches, a loss, and how good the model is."""
+"""The interface between the training loop and tasks: batches, a loss, and an evaluation."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -14,105 +14,110 @@ Item = TypeVar("Item")
 
 
 class Evaluators(Protocol):
-    """The processes that share an evaluation: an `accelerate.Accelerator`, as far as tasks need one."""
+    """The processes that share an evaluation: the part of an `accelerate.Accelerator` that tasks use."""
 
     @property
     def process_index(self) -> int:
-        """Which of them this one is."""
+        """Return the index of this process."""
         ...
 
     @property
     def num_processes(self) -> int:
-        """How many there are."""
+        """Return the number of processes."""
         ...
 
     def reduce(self, tensor: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """The sum ("sum") of the tensors of all, of one shape."""
+        """Return the sum ("sum") of the tensors of all processes, which have the same shape."""
         ...
 
 
 @runtime_checkable
 class Task(Protocol):
-    """One way to train a model. The loop knows tasks only through this."""
+    """A training task. The loop uses tasks only through this interface."""
 
     @property
     def best(self) -> str:
-        """The name of the metric, among those of `evaluate`, that decides which checkpoint is best."""
+        """Return the name of the metric of `evaluate` that determines the best checkpoint."""
         ...
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether a smaller ("min") or a larger ("max") `best` metric is better."""
+        """Return whether a smaller ("min") or a larger ("max") `best` metric is better."""
         ...
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
-        """The batches of one pass over the data that this process takes, as CPU tensors.
+        """Yield the batches of one epoch for this process, as CPU tensors.
 
-        An epoch is one fixed sequence of batches, the same on every process and every call: a function of
-        the task's seed and `epoch` (0, 1, ...) alone, never of global random state. The first `skip` batches
-        of it (counted over all processes) are used already; of the rest this process takes those at `rank`,
-        `rank + world`, `rank + 2 * world`, ... (`share` below does it; where making a batch is dear, skip
-        without making it). Batches may differ in size, and be of any number.
+        An epoch is one fixed sequence of batches, the same on every process and in every call: a function
+        only of the task's seed and `epoch` (0, 1, ...), never of global random state. The first `skip`
+        batches of the sequence (counted over all processes) are already used; of the rest this process takes
+        the batches `rank`, `rank + world`, `rank + 2 * world`, ... (`share` below implements this; if a batch
+        is expensive to make, skip without making it). Batches may differ in size, and there may be any number
+        of them.
         """
         ...
 
     def weight(self, batch: Batch) -> int:
-        """How many labelled tokens (or items) the mean of `loss` runs over. Called on the CPU tensors."""
+        """Return the number of labels (tokens or items) in the mean of `loss`, from the CPU tensors."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The mean loss over the labelled tokens of `batch`: a scalar to differentiate.
+        """Return the mean loss over the labelled tokens of `batch`: a differentiable scalar.
 
-        `model` may be wrapped (data parallel, compiled): call it as `model(**batch)`, read no attribute.
+        `model` may be wrapped (data parallel, compiled): call it as `model(**batch)`, and read no attribute.
         """
         ...
 
     def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
-        """Metrics on held-out data, the same on every process; called on all of them, without gradients.
+        """Return metrics on held-out data, the same on every process; called on all, without gradients.
 
         `model` is the plain module in evaluation mode. Share the work by `accelerator.process_index` and
         `accelerator.num_processes`, add up with `accelerator.reduce` or `accelerator.gather`.
-        An empty mapping says there is nothing to evaluate on.
+        An empty mapping means that there is no evaluation data.
         """
         ...
 
 
 @runtime_checkable
 class ContinuedTask(Task, Protocol):
-    """A task whose batches may go on with the texts of the batch before, row by row.
+    """A task with batches that may continue the texts of the previous batch, row by row.
 
-    Then each process takes its rows of every batch (`share_rows`), and `skip` of `batches` counts batches
-    that all of them have read. The loss of a batch without a labelled token is 0.
+    In this case each process takes its rows of every batch (`share_rows`), and `skip` of `batches` counts
+    batches that all of them have read. The loss of a batch without a labelled token is 0.
     """
 
     @property
     def continues(self) -> bool:
-        """Whether they do."""
+        """Return whether batches continue the previous texts."""
         ...
 
     def loss_after(
         self, model: nn.Module, batch: Batch, state: State | None
     ) -> tuple[torch.Tensor, State | None]:
-        """As `loss`, of a model that remembers: after the state that the batch before left (None before the
-        first one); and the state that this one leaves, detached."""
+        """Return the loss, as `loss`, of a recurrent model, and its state after the batch, detached.
+
+        state: the state after the previous batch; None before the first batch.
+        """
         ...
 
 
 @runtime_checkable
 class ConcludedTask(Task, Protocol):
-    """A task that measures more of the final weights than of those on the way."""
+    """A task with additional metrics of the final weights."""
 
     def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
-        """Metrics by the name of what they are measured on; called as `evaluate` is."""
+        """Return metrics by the name of their data; called in the same way as `evaluate`."""
         ...
 
 
 def share(sequence: Iterable[Item], skip: int, rank: int, world: int) -> Iterator[Item]:
-    """The items of `sequence` after the first `skip` that fall to process `rank` of `world`."""
+    """Return the items of `sequence` after the first `skip` for process `rank` of `world`."""
     return islice(sequence, skip + rank, None, world)
 
 
 def share_rows(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """The rows of `tensor` [B, ...] that fall to process `rank` of `world`: neighbours, so that the shares of
-    all processes one after another are the tensor."""
+    """Return the rows of `tensor` [B, ...] for process `rank` of `world`.
+
+    The rows are contiguous: the concatenated shares of all processes are the tensor.
+    """
     return tensor.tensor_split(world)[rank]

@@ -1,1 +1,1 @@
-"""Models of recorded episodes, tried in environments: returns asked for and achieved."""
+"""Models of recorded episodes in environments: target returns and achieved returns."""

@@ -1,4 +1,4 @@
-"""Returns achieved beside those asked for: as lines of text, and drawn."""
+"""Achieved returns compared with target returns, as lines of text and as a figure."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ import numpy as np
 from polyformer.core.figures import new_figure, save_figure
 
 Achieved = Mapping[float, Sequence[float]]
-"""By the return that was asked for, the returns of the episodes."""
+"""The returns of the episodes by target return."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One picture: what was achieved, whose spread is a band, and levels to compare with, by their names."""
+    """A panel of the figure: achieved returns with a band of their spread, and reference levels by name."""
 
     title: str
     achieved: Achieved
@@ -22,7 +22,7 @@ class Panel:
 
 
 def returns_table(achieved: Achieved, mean_return: float | None) -> list[str]:
-    """A line for each return asked for: mean, standard deviation, least and largest of what was achieved."""
+    """Return a line per target return: mean, deviation, minimum and maximum of the achieved returns."""
     lines = [f"{'asked':>10}{'achieved':>12}{'deviation':>12}{'least':>10}{'largest':>10}"]
     for asked, returns in sorted(achieved.items()):
         lines.append(
@@ -35,7 +35,7 @@ def returns_table(achieved: Achieved, mean_return: float | None) -> list[str]:
 
 
 def draw_returns(path: Path, panels: Sequence[Panel]) -> None:
-    """Into `path`, side by side; the band is a standard deviation. `InputError` without matplotlib."""
+    """Draw the panels to `path`; bands are one standard deviation. Raises `InputError` without matplotlib."""
     figure = new_figure(5 * len(panels), 4.2)
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         asked = sorted(panel.achieved)

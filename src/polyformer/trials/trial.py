@@ -1,7 +1,7 @@
-"""Episodes that a Decision Transformer acts in, asked for returns: what it achieves. Chen et al. 2021,
-section 3: the return to go begins as the one that is wanted, and each reward is taken off it.
+"""Episodes in which a Decision Transformer acts, conditioned on target returns. Chen et al. 2021, section 3.
 
-Choices are drawn from the probabilities that the model gives them, as in the paper's code for Atari.
+The return-to-go starts at the target return, and each reward is subtracted from it. Discrete actions are
+sampled from the model's probabilities, as in the paper's code for Atari.
 """
 
 import contextlib
@@ -21,11 +21,10 @@ from polyformer.tasks.act import Acting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Where and how often it is tried. The same trial of the same model has the same episodes.
+    """Options of a trial. The same trial of the same model has the same episodes.
 
-    environment, options, wrappers: as gymnasium names and makes it. returns: those to ask for.
-    episodes: for each of them, all side by side. max_steps: where an episode is cut (by default where the
-    environment cuts it).
+    environment, options, wrappers: as in gymnasium. returns: target returns. episodes: per target return; all
+    run as a batch. max_steps: limit of an episode (default: the environment's limit).
     """
 
     environment: str
@@ -37,7 +36,7 @@ class Trial:
     seed: int = 0
 
     def make(self) -> Any:
-        """An environment of the trial."""
+        """Make an environment of the trial."""
         return make_environment(self.environment, self.options, self.wrappers)
 
     def __post_init__(self) -> None:
@@ -60,7 +59,10 @@ class Actor:
 
     @torch.no_grad()
     def act(self, observations: np.ndarray, returns: np.ndarray, step: int) -> np.ndarray:
-        """The actions of this step, choices [N] or vectors [N, A]; observations [N, S], returns to go [N]."""
+        """Return the actions of this step, choices [N] or vectors [N, A].
+
+        observations: [N, S]. returns: returns-to-go [N].
+        """
         states = self._tensor(self.task.scaled_states(observations))
         wanted = self._tensor(self.task.scaled_returns(returns))[:, None]
         steps = torch.full((len(states),), step, device=self.device)
@@ -73,7 +75,7 @@ class Actor:
         return torch.multinomial(chances, 1, generator=self.generator)[:, 0].numpy()
 
     def took(self, actions: np.ndarray, going: np.ndarray) -> None:
-        """What was done in this step, and which episodes [N] (true or false) go on: the others leave."""
+        """Record the actions of this step; keep only the episodes that continue (`going`: booleans [N])."""
         vectors = np.eye(len(self.task.usual))[actions] if self.task.config.discrete else actions
         self.previous = self._tensor(vectors)
         if not going.all() and self.state is not None:
@@ -85,16 +87,16 @@ class Actor:
 
 
 def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[float, list[float]]:
-    """The returns of the episodes for each return that is asked for.
+    """Return the achieved returns of the episodes by target return.
 
-    Raises `InputError` for an environment that the model does not fit.
+    Raises `InputError` for an environment that does not match the model.
     """
     steps, goals = _steps(model, task, trial), tuple(dict.fromkeys(trial.returns))
     asked = np.repeat(np.array(goals, np.float64), trial.episodes)
     total, alive = np.zeros(len(asked)), np.arange(len(asked))
     actor = Actor(model, task, trial.seed)
     with contextlib.closing(side_by_side(len(asked), trial.make)) as environments:
-        # every return is asked for in the same episodes
+        # all target returns share the same seeds
         seeds = [trial.seed * trial.episodes + number for number in range(trial.episodes)]
         seen, _ = environments.reset(seed=seeds * len(goals))
         space = environments.single_action_space
@@ -115,7 +117,7 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
 
 
 def _steps(model: TrajectoryTransformer, task: Acting, trial: Trial) -> int:
-    """The most steps of an episode; `InputError` for an environment of other sizes, or too long episodes."""
+    """Return the limit of steps; raises `InputError` for other sizes than the model's or long episodes."""
     environment = trial.make()
     limit, actions = environment.spec.max_episode_steps, environment.action_space
     discrete = hasattr(actions, "n")

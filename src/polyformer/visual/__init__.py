@@ -1,1 +1,1 @@
-"""Models made visible."""
+"""Pictures and pages that show models, patterns and position schemes."""

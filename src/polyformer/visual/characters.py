@@ -1,7 +1,8 @@
 """Pictures as text: half blocks and shades, never wider than the terminal.
 
-A character is about twice as high as wide. Where the picture fits, a character is two queries and one key
-and shows both of them; where it does not, one is 2s queries and s keys and its shade says how many are set.
+A character is about twice as high as wide. If the picture fits, a character represents two queries and one
+key and shows both pairs; otherwise it represents 2s queries and s keys, and its shade shows how many pairs
+are set.
 """
 
 import dataclasses
@@ -14,12 +15,14 @@ from torch import Tensor
 from polyformer.visual.pattern import FULL, SKIPPED, PatternPicture, labels, span
 
 LEAST = 16
-"""Columns below which a picture rather loses its margins."""
+"""The number of columns below which a picture loses its margins."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Characters:
-    """`halves`: none, upper, lower, both; `shades`: from none to all; `work`: skipped, full, masked."""
+    """The characters: `halves`: none, upper, lower, both; `shades`: none to all; `work`: skipped, full,
+    masked.
+    """
 
     halves: str = " ▀▄█"
     shades: str = " ░▒▓█"
@@ -31,7 +34,7 @@ ASCII = Characters(halves=" '.:", shades=" .:*#", work=".#+")
 
 
 def characters(encoding: str | None) -> Characters:
-    """Those that a terminal of this encoding can show."""
+    """Return the characters that a terminal of this encoding can show."""
     try:
         "".join(dataclasses.astuple(Characters())).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -40,7 +43,7 @@ def characters(encoding: str | None) -> Characters:
 
 
 def pattern_text(panels: list[PatternPicture], width: int, signs: Characters = BLOCKS) -> str:
-    """The mask, the layout and the counts of every panel, in lines of at most `width` characters."""
+    """Return the mask, the layout and the counts of every panel, in lines of at most `width` characters."""
     lines: list[str] = []
     for panel, label in zip(panels, labels(panels)):
         place = Margins(panel.counts, panel.mask.shape[1], width)
@@ -59,7 +62,7 @@ def pattern_text(panels: list[PatternPicture], width: int, signs: Characters = B
 
 
 class Margins:
-    """How many keys a character holds, and what stands left (queries) and right (counts) of the picture."""
+    """The number of keys per character, and the margins left (queries) and right (counts) of the picture."""
 
     def __init__(self, counts: list[int], keys: int, width: int):
         self.counts = counts
@@ -69,7 +72,7 @@ class Margins:
         self.step = max(1, -(-keys // max(1, width - self.left - self.right)))
 
     def beside(self, cells: list[str]) -> list[str]:
-        """The lines of a picture with their margins."""
+        """Return the lines of a picture with their margins."""
         if not self.left:
             return cells
         rows = 2 * self.step
@@ -80,12 +83,12 @@ class Margins:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Words in lines; a word longer than a line is cut."""
+    """Return words in lines; a word longer than a line is cut."""
     return textwrap.wrap(text, max(1, width))
 
 
 def mask_cells(mask: Tensor, step: int, signs: Characters) -> list[str]:
-    """A bool picture in characters of `2 * step` rows and `step` columns."""
+    """Return a bool picture in characters of `2 * step` rows and `step` columns."""
     if step > 1:
         return shades(mask.double(), step, signs)
     rows = F.pad(mask.int(), (0, 0, 0, mask.shape[0] % 2))
@@ -93,14 +96,14 @@ def mask_cells(mask: Tensor, step: int, signs: Characters) -> list[str]:
 
 
 def work_cells(work: Tensor, step: int, signs: Characters) -> list[str]:
-    """A layout in such characters; one of several kinds is in part masked."""
+    """Return a layout in characters of the same size; a character with several kinds is shown as masked."""
     skipped, full = (reduced((work == state).double(), step) for state in (SKIPPED, FULL))
     kinds = (skipped < 1).int() * 2 - (full == 1).int()
     return _lines(kinds, lambda value: signs.work[int(value)])
 
 
 def shades(values: Tensor, step: int, signs: Characters) -> list[str]:
-    """Values from 0 to 1 in such characters; what is above 0 is never blank, and only 1 is solid."""
+    """Return values from 0 to 1 in such characters; a value above 0 is never blank, and only 1 is solid."""
     last = len(signs.shades) - 1
 
     def shade(value: float) -> str:
@@ -110,7 +113,7 @@ def shades(values: Tensor, step: int, signs: Characters) -> list[str]:
 
 
 def reduced(values: Tensor, step: int) -> Tensor:
-    """Means over cells of `2 * step` rows and `step` columns; those at the edges are of what is there."""
+    """Return means over cells of `2 * step` rows and `step` columns; cells at the edges may be incomplete."""
     return F.avg_pool2d(values[None], (2 * step, step), ceil_mode=True, count_include_pad=False)[0]
 
 

@@ -1,4 +1,8 @@
-"""What a model costs at each length, measured on the meta device, where nothing is computed."""
+"""The cost of a model at each length, measured on the meta device, without computing any numbers.
+
+If the cost of a part depends on numbers, the part states its assumptions for the meta device: clusters and
+experts of equal size, the spans of a new model, tokens that pass all layers.
+"""
 
 import dataclasses
 from typing import Any
@@ -7,17 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.model import Transformer
+from polyformer.model import Transformer, VisionTransformer
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One text of `length` tokens (for an encoder-decoder: a source and a target of that length).
+    """The cost of one text, or image, of `length` tokens (for an encoder-decoder: a source and a target of
+    that length).
 
     flops: floating-point operations of one forward pass with the logits of all tokens; a product and its sum
-    are two, and what a mask hides counts where it is computed. activations: bytes in float32 kept for the
-    backward pass, without attention weights (fused kernels keep none) and logits. cache: bytes in float32 of
-    keys and values kept in generation, None for an encoder.
+    are two, and masked pairs count if they are computed. activations: bytes in float32 saved for the backward
+    pass, without attention weights (fused kernels save none) and logits. cache: bytes in float32 of keys and
+    values saved in generation, None for an encoder.
     """
 
     length: int
@@ -27,21 +32,30 @@ class Cost:
 
 
 def cost(model: Transformer, length: int) -> Cost:
-    """The cost of `model`, which lies on the meta device."""
+    """Return the cost of a `model` on the meta device."""
     inputs: dict[str, Any] = {"input_ids": torch.zeros(1, length, dtype=torch.long, device="meta")}
     if model.encoder is not None and model.decoder is not None:
         inputs["decoder_input_ids"] = inputs["input_ids"]
+    return _cost(model, inputs, length, _cache(model, inputs, length))
+
+
+def image_cost(model: VisionTransformer) -> Cost:
+    """Return the cost of an image for a `model` on the meta device; `length` counts its tokens."""
+    config = model.config
+    pixels = torch.zeros(1, config.num_channels, *config.image_size, device="meta")
+    return _cost(model, {"pixel_values": pixels}, config.image(*config.image_size).length, None)
+
+
+def _cost(model: Any, inputs: dict[str, Any], length: int, cache: int | None) -> Cost:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        # Not model(...): the counter's hooks would take the output apart, and compute the logits once more.
+        # Not model(...): the counter's hooks would unpack the output, and compute the logits twice.
         _ = model.eval().forward(**inputs).logits
-    return Cost(
-        length, counter.get_total_flops(), _kept(model, inputs, length), _cache(model, inputs, length)
-    )
+    return Cost(length, counter.get_total_flops(), _kept(model, inputs, length), cache)
 
 
-def _kept(model: Transformer, inputs: dict[str, Tensor], length: int) -> int:
-    """Bytes of what autograd keeps, each memory once, parameters and attention weights apart."""
+def _kept(model: Any, inputs: dict[str, Tensor], length: int) -> int:
+    """Return the bytes that autograd saves, each memory once, without parameters and attention weights."""
     kept: dict[int, Tensor] = {}
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
@@ -59,7 +73,7 @@ def _kept(model: Transformer, inputs: dict[str, Tensor], length: int) -> int:
 
 
 def _cache(model: Transformer, inputs: dict[str, Tensor], length: int) -> int | None:
-    """Bytes of the layers' states after `length` tokens, with room for no more."""
+    """Return the bytes of the layers' states after `length` tokens, without spare capacity."""
     if model.decoder is None:
         return None
     ids = inputs["input_ids"]

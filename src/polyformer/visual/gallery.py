@@ -1,4 +1,4 @@
-"""The picture on the front page: ten patterns of attention at one glance."""
+"""The picture on the front page: ten attention patterns at a glance."""
 
 import html
 
@@ -19,7 +19,7 @@ GALLERY = {
     "ETC": "ETC(6, 3)",
     "image, 2D": "Local2D([6, 6], [2, 3], [1, 1, 1])",
 }
-"""A title and the expression that draws it."""
+"""Pairs of a title and the expression that draws it."""
 
 TOKENS = 36
 COLUMNS, SIDE, GAP, TITLE = 5, 144, 18, 20  # panels in a row; pixels of a panel, around it and of its title
@@ -27,7 +27,7 @@ INK, PAPER, TEXT = "#1f5a8c", "#eef3f7", "#556"
 
 
 def gallery_svg() -> str:
-    """The masks of `GALLERY` as small squares, query down and key across."""
+    """Return the masks of `GALLERY` as small squares, query down and key across."""
     rows = -(-len(GALLERY) // COLUMNS)
     width, height = COLUMNS * (SIDE + GAP) - GAP, rows * (SIDE + TITLE + GAP) - GAP
     panels = [_panel(index, *entry) for index, entry in enumerate(GALLERY.items())]
@@ -39,7 +39,7 @@ def gallery_svg() -> str:
 
 
 def _panel(index: int, title: str, expression: str) -> str:
-    """One titled mask at its place in the grid."""
+    """Return a titled mask at its place in the grid."""
     left = index % COLUMNS * (SIDE + GAP)
     top = index // COLUMNS * (SIDE + TITLE + GAP)
     mask = dense(Pattern.from_text(expression), Context(TOKENS, TOKENS), head=0)

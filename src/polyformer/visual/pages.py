@@ -38,7 +38,7 @@ This page and its pictures are made by `make docs`.
 
 
 def pages() -> dict[str, str]:
-    """Every file of the pages, by its path under `docs`."""
+    """Return every file of the pages, by its path under `docs`."""
     files, text = {}, [PATTERNS.format(block=BLOCK)]
     for name, pattern in sorted(Pattern.registry.items()):
         if in_package(pattern):
@@ -59,7 +59,7 @@ def pages() -> dict[str, str]:
 
 
 def pattern_section(name: str, member: type[Pattern]) -> tuple[str, str]:
-    """What is said of a pattern, and its picture."""
+    """Return the text about a pattern, and its picture."""
     pattern, context = member.picture()
     layers = (0, 1) if pattern.layer_pattern(0) != pattern.layer_pattern(1) else (0,)
     panels = pictures(pattern, context, block=BLOCK, heads=HEADS, layers=layers)
@@ -72,7 +72,7 @@ def pattern_section(name: str, member: type[Pattern]) -> tuple[str, str]:
 
 
 def position_section(kind: str, member: type[PositionConfig]) -> tuple[str, str | None]:
-    """What is said of a scheme, and its picture; none where there is nothing to see before training."""
+    """Return the text about a scheme, and its picture; none if it has no effect before training."""
     head = _head(kind, member, sys.modules[member.__module__].__doc__)
     try:
         picture = position_picture(member.examples()[0], LENGTH, HEADS)
@@ -89,6 +89,6 @@ def _section(*paragraphs: str) -> str:
 
 
 def _head(name: str, member: type[Pattern] | type[PositionConfig], doc: str | None) -> list[str]:
-    """Title, docstring and source."""
+    """Return title, docstring and source."""
     source = [f"{member.paper}."] if member.paper else []
     return [f"## {name}", inspect.cleandoc(doc or "").strip(), *source]

@@ -1,4 +1,4 @@
-"""A pattern as data to draw: what the mask allows, what the layout computes, how many keys each query has."""
+"""A pattern as data to draw: the mask, the computed parts of the layout, and the keys of each query."""
 
 import dataclasses
 
@@ -6,24 +6,25 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.patterns.base import Pattern
+from polyformer.patterns.base import MaskMod, Pattern
 from polyformer.patterns.implied import implied
 from polyformer.patterns.layout import Layout, count
+from polyformer.patterns.user_defined import as_pattern
 from polyformer.sequence.context import Context
 
 LIMIT = 4096
-"""Tokens at most: a picture is dense."""
+"""The most tokens: a picture is dense."""
 
 MOST_HEADS = 64
-ROWS = 256  # queries whose mask is asked for at once: its indices need eight bytes a pair
+ROWS = 256  # queries per call of the mask function: its indices require eight bytes per pair
 
 SKIPPED, FULL, MASKED = 0, 1, 2
-"""What the layout does with a pair: nothing; a score; a score that the mask may then refuse."""
+"""The treatment of a pair by the layout: none; a score; a score that may then be masked."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatternPicture:
-    """One pattern as the heads `heads` of one layer have it.
+    """The picture of a pattern for the heads `heads` of one layer.
 
     Args:
         text: the pattern as an expression.
@@ -39,7 +40,7 @@ class PatternPicture:
 
     @property
     def counts(self) -> list[int]:
-        """How many keys each query sees."""
+        """The number of keys that each query sees."""
         return self.mask.sum(-1).tolist()
 
     @property
@@ -48,7 +49,7 @@ class PatternPicture:
         return share(self.mask)
 
     def summary(self) -> str:
-        """The numbers in a sentence."""
+        """Return the numbers in a sentence."""
         counts, computed = self.counts, share(self.work != SKIPPED)
         return (
             f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. "
@@ -59,9 +60,14 @@ class PatternPicture:
 
 
 def pictures(
-    pattern: Pattern, context: Context, *, block: int = 16, heads: int = 4, layers: tuple[int, ...] = (0,)
+    pattern: Pattern | MaskMod | str,
+    context: Context,
+    *,
+    block: int = 16,
+    heads: int = 4,
+    layers: tuple[int, ...] = (0,),
 ) -> list[PatternPicture]:
-    """One picture for each group of heads with the same mask and layout, in each of the layers.
+    """Return a picture for each group of heads with the same mask and layout, in each of the layers.
 
     `context` has one batch row and its own limits count too. The layout has rows of `block` queries.
     Raises `InputError` for sizes that cannot be drawn.
@@ -69,6 +75,7 @@ def pictures(
     check("length", max(context.q_len, context.kv_len), LIMIT)
     check("block", block, None)
     check("heads", heads, MOST_HEADS)
+    pattern = as_pattern(pattern)
     panels: list[PatternPicture] = []
     for layer in layers:
         if layer < 0:
@@ -81,25 +88,25 @@ def pictures(
 
 
 def check(name: str, value: int, most: int | None) -> None:
-    """Raises `InputError` unless 1 <= value <= most."""
+    """Raise `InputError` unless 1 <= value <= most."""
     if value < 1 or (most is not None and value > most):
         expected = "1 or more" if most is None else f"1 to {most}"
         raise InputError(f"{name}: expected {expected}, got {value}")
 
 
 def span(numbers: list[int]) -> str:
-    """The least and the greatest: "3" or "3-9"."""
+    """Return the least and the greatest number: "3" or "3-9"."""
     least, greatest = min(numbers), max(numbers)
     return str(least) if least == greatest else f"{least}-{greatest}"
 
 
 def share(flags: Tensor) -> float:
-    """How large a part of them is true."""
+    """Return the share of true flags."""
     return int(flags.sum()) / flags.numel()
 
 
 def labels(panels: list[PatternPicture]) -> list[str]:
-    """What tells the panels apart: their layers, where there are several, and their heads."""
+    """Return the labels of the panels: their layers, if there are several, and their heads."""
     layers, names = {panel.layer for panel in panels}, []
     for panel in panels:
         words = [f"layer {panel.layer}"] if len(layers) > 1 else []
@@ -111,7 +118,7 @@ def labels(panels: list[PatternPicture]) -> list[str]:
 
 
 def _join(own: list[PatternPicture], panel: PatternPicture) -> None:
-    """Add `panel` to those of its layer, or its head to the picture that looks the same."""
+    """Add `panel` to the pictures of its layer, or its head to an equal picture."""
     for index, other in enumerate(own):
         if torch.equal(other.mask, panel.mask) and torch.equal(other.work, panel.work):
             own[index] = dataclasses.replace(other, heads=other.heads + panel.heads)
@@ -127,7 +134,7 @@ def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: i
 
 
 def dense(pattern: Pattern, context: Context, head: int) -> Tensor:
-    """The mask of one head, [Tq, Tk] bool."""
+    """Return the mask of one head, [Tq, Tk] bool."""
     mask = torch.empty(context.q_len, context.kv_len, dtype=torch.bool)
     b, h = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.full((1, 1, 1, 1), head)
     kv_idx = torch.arange(context.kv_len)
@@ -138,7 +145,7 @@ def dense(pattern: Pattern, context: Context, head: int) -> Tensor:
 
 
 def painted(layout: Layout, context: Context) -> Tensor:
-    """What the rows of a layout do with each pair, [Tq, Tk] uint8."""
+    """Return the treatment of each pair by the rows of a layout, [Tq, Tk] uint8."""
     work = torch.full((context.q_len, context.kv_len), SKIPPED, dtype=torch.uint8)
     for row in layout:
         assert count(row.keys.full) <= count(row.keys.some)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.visual.pattern import FULL, MASKED, SKIPPED, PatternPicture, labels
 
 COLOURS = {
@@ -17,25 +18,27 @@ COLOURS = {
     FULL: ("computed in full", (0.30, 0.55, 0.75)),
 }
 MOST = 320
-"""Points a side, fewer than a panel has pixels; those of longer pictures are means of what they stand for."""
+"""The most points per side, fewer than a panel has pixels; in longer pictures a point is a mean of pairs."""
 
 FAINT = 0.2
-"""How dark a point is at least in which a single pair is allowed."""
+"""The minimum darkness of a point with a single allowed pair."""
 
 
 def draw_pattern(panels: list[PatternPicture], path: Path) -> None:
-    """Draw a row for each panel into `path`; its ending says the format. `InputError` without matplotlib."""
+    """Draw a row per panel into `path`; its suffix determines the format. Raises `InputError` without
+    matplotlib.
+    """
     figure = new_figure(9.5, 3.6 * len(panels) + 0.4)
     rows = figure.subplots(len(panels), 3, squeeze=False, gridspec_kw={"width_ratios": (3, 3, 1.4)})
     for axes, panel, label in zip(rows, panels, labels(panels)):
         _row(axes, panel, label)
     title = dict.fromkeys(panel.text for panel in panels)
     figure.suptitle("\n".join(line for text in title for line in textwrap.wrap(text, 100)), fontsize=10)
-    save_figure(figure, path)
+    save_figure(figure, path, write_output)
 
 
 def _row(axes: Any, panel: PatternPicture, label: str) -> None:
-    """One panel in three axes."""
+    """Draw one panel in three axes."""
     mask, layout, counts = axes
     queries, keys = panel.mask.shape
     edges = {"extent": (-0.5, keys - 0.5, queries - 0.5, -0.5), "aspect": "auto", "interpolation": "nearest"}
@@ -60,6 +63,6 @@ def _row(axes: Any, panel: PatternPicture, label: str) -> None:
 
 
 def smaller(picture: Tensor) -> Tensor:
-    """A picture [n, m, channels] in at most `MOST` points a side, each the mean of what it stands for."""
+    """Return a picture [n, m, channels] with at most `MOST` points per side, each the mean of its pixels."""
     step = -(-max(picture.shape[:2]) // MOST)
     return F.avg_pool2d(picture.movedim(-1, 0), step, ceil_mode=True, count_include_pad=False).movedim(0, -1)

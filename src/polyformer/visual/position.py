@@ -1,8 +1,9 @@
-"""A position scheme as data to draw: what it does to the scores of equal tokens, or the vectors it adds.
+"""A position scheme as data to draw: its effect on the scores of equal tokens, or the vectors that it adds.
 
-All tokens are alike here, so that whatever differs comes from their positions. Scores are means over the
-directions that the tokens' vector may have: over the D unit vectors times sqrt(D), whose own score is
-sqrt(D). What rotation makes of them is thus the mean of cosines that it makes of any vector's score.
+All tokens are equal here, so that all differences come from their positions. Scores are means over the
+directions that the tokens' vector may have: over the D unit vectors times sqrt(D), which have a score of
+sqrt(D) with themselves. For a rotation this is the mean of the cosines by which it changes the score of any
+vector.
 """
 
 import dataclasses
@@ -17,9 +18,9 @@ from polyformer.sequence.context import Context
 from polyformer.visual.pattern import check
 
 LIMIT = 1024
-"""Tokens at most: scores are kept for every direction."""
+"""The most tokens: scores are stored for every direction."""
 
-WIDTH = 16  # of a head
+WIDTH = 16  # head dimension
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,9 +28,9 @@ class PositionPicture:
     """The effect of one scheme on `length` tokens in the first layer.
 
     Args:
-        scores: [H, T, T], what is added to the score of query (down) and key (across); None for a scheme
-            that leaves them. A pair that the scheme forbids has minus infinity.
-        vectors: [T, E], what is added to the input; None for a scheme that leaves it.
+        scores: [H, T, T], the term added to the score of query (down) and key (across); None for a scheme
+            that does not change scores. A pair that the scheme forbids has minus infinity.
+        vectors: [T, E], the vectors added to the input; None for a scheme that does not change it.
         learned: whether there are parameters, which are drawn at random here.
     """
 
@@ -40,14 +41,14 @@ class PositionPicture:
 
     @property
     def length(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         values = self.scores if self.vectors is None else self.vectors
         assert values is not None
         return values.shape[-2]
 
     @property
     def effect(self) -> str:
-        """What the picture shows, in words."""
+        """The content of the picture, in words."""
         effect = "added to the scores of equal tokens" if self.scores is not None else "added to the input"
         return f"{effect}{', with random parameters' if self.learned else ''}"
 
@@ -58,7 +59,7 @@ class PositionPicture:
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Label -> heads whose scores are alike."""
+        """The heads with equal scores, by label."""
         if self.scores is None:
             return {}
         groups: list[list[int]] = []
@@ -75,7 +76,7 @@ class PositionPicture:
 
     @property
     def panels(self) -> dict[str, Tensor]:
-        """Label -> matrix: the scores of heads that differ, and the vectors."""
+        """The matrices by label: the scores of heads that differ, and the vectors."""
         panels: dict[str, Tensor] = {}
         if self.scores is not None:
             panels = {f"scores, {label}": self.scores[heads[0]] for label, heads in self.groups.items()}
@@ -83,11 +84,11 @@ class PositionPicture:
 
     @property
     def by_distance(self) -> Tensor | None:
-        """The scores as [H, 2T - 1] over the distances -(T - 1)..T - 1, where they depend on these alone."""
+        """The scores as [H, 2T - 1] over the distances -(T - 1)..T - 1, if they depend on nothing else."""
         if self.scores is None:
             return None
         length = self.scores.shape[-1]
-        # Keys before the query: the last row read backwards. Keys after it: the first row.
+        # Keys before the query: the last row reversed. Keys after it: the first row.
         table = torch.cat([self.scores[:, 0, 1:].flip(-1), self.scores[:, -1].flip(-1)], -1)
         distance = torch.arange(length).view(-1, 1) - torch.arange(length)
         same = torch.allclose(table[:, distance + length - 1], self.scores, rtol=1e-6, atol=1e-6)
@@ -97,7 +98,7 @@ class PositionPicture:
 def position_picture(
     config: PositionConfig, length: int, heads: int = 4, causal: bool = False
 ) -> PositionPicture:
-    """The effect of a scheme; learned parameters are random, the same at every call.
+    """Return the effect of a scheme; learned parameters are random, the same at every call.
 
     Raises `InputError` for a size that cannot be drawn, and for a scheme without effect.
     """
@@ -108,7 +109,7 @@ def position_picture(
         torch.manual_seed(0)
         position = config.build(shape).double().eval()
         for parameter in position.parameters():
-            if not parameter.any():  # a table that begins with zeros would show nothing
+            if not parameter.any():  # a table initialized with zeros would show no effect
                 parameter.normal_()
         context = Context(length, length, causal=causal, relations=_relations(position, length))
         scores = added_scores(position, shape, context)
@@ -128,7 +129,7 @@ def position_picture(
 
 
 def _relations(position: Position, length: int) -> Tensor | None:
-    """Clipped distances as labels, [1, T, T], for a scheme that takes labels."""
+    """Return clipped distances as labels, [1, T, T], for a scheme that takes labels."""
     if not position.num_relations:
         return None
     index, most = torch.arange(length), (position.num_relations - 1) // 2
@@ -136,7 +137,7 @@ def _relations(position: Position, length: int) -> Tensor | None:
 
 
 def added_scores(position: Position, shape: Shape, context: Context) -> Tensor:
-    """What the scheme adds to the scores of equal tokens, the mean over directions: [H, T, T]."""
+    """Return the terms that the scheme adds to scores of equal tokens, the mean over directions [H, T, T]."""
 
     def split(vectors: Tensor) -> Tensor:
         return vectors.view(-1, shape.num_heads, shape.head_size).transpose(0, 1)
@@ -152,7 +153,7 @@ def added_scores(position: Position, shape: Shape, context: Context) -> Tensor:
 
 
 def _scores(position: Position, q: Tensor, k: Tensor, scale: float, context: Context, site: Site) -> Tensor:
-    """The scores that the scheme leaves, [1, H, T, T]."""
+    """Return the scores after the scheme, [1, H, T, T]."""
     q, k = position.rotate(q, k, context, site)
     scores = q @ k.mT * scale
     index = torch.arange(context.q_len)

@@ -1,4 +1,4 @@
-"""A position scheme as a figure: what it adds to the scores of each head, and to the input."""
+"""A position scheme as a figure: the terms added to the scores of each head, and to the input."""
 
 from pathlib import Path
 from typing import Any
@@ -7,20 +7,21 @@ import torch
 from torch import Tensor
 
 from polyformer.core.figures import figure_svg, new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.visual.position import PositionPicture
 
 COLUMNS = 3
 FEATURES = 4
-"""Of vectors, drawn as lines in a small picture."""
+"""The features of vectors that are drawn as lines in a small picture."""
 
 DIGITS = 6
-"""To which numbers are rounded first, so that a picture is the same whatever processor computed them."""
+"""The precision to which numbers are rounded first, so that a picture is the same on every processor."""
 
 ADDED, DISTANCE = "added to the score (logits)", "how far the key lies before the query (tokens)"
 
 
 def draw_position(picture: PositionPicture, path: Path) -> None:
-    """Draw into `path`, whose ending says the format; `InputError` without matplotlib."""
+    """Draw into `path`; its suffix determines the format. Raises `InputError` without matplotlib."""
     panels, curves = picture.panels, picture.by_distance
     number = len(panels) + (curves is not None)
     columns, rows = min(number, COLUMNS), -(-number // COLUMNS)
@@ -40,13 +41,15 @@ def draw_position(picture: PositionPicture, path: Path) -> None:
     for axis in axes:
         axis.set_visible(False)
     figure.suptitle(picture.title, fontsize=10)
-    save_figure(figure, path)
+    save_figure(figure, path, write_output)
 
 
 def position_svg(picture: PositionPicture) -> str:
-    """One small picture of lines: scores over distance, a head each; or where they depend on more, scores of
-    the middle query over keys; or some features of the vectors over positions. `InputError` without
-    matplotlib."""
+    """Return a small picture of lines: scores over distance, a line for each head.
+
+    If scores depend on more than the distance, the lines are scores of the middle query over keys; for
+    vectors they are some features over positions. Raises `InputError` without matplotlib.
+    """
     figure = new_figure(5.2, 3.2)
     axis, curves = figure.subplots(), picture.by_distance
     if curves is not None:
@@ -66,7 +69,7 @@ def position_svg(picture: PositionPicture) -> str:
 
 
 def _draw_curves(axis: Any, curves: Tensor, groups: dict[str, list[int]]) -> None:
-    """Scores [H, 2T - 1] over distance, a line for each group of heads."""
+    """Draw scores [H, 2T - 1] over distance, a line for each group of heads."""
     farthest = curves.shape[1] // 2
     axis.axvline(0, color="lightgrey", linewidth=0.8)
     lines = {label: curves[heads[0]] for label, heads in groups.items()}
@@ -75,7 +78,7 @@ def _draw_curves(axis: Any, curves: Tensor, groups: dict[str, list[int]]) -> Non
 
 
 def _draw_lines(axis: Any, x: Tensor, lines: dict[str, Tensor]) -> None:
-    """Lines with a legend; what is infinite is left out."""
+    """Draw lines with a legend; infinite values are omitted."""
     for label, y in lines.items():
         axis.plot(x.tolist(), y.double().round(decimals=DIGITS).tolist(), label=label, linewidth=1.2)
     axis.legend(fontsize=7, frameon=False)

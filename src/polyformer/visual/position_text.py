@@ -12,7 +12,7 @@ CELL = 10  # characters of a number in the table
 
 
 def position_text(picture: PositionPicture, width: int, signs: Characters = BLOCKS) -> str:
-    """The table where scores depend on distance alone, then the panels, in lines of at most `width`."""
+    """Return the table, if scores depend only on distance, then the panels, in lines of at most `width`."""
     lines, panels = wrapped(picture.title, width), list(picture.panels.items())
     curves = picture.by_distance
     if curves is not None:
@@ -35,7 +35,7 @@ def position_text(picture: PositionPicture, width: int, signs: Characters = BLOC
 
 
 def table(curves: Tensor, groups: dict[str, list[int]], width: int) -> list[str]:
-    """The scores [H, 2T - 1] at 0 and the powers of two, on both sides if they differ; what fits."""
+    """Return the scores [H, 2T - 1] at 0 and the powers of two that fit, on both sides if they differ."""
     length, labels = curves.shape[1] // 2 + 1, ["distance", *groups]
     near = [0, *itertools.takewhile(lambda d: d < length, (2**i for i in range(length)))]
     both = not torch.allclose(curves, curves.flip(1))

@@ -1,13 +1,13 @@
-"""The singular values of attention: how much of each matrix its greatest ones hold.
+"""The singular values of attention: the share of each matrix in its greatest singular values.
 
     P = U S W^T,  s_1 >= s_2 >= ... >= s_n        share(i) = (s_1 + ... + s_i) / (s_1 + ... + s_n)
 
 for the attention matrix P [n, n] of every layer and head, the mean over texts, in float64. A curve that rises
-early says that a matrix of low rank would do nearly as well; a straight line, that all ranks count the same.
-Wang et al. 2020 (Linformer), section 3 and figure 1, which reads it at n / 4. Cost: n^3 a matrix.
+early means that a matrix of low rank is a good approximation; a straight line, that all ranks count the same.
+Wang et al. 2020 (Linformer), section 3 and figure 1, which reads it at n / 4. Cost: n^3 per matrix.
 
-A causal matrix is triangular with what each token gives itself on its diagonal, so its rank is n wherever all
-of these are above zero: compare decoders with decoders.
+A causal matrix is triangular, and its diagonal has each token's weight on its own value, so its rank is n
+wherever all of these are above zero: compare decoders with decoders.
 """
 
 import dataclasses
@@ -21,49 +21,49 @@ from polyformer.core.errors import InputError, quote
 from polyformer.model import Transformer
 
 LEAST = 4
-"""Tokens of the shortest text: a quarter of it is one singular value."""
+"""The number of tokens of the shortest text: a quarter of it is one singular value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spectrum:
-    """`curves` [layers, H, n], float64: share(1), ..., share(n), the mean over `texts` texts."""
+    """The spectrum: `curves` [layers, H, n], float64: share(1), ..., share(n), means over `texts` texts."""
 
     curves: Tensor
     texts: int
 
     @property
     def length(self) -> int:
-        """n, the tokens of each text."""
+        """The number of tokens n of each text."""
         return self.curves.shape[-1]
 
     @property
     def quarter(self) -> int:
-        """How many singular values n / 4 are, rounded down."""
+        """The number of singular values n / 4, rounded down."""
         return self.length // 4
 
     @property
     def at_quarter(self) -> Tensor:
-        """share(n / 4) [layers, H]."""
+        """The share at n / 4, [layers, H]."""
         return self.curves[..., self.quarter - 1]
 
 
 def shares(matrices: Tensor) -> Tensor:
-    """share(1), ..., share(n) [..., n] of matrices [..., n, n]; all 1 for a matrix of zeros."""
+    """Return share(1), ..., share(n) [..., n] of matrices [..., n, n]; all 1 for a matrix of zeros."""
     sums = torch.linalg.svdvals(matrices.double()).cumsum(-1)
     total = sums[..., -1:]
     return torch.where(total > 0, sums / total, 1.0)
 
 
 def spectrum(texts: Iterable[Sequence[Tensor]]) -> Spectrum:
-    """The spectrum of what `texts` gives: for every text a matrix [H, n, n] of each layer."""
+    """Return the spectrum of `texts`, which yields for every text a matrix [H, n, n] of each layer."""
     return _mean([_curves(layers) for layers in texts])
 
 
 def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Spectrum]:
-    """The spectrum of self-attention in each stack of `model`: "encoder", "decoder".
+    """Return the spectrum of self-attention in each stack of `model`: "encoder", "decoder".
 
-    rows: for each text what `model` takes, ids [1, n] without padding, of one length. Dropout is off. Raises
-    `InputError` for fewer than 4 tokens, and for mechanisms without a matrix of tokens by tokens.
+    rows: for each text the input of `model`, ids [1, n] without padding, of one length. Dropout is off.
+    Raises `InputError` for fewer than 4 tokens, and for mechanisms without a matrix of tokens by tokens.
     """
     check(model)
     for ids in (ids for row in rows for ids in row.values()):
@@ -80,7 +80,7 @@ def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[st
 
 
 def check(model: Transformer) -> None:
-    """Raises `InputError` for a layer whose attention has no matrix of tokens by tokens."""
+    """Raise `InputError` for a layer without an attention matrix of tokens by tokens."""
     for stack in (model.encoder, model.decoder):
         for layer in range(0 if stack is None else len(stack.groups)):
             assert stack is not None
@@ -98,7 +98,7 @@ def check(model: Transformer) -> None:
 
 @torch.no_grad()
 def matrices(model: Transformer, row: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The self-attention [H, n, n] of every layer on one text, by stack."""
+    """Return the self-attention [H, n, n] of every layer on one text, by stack."""
     output = model(**row, output_attentions=True)
     own = "encoder" if model.decoder is None else "decoder"
     attentions = {"encoder": output.encoder_attentions, own: output.attentions}

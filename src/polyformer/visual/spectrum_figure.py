@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import Write
 from polyformer.visual.spectrum import Spectrum
 
 
 def spectrum_table(spectrum: Spectrum) -> str:
-    """A row for each layer: share(n / 4) of every head, and their mean."""
+    """Return a row for each layer: share(n / 4) of every head, and their mean."""
     heads = range(spectrum.at_quarter.shape[1])
     lines = [f"{'layer':>5}" + "".join(f"{f'head {head}':>9}" for head in heads) + f"{'mean':>9}"]
     for layer, row in enumerate(spectrum.at_quarter):
@@ -22,7 +23,7 @@ def spectrum_table(spectrum: Spectrum) -> str:
 
 
 def spectrum_csv(spectra: Mapping[str, Spectrum]) -> str:
-    """stack, layer, head, index i, share(i): a row for each singular value."""
+    """Return the columns stack, layer, head, index i, share(i): a row for each singular value."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["stack", "layer", "head", "index", "share"])
@@ -33,10 +34,11 @@ def spectrum_csv(spectra: Mapping[str, Spectrum]) -> str:
     return text.getvalue()
 
 
-def draw_spectra(spectra: Mapping[str, Spectrum], title: str, path: Path) -> None:
-    """A row for each stack: the curves of its layers (means over heads), and share(n / 4) of all heads.
+def draw_spectra(spectra: Mapping[str, Spectrum], title: str, path: Path, write: Write) -> None:
+    """Draw a row for each stack: the curves of its layers (means over heads), and share(n / 4) of all heads.
 
-    The ending of `path` says the format; raises `InputError` without matplotlib.
+    `write` saves the figure; the suffix of `path` determines the format. Raises `InputError` without
+    matplotlib.
     """
     figure = new_figure(9.5, 3.6 * len(spectra) + 0.4)
     rows = figure.subplots(len(spectra), 2, squeeze=False)
@@ -66,10 +68,10 @@ def draw_spectra(spectra: Mapping[str, Spectrum], title: str, path: Path) -> Non
             yticks=range(layers),
         )
     figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
+    save_figure(figure, path, write)
 
 
 def figure_colours(number: int) -> list[tuple[float, float, float]]:
-    """Shades from light (the first layer) to dark."""
+    """Return shades from light (the first layer) to dark."""
     steps = [layer / max(number - 1, 1) for layer in range(number)]
     return [(0.75 - 0.7 * step, 0.8 - 0.6 * step, 0.9 - 0.45 * step) for step in steps]

@@ -1,4 +1,4 @@
-"""Small SVG pictures of patterns: the same bytes at every build, so that stale ones are found.
+"""Small SVG pictures of patterns: the same bytes at every build, so that stale pictures are detected.
 
 Cells of one colour are one path of runs, a stroke as wide as a cell for each. No library, no dates.
 """
@@ -17,7 +17,7 @@ GREY, LIGHT, DARK, SEEN = "#666", "#d9d9d9", "#1f5a8c", "#6ba3d0"
 
 
 def pattern_svg(panels: list[PatternPicture]) -> str:
-    """Panels side by side, each a square of what is seen and computed and how, and the counts of keys."""
+    """Return panels side by side, each a square of attended and computed pairs, and the counts of keys."""
     parts = []
     for index, (panel, label) in enumerate(zip(panels, labels(panels))):
         queries, keys = panel.mask.shape
@@ -35,7 +35,7 @@ def pattern_svg(panels: list[PatternPicture]) -> str:
 
 
 def runs(flags: Tensor) -> list[tuple[int, int, int]]:
-    """The runs of true cells in the rows of [n, m], as (column, row, width)."""
+    """Return the runs of true cells in the rows of [n, m], as (column, row, width)."""
     cells = []
     for y, row in enumerate(F.pad(flags.int(), (1, 1)).diff()):
         starts, stops = (row == 1).nonzero().flatten().tolist(), (row == -1).nonzero().flatten().tolist()
@@ -44,7 +44,7 @@ def runs(flags: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _path(colour: str, flags: Tensor) -> str:
-    """The true cells as strokes, along rows or along columns, whichever are fewer."""
+    """Return the true cells as strokes, along rows or along columns, whichever are fewer."""
     across, down = runs(flags), runs(flags.T)
     if len(across) <= len(down):
         data, middle = "".join(f"M{x} {y}h{width}" for x, y, width in across), "0 .5"
@@ -54,7 +54,7 @@ def _path(colour: str, flags: Tensor) -> str:
 
 
 def _place(left: int, width: int, rows: int, columns: int, paths: list[str]) -> str:
-    """Paths in cells, stretched to `width` pixels, with a frame."""
+    """Return paths in cells, stretched to `width` pixels, with a frame."""
     frame = f'<rect x="{left}" y="{TOP}" width="{width}" height="{SIDE}" fill="none" stroke="{GREY}"/>'
     scale = f"translate({left} {TOP}) scale({width / columns:.5g} {SIDE / rows:.5g})"
     return f'<g transform="{scale}" shape-rendering="crispEdges">{"".join(paths)}</g>\n{frame}\n'

@@ -10,14 +10,16 @@ LEFT_OUT = (nn.Dropout, nn.Identity)
 
 
 def tree(model: nn.Module) -> str:
-    """One line a part: its place, its class, its parameters (tied ones under the part that owns them)."""
+    """Return a line per part: its place, class and parameters (tied parameters at the part that owns
+    them).
+    """
     lines = list(_lines("", model, 0))
     width = max(len(text) for text, _ in lines)
     return "\n".join(f"{text:<{width}}  {number:>14,}" if number else text for text, number in lines)
 
 
 def parameters(module: nn.Module) -> int:
-    """How many numbers are in its parameters and int8 weights, tied ones once."""
+    """Return the number of entries in parameters and int8 weights, tied ones once."""
     rounded = sum(part.weight.numel() for part in module.modules() if isinstance(part, Int8Weight))
     return rounded + sum(parameter.numel() for parameter in module.parameters())
 
@@ -33,7 +35,7 @@ def _lines(name: str, module: nn.Module, depth: int, times: int = 1) -> Iterator
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
-    """Children worth a line; a run of equal members of a list is one."""
+    """Yield the children to show; a run of equal members of a list is a single child."""
     for name, child in module.named_children():
         if not isinstance(child, nn.ModuleList):
             if not isinstance(child, LEFT_OUT):

@@ -1,9 +1,10 @@
-"""Causal attention by features in one sweep over runs of tokens, forward and backward.
+"""Causal linear attention in one sweep over runs of tokens, forward and backward.
 
-The sums S = sum_j w_j v_j phi(k_j)^T and z = sum_j w_j phi(k_j) pass from run to run; inside a run the pairs
-are multiplied out. No features are kept: they are computed run by run, in a processor's cache, and again in
-the backward pass, which needs beside inputs and output only the sums before each run. Heads are spread over a
-CPU's threads. What a run computes is in `causal_forward.py`, its gradients in `causal_backward.py`.
+The sums S = sum_j w_j v_j phi(k_j)^T and z = sum_j w_j phi(k_j) pass from run to run; inside a run all pairs
+are computed explicitly. No features are saved: they are computed run by run, in a processor's cache, and
+recomputed in the backward pass, which saves only inputs, output and the sums before each run. Heads are
+distributed over a CPU's threads. The computation of a run is in `causal_forward.py`, its gradients in
+`causal_backward.py`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.attention.linear.causal_backward import grad_decay, run_backward
 from polyformer.attention.linear.causal_forward import Run, run_forward
@@ -19,6 +19,7 @@ from polyformer.attention.linear.feature_maps import Kernel
 from polyformer.attention.linear.sums import RUN, Sums, head_groups, runs
 from polyformer.attention.linear.weights import grad_ratio
 from polyformer.ops.precision import as_written
+from polyformer.ops.second_order import first_order
 from polyformer.ops.workers import spread
 
 
@@ -38,9 +39,13 @@ class CausalAttention(torch.autograd.Function):
         decay: Tensor | None,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run by run from the first; `graph`: the sums before each run are kept for the backward pass."""
+        """Compute the runs from the first to the last.
+
+        graph: whether the sums before each run are saved for the backward pass.
+        """
         steps = runs(q.shape[1], RUN)
         out, inverse, unraised = torch.empty_like(v), torch.empty_like(weight), torch.empty_like(weight)
+        # Cloned, because the sums are updated in place.
         after = Sums(*(x.clone() for x in past))
         before = tuple(x.new_empty(len(steps) if graph else 0, *x.shape) for x in after[:3])
 
@@ -60,15 +65,16 @@ class CausalAttention(torch.autograd.Function):
         spread(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, decay, out, inverse, unraised, *before, *after[:2])
+        # top and mass only rescale: gradients treat them as constants.
         ctx.mark_non_differentiable(after.top, after.mass)
         ctx.set_materialize_grads(False)
         return (out, *after)
 
     @staticmethod
-    @once_differentiable
+    @first_order("attention by features, run by run,")
     @as_written
     def backward(ctx: Any, grad: Tensor | None, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Run by run from the last, by `run_backward`; the gradients of the sums pass from run to run."""
+        """Compute the runs in reverse with `run_backward`, passing on the gradients of the sums."""
         q, k, v, weight, decay, out, inverse, unraised, *tables, last_s, last_z = ctx.saved_tensors
         kernel, steps, (sums, norms, top) = ctx.kernel, runs(q.shape[1], RUN), tables
         grad = torch.zeros_like(out) if grad is None else grad
@@ -76,6 +82,7 @@ class CausalAttention(torch.autograd.Function):
             torch.zeros_like(x) if grad_x is None else grad_x.clone()
             for x, grad_x in zip((last_s, last_z), grad_sums)
         )
+        # The part of grad F_T that comes from the last sums (see `causal_backward`).
         grad_last = (grad_s * last_s).sum((1, 2)) + (grad_z * last_z).sum(1)
         gradients = tuple(torch.empty_like(x) for x in (q, k, v, weight, weight))
 

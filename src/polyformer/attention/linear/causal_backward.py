@@ -1,6 +1,7 @@
-"""The backward pass of one run of a causal scan; the symbols are those of `causal_forward.py`.
+"""The backward pass of a run of a causal scan, with the symbols of `causal_forward.py`.
 
-From grad n_i and grad t_i of the run's numerators and denominators, and grad S', grad z' of the next sums:
+The gradients follow from grad n_i and grad t_i of the run's numerators and denominators, and grad S', grad z'
+of the next sums:
 
     grad s_ij = grad n_i . v_j + grad t_i                      of the scores
     g_ij      = w_ij grad s_ij                                 of the products u_i . f_j
@@ -10,7 +11,7 @@ From grad n_i and grad t_i of the run's numerators and denominators, and grad S'
     grad S    = sum_i a_i grad n_i u_i^T + c grad S'
     grad z    = sum_i a_i grad t_i u_i   + c grad z'
 
-Log weights. All that key j adds to is proportional to e^(weight_j) f_j, so by Euler's theorem
+Log weights. Every contribution of key j is proportional to e^(weight_j) f_j, so by Euler's theorem
 
     grad weight_j = f_j . grad f_j                             and the same for the scale of phi(k_j)
 
@@ -47,8 +48,14 @@ def run_backward(
     past: tuple[Tensor, Tensor],
     grad_next: tuple[Tensor, Tensor],
 ) -> tuple[RunGradients, tuple[Tensor, Tensor]]:
-    """From grad n, grad t, (S, z) before the run and grad (S', z') after it: all of the run, and grad (S,
-    z)."""
+    """Return the gradients of a run's inputs, and grad (S, z) of the sums before it.
+
+    Args:
+        run: the run, recomputed from its inputs.
+        grad_number, grad_total: grad n and grad t.
+        past: (S, z) before the run.
+        grad_next: grad (S', z') after the run.
+    """
     w, (past_s, past_z), (grad_s, grad_z) = run.weights, past, grad_next
     past_share, key_share = w.past.unsqueeze(-1), w.keys.unsqueeze(-1)
     grad_pairs = product(grad_number, run.v.mT).add_(grad_total.unsqueeze(-1)).mul_(w.pairs)
@@ -74,5 +81,6 @@ def run_backward(
 
 
 def grad_decay(grad_log_query: Tensor, grad_log_key: Tensor, grad_last: Tensor) -> Tensor:
-    """grad decay_t [N, T]; grad_last [N] = <grad S_T, S_T> + <grad z_T, z_T>."""
+    """Return grad decay_t [N, T]; grad_last [N] = <grad S_T, S_T> + <grad z_T, z_T>."""
+    # A reversed cumulative sum: over all i >= t.
     return (grad_log_query - grad_log_key).flip(-1).cumsum(-1).flip(-1) + grad_last.unsqueeze(-1)

@@ -1,8 +1,8 @@
-"""The forward pass of one run of a causal scan.
+"""The forward pass of a run of a causal scan.
 
-For the queries i and keys j of a run, with u = phi(q) and f = phi(k) without their scales, S and z the sums
-before the run, and weights relative to the running maximum (`weights.py`): w_ij of the pairs, a_i of the
-past, b_j of the keys in the next sums, c of the past in the next sums,
+With u = phi(q) and f = phi(k) without their scales, S and z the sums before the run, and weights relative to
+the running maximum (`weights.py`): w_ij of the pairs, a_i of the past, b_j of the keys in the next sums, c of
+the past in the next sums, the queries i and keys j of a run give
 
     s_ij = w_ij (u_i . f_j)                                    scores
     n_i = sum_j s_ij v_j + a_i S u_i                           numerators
@@ -20,7 +20,7 @@ from polyformer.ops.products import product
 
 
 class Run:
-    """A run of C tokens of N heads: their features, how its keys weigh, and the scores of its pairs."""
+    """A run of C tokens of N heads: their features, the weights of its keys, and the scores of its pairs."""
 
     def __init__(
         self,
@@ -34,14 +34,16 @@ class Run:
     ):
         self.kernel, self.q, self.k, self.v = kernel, q, k, v
         (self.phi_q, _), (self.phi_k, scale) = kernel.values(q), kernel.features(k)
+        # The scale of a key is part of its weight; the scale of a query cancels.
         self.weights = run_weights(weight + scale, decay, top)
         self.scores = product(self.phi_q, self.phi_k.mT).mul_(self.weights.pairs)
 
 
 def run_forward(run: Run, past: Sums) -> tuple[Tensor, Tensor, Tensor, Sums]:
-    """Output [N, C, Dv], the denominators as `inverted` gives them, and the next sums."""
+    """Return the output [N, C, Dv], the denominators as returned by `inverted`, and the next sums."""
     w = run.weights
     total = run.scores.sum(-1).addcmul_(matrix_vector(run.phi_q, past.denominators), w.past)
+    # The denominators if every u . f were 1, for their lower bound.
     mass = w.pairs.sum(-1).addcmul_(past.mass.unsqueeze(-1), w.past)
     inverse, unraised = inverted(total, mass, run.kernel.least)
     number = product(run.scores, run.v)

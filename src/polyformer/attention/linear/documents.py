@@ -1,4 +1,4 @@
-"""Attention by features with one document in each row, and with several, one after another."""
+"""Linear attention with one document in each row, and with several documents, one after another."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from polyformer.attention.linear.sums import Sums, no_sums, recurrent_step
 
 
 def one_document(inputs: Inputs, past: Sums) -> tuple[Tensor, Sums]:
-    """One document a row, after the sums of its past: output [B, H, Tq, Dv] and the next sums."""
+    """Return output [B, H, Tq, Dv] and the next sums, for one document per row after the sums `past`."""
     rows, heads, queries = inputs.q.shape[:3]
     last = inputs.offset + queries
     keep = slice(0, last) if inputs.causal else slice(None)
@@ -22,7 +22,8 @@ def one_document(inputs: Inputs, past: Sums) -> tuple[Tensor, Sums]:
     elif queries == last == 1:
         out, past = recurrent_step(inputs.kernel, q, k, v, weight, decay, past)
     else:
-        # Keys before the first query get queries of zeros, whose outputs are dropped: both are as long then.
+        # Keys before the first query get queries of zeros, so that both have the same length; their outputs
+        # are dropped.
         q = torch.nn.functional.pad(q, (0, 0, inputs.offset, 0))
         graph = torch.is_grad_enabled()
         out, *after = CausalAttention.apply(inputs.kernel, graph, q, k, v, weight, decay, *past)
@@ -31,10 +32,10 @@ def one_document(inputs: Inputs, past: Sums) -> tuple[Tensor, Sums]:
 
 
 def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums) -> tuple[Tensor, Sums]:
-    """A query attends to its own document alone.
+    """Return the output of queries that attend only to their own document, and the next sums.
 
-    documents: [B, before + T], of all keys; `before` of them are in the past, which goes on where the first
-    new token is of the same document.
+    documents: [B, before + T], of all keys; `before` of them are in the past. The sums `past` are used in
+    rows that start with the document of the last past key.
     """
     rows, heads, queries = inputs.q.shape[:3]
     goes_on = documents.new_ones(rows, dtype=torch.bool)
@@ -43,6 +44,7 @@ def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums)
     width = inputs.v.shape[3]
     fresh = no_sums(rows * heads, width, inputs.kernel)
     same = goes_on.repeat_interleave(heads)
+    # Rows that start with a new document start with empty sums.
     past = Sums(*(torch.where(same.view(-1, *[1] * (x.dim() - 1)), x, y) for x, y in zip(past, fresh)))
     if inputs.k.shape[2] == 1:
         return one_document(inputs, past)
@@ -55,6 +57,7 @@ def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums)
             if first == last:
                 continue
             offset = max(inputs.offset - start, 0)
+            # Only the first document of a row continues the past.
             if index:
                 sums = no_sums(heads, width, inputs.kernel)
             part = inputs.part(row, slice(first, last), slice(start, stop), offset)
@@ -66,7 +69,7 @@ def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums)
 
 
 def noncausal_documents(inputs: Inputs, q_doc: Tensor, kv_doc: Tensor, past: Sums) -> Tensor:
-    """Every query attends to all of its own document: q_doc [B, Tq], kv_doc [B, T]."""
+    """Return the output of queries that attend to their whole document: q_doc [B, Tq], kv_doc [B, T]."""
     outputs = []
     for row, (of_queries, of_keys) in enumerate(zip(q_doc.tolist(), kv_doc.tolist())):
         keys = {of_keys[start]: slice(start, stop) for start, stop in spans(of_keys)}
@@ -79,6 +82,6 @@ def noncausal_documents(inputs: Inputs, q_doc: Tensor, kv_doc: Tensor, past: Sum
 
 
 def spans(numbers: list[int]) -> list[tuple[int, int]]:
-    """Where each run of equal numbers starts and stops."""
+    """Return the start and stop of each run of equal numbers."""
     edges = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]]
     return list(zip([0, *edges], [*edges, len(numbers)]))

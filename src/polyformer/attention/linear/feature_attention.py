@@ -1,4 +1,4 @@
-"""Attention by features, in linear time: the sums over keys are made once, or pass from token to token.
+"""Linear attention by feature maps: the sums over keys are computed once, or pass from token to token.
 
     y_i = sum_j w_ij (phi(q_i) . phi(k_j)) v_j / sum_j w_ij (phi(q_i) . phi(k_j))
     w_ij = exp(weight_j + decay_(j+1) + ... + decay_i)        over the keys j that query i attends to
@@ -6,8 +6,8 @@
 Token by token it is the recurrence S = e^decay S + e^weight v phi(k)^T, z = e^decay z + e^weight phi(k),
 y = S phi(q) / (z . phi(q)). Documents in one row are computed one after another.
 
-Katharopoulos et al. 2020, section 3. Cost: 2 M (D + 2 Dv) products a token and head, and half a run's M + Dv
-where causal; the state has M (Dv + 1) numbers for a head, however many tokens it has seen.
+Katharopoulos et al. 2020, section 3. Cost: 2 M (D + 2 Dv) products per token and head, plus half a run's
+M + Dv in the causal form; the state has M (Dv + 1) numbers per head, independent of the number of tokens.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ NO_DISTANCES = (
     "its keys are summed before queries read them: biases of distances need a Fourier transform of every "
     "feature times every value, measured slower than dense attention up to 16,384 tokens, and keep no state"
 )
-"""Why attention by features takes no position that changes scores.
+"""The reason why linear attention accepts no position scheme that changes scores.
 
 With b[i - j] added to scores, numerators and denominators are Toeplitz products, by FFT in n log n (Luo et
 al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers, which docs/results.md measures. A step of
-decoding would need all keys again, as with every token the distance of all of them changes.
+decoding would need all keys again, because every token changes the distances of all keys.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearState(State):
-    """S [B, H, Dv, M] and z [B, H, M], both times e^-top; top and mass [B, H]. None before a token."""
+    """S [B, H, Dv, M] and z [B, H, M], both times e^-top; top and mass [B, H]. None without tokens."""
 
     sums: Tensor | None = None
     norms: Tensor | None = None
@@ -49,7 +49,7 @@ class LinearState(State):
     mass: Tensor | None = None
 
     def past(self, rows: int, heads: int, width: int, kernel: Kernel) -> Sums:
-        """With all heads of all rows in one axis, for values of `width` numbers."""
+        """Return the sums with rows and heads merged into one dimension, for values of `width` dimensions."""
         if self.sums is None or self.norms is None or self.top is None or self.mass is None:
             return no_sums(rows * heads, width, kernel)
         return Sums(*(x.flatten(0, 1) for x in (self.sums, self.norms, self.top, self.mass)))
@@ -65,10 +65,10 @@ def linear_attention(
     weight: Tensor | None = None,
     decay: Tensor | None = None,
 ) -> tuple[Tensor, LinearState | None]:
-    """Output [B, H, Tq, Dv] in the precision of the kernel, and the next state where there is one.
+    """Return the output [B, H, Tq, Dv] in the precision of the kernel, and the next state, if any.
 
-    q [B, H, Tq, D] and the keys and values after those of the state, k [B, Hkv, T, D], v [B, Hkv, T, Dv].
-    weight, decay: [B, H, T] log weights of the keys, and log decays before each token (causal alone).
+    q [B, H, Tq, D] and the keys and values after the state's, k [B, Hkv, T, D], v [B, Hkv, T, Dv].
+    weight, decay: [B, H, T] log weights of the keys, and log decays before each token (causal only).
     """
     assert isinstance(state, LinearState | None)
     with without_autocast(q):

@@ -1,4 +1,4 @@
-"""The inputs of one call of attention by features, in one precision and with log weights for every key."""
+"""The inputs of a call of linear attention, in one precision and with log weights for every key."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ class Inputs:
 
     Args:
         weight: [B, H, T], the log weight of every key, -inf for padding.
-        decay: [B, H, T], the log decay before every token; None for none.
+        decay: [B, H, T], the log decay before every token; None for no decay.
         offset: the slot of the first query among these keys.
     """
 
@@ -39,7 +39,7 @@ class Inputs:
         weight: Tensor | None = None,
         decay: Tensor | None = None,
     ) -> "Inputs":
-        """Casts, repeats grouped keys and values [B, Hkv, T, D], and takes padding out of the weights."""
+        """Cast the inputs, repeat grouped keys and values [B, Hkv, T, D], and give padding no weight."""
         q, k, v = (x.to(kernel.directions.dtype) for x in (q, k, v))
         groups, new = q.shape[1] // k.shape[1], k.shape[2]
         if groups > 1:
@@ -49,20 +49,22 @@ class Inputs:
         if context.kv_valid is not None:
             real = context.kv_valid[:, -new:].unsqueeze(1)
             weight = weight.masked_fill(~real, -torch.inf)
+            # Padding must not decay the sums either: a log decay of 0.
             decay = None if decay is None else decay * real
+        # Without causality no key is "before" a token, so decays are undefined.
         if not context.causal:
             decay = None
         offset = context.offset - (context.kv_len - new)
         return cls(q, k, v, kernel, weight, decay, context.causal, offset)
 
     def tokens(self, own: slice) -> "Inputs":
-        """Some tokens of all rows, their queries and their keys."""
+        """Return the inputs restricted to some tokens of all rows, their queries and keys."""
         tables = {name: getattr(self, name)[:, :, own] for name in ("q", "k", "v", "weight")}
         decay = None if self.decay is None else self.decay[:, :, own]
         return dataclasses.replace(self, **tables, decay=decay, offset=0)
 
     def part(self, row: int, queries: slice, keys: slice, offset: int) -> "Inputs":
-        """Some queries and keys of one row."""
+        """Return the inputs restricted to some queries and keys of one row."""
 
         def cut(x: Tensor, tokens: slice) -> Tensor:
             return x[row : row + 1, :, tokens]

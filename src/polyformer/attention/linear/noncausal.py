@@ -1,17 +1,17 @@
-"""Attention by features where every query attends to every key: the sums over all keys, then one read each.
+"""Linear attention in which every query attends to every key: first the sums over all keys, then the queries.
 
     S = sum_j b_j [v_j, 1] f_j^T        [n_i, t_i] = S u_i        y_i = n_i / t_i
 
 with u = phi(q), f = phi(k) without their scales and b_j = exp(weight_j + scale_j - top). The 1 after each
-value makes the denominators by the same products as the numerators. Backward, from g_i = grad [n_i, t_i] (see
+value gives the denominators by the same products as the numerators. Backward, from g_i = grad [n_i, t_i] (see
 `weights.grad_ratio`):
 
     grad u_i = S^T g_i                    grad S = sum_i g_i u_i^T
     grad f_j = b_j grad S^T [v_j, 1]
     grad [v_j, 1] = b_j grad S f_j
-    grad weight_j = [v_j, 1] . grad [v_j, 1]         (Euler: all that key j adds is linear in both)
+    grad weight_j = [v_j, 1] . grad [v_j, 1]         (Euler: every contribution of key j is linear in both)
 
-Features are computed in runs of tokens, and again in the backward pass.
+Features are computed in runs of tokens, and recomputed in the backward pass.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.attention.linear.feature_maps import Kernel
 from polyformer.attention.linear.sums import head_groups, run_length, runs
 from polyformer.attention.linear.weights import finite_top, grad_ratio, inverted
 from polyformer.ops.precision import as_written
 from polyformer.ops.products import product
+from polyformer.ops.second_order import first_order
 from polyformer.ops.workers import spread
 
 
@@ -35,10 +35,11 @@ class NoncausalAttention(torch.autograd.Function):
     @staticmethod
     @as_written
     def forward(ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-        """The sums over the keys, then y_i = S u_i / (z . u_i)."""
+        """Compute the sums over the keys, then y_i = S u_i / (z . u_i)."""
         out = torch.empty_like(q) if v.shape[2] == q.shape[2] else q.new_empty(*q.shape[:2], v.shape[2])
         inverse, unraised = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
         all_sums, all_tops = v.new_empty(len(k), v.shape[2] + 1, kernel.width), weight.new_empty(len(k), 1)
+        # The norm part of the scale is added for all runs at once, the rest run by run.
         weight = kernel.weighed(k, weight)
 
         def work(groups: Sequence[slice]) -> None:
@@ -58,10 +59,10 @@ class NoncausalAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order("attention by features, run by run,")
     @as_written
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The queries first, which give grad S, then the keys."""
+        """Compute the gradients of the queries first, which give grad S, then of the keys."""
         q, k, v, weight, out, inverse, unraised, all_sums, all_tops = ctx.saved_tensors
         kernel: Kernel = ctx.kernel
         grad_q, grad_k, grad_v, grad_weight = (torch.empty_like(x) for x in (q, k, v, weight))
@@ -91,9 +92,9 @@ class NoncausalAttention(torch.autograd.Function):
 
 
 def _summed(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """S [N, Dv + 1, M] of all keys, its top [N, 1], finite, and the sum of the keys' weights [N, 1].
+    """Return S [N, Dv + 1, M] of all keys, its (finite) top [N, 1], and the sum of the keys' weights [N, 1].
 
-    Each run has a top of its own; together they are brought to the greatest.
+    Each run has a separate top; at the end all runs are rescaled to the maximum.
     """
     steps = runs(k.shape[1], run_length(kernel))
     sums = v.new_zeros(len(steps), len(k), v.shape[2] + 1, kernel.width)
@@ -113,5 +114,5 @@ def _summed(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tenso
 
 
 def _with_one(v: Tensor, share: Tensor) -> Tensor:
-    """share * [v, 1]: v [N, C, Dv], share [N, C, 1] -> [N, C, Dv + 1]."""
+    """Return share * [v, 1], [N, C, Dv + 1], for v [N, C, Dv] and share [N, C, 1]."""
     return torch.cat([v * share, share], -1)

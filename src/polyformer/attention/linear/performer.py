@@ -3,15 +3,16 @@
     y_i = sum_j (phi(q_i') . phi(k_j')) v_j / sum_j phi(q_i') . phi(k_j')       x' = x / D^(1/4)
     phi(x) = exp(W x - |x|^2 / 2) / sqrt(M)        so that E[phi(q') . phi(k')] = exp(q . k / sqrt(D))
 
-The rows of W [M, D] are of N(0, I) and orthogonal in blocks of D. They are drawn again every `redraw_every`
-training steps. Choromanski et al. 2021, lemma 2 and sections 2.3 and 2.4; features "trigonometric" are its
-equation 10, "relu" the generalised attention of its section 4.3, which estimates no softmax.
+The rows of W [M, D] are drawn from N(0, I) and orthogonal in blocks of D. They are drawn again every
+`redraw_every` training steps. Choromanski et al. 2021, lemma 2 and sections 2.3 and 2.4; features
+"trigonometric" are its equation 10, "relu" the generalised attention of its section 4.3, which does not
+estimate softmax.
 
-Deviations: the maxima that keep exponentials in range are those of each query and key alone, joined in the
-log domain by a running maximum, where the paper's code takes one over the batch and the future, and adds a
-small number to every feature: here nothing is added, and padding weighs exactly nothing. The heads of a
-layer share W, as there. Denominators below `floor` times the sum of weights, which only features with a sign
-have, count as that. Costs: see `feature_attention`.
+Deviations: the maxima that keep exponentials in range are taken per query and key, joined in the log domain
+by a running maximum. The paper's code takes a maximum over the batch and the future, and adds a small number
+to every feature: here nothing is added, and padding has exactly no weight. The heads of a layer share W, as
+in the paper's code. Denominators below `floor` times the sum of weights, possible only for features with a
+sign, are raised to that bound. Costs: see `feature_attention`.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.base import Form, Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.linear.definition import definition
 from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
@@ -37,14 +38,17 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerformerConfig(MechanismConfig):
-    """`features`: rows of W; the trigonometric map makes two numbers of each."""
+    """Performer attention: positive random features estimate softmax attention in linear time.
+
+    `features`: the number of rows of W; the trigonometric map computes two features per row.
+    """
 
     features: int = 256
     map: Literal["positive", "trigonometric", "relu"] = "positive"
     orthogonal: bool = True  # false: independent rows
     redraw_every: int | None = 1000  # training steps; null for never
     floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
-    plain: bool = False  # all pairs at once: the definition
+    backend: Form = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
@@ -57,30 +61,30 @@ class PerformerConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
-        if self.plain:
+        if self.backend == "definition":
             object.__setattr__(self, "spreads", False)
         if self.floor < 0:
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "Performer":
-        """In linear time, or by all pairs if `plain`."""
-        return (PlainPerformer if self.plain else Performer)(self, head_size)
+        """Return the module, in linear time, or over all pairs with the backend "definition"."""
+        return (PlainPerformer if self.backend == "definition" else Performer)(self, head_size)
 
     def definition(self) -> "PerformerConfig":
-        """All pairs at once."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
 
     def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
-        """Those of as many features as a key has."""
+        """Return the number of elements in the sums over all features of a key."""
         return numbers(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
 
     def cross(self) -> "PerformerConfig":
-        """The equation asks nothing of slots: features estimate softmax over any keys."""
+        """Return this config: features estimate softmax over any keys, the equation does not use slots."""
         return self
 
     @classmethod
     def examples(cls) -> tuple["PerformerConfig", ...]:
-        """Few features of every map."""
+        """Return configs with few features of every map."""
         return (
             cls(features=16),
             cls(features=9, orthogonal=False, redraw_every=2),
@@ -89,7 +93,7 @@ class PerformerConfig(MechanismConfig):
 
 
 class Performer(Mechanism):
-    """Its state is the sums over keys, a `LinearState`."""
+    """Performer attention in linear time, with the sums over keys as state (`LinearState`)."""
 
     def __init__(self, config: PerformerConfig, head_size: int):
         super().__init__()
@@ -97,12 +101,14 @@ class Performer(Mechanism):
         self.directions = RandomDirections(config.features, head_size, config.orthogonal, config.redraw_every)
 
     def new_state(self, reserve: int) -> State:
-        """Sums over no keys; they take no more room with more tokens."""
+        """Return the sums over no keys; their size does not grow with the number of tokens."""
         return LinearState()
 
     def kernel(self, q: Tensor) -> Kernel:
-        """The features of queries and keys like `q`."""
+        """Return the feature map of queries and keys in the precision and on the device of `q`."""
+        # Positive features need no floor: all terms of the denominator are positive.
         floor = self.config.floor if self.config.map == "trigonometric" else 0.0
+        # D^(-1/4) for both q and k gives scores of q . k / sqrt(D).
         return Kernel(MAPS[self.config.map], self.directions(q), floor, factor=q.shape[3] ** -0.25)
 
     @guarded
@@ -115,7 +121,7 @@ class Performer(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Attention by phi of q / D^(1/4) and k / D^(1/4)."""
+        """Attend by the features of q / D^(1/4) and k / D^(1/4)."""
         y, state = self._mix(at_least_float32(q), at_least_float32(k), v, context, state)
         self.directions.watch(y)
         return y.to(q.dtype), state
@@ -128,10 +134,10 @@ class Performer(Mechanism):
 
 
 class PlainPerformer(Performer):
-    """By the equation over all pairs (`definition`); its state is all keys and values."""
+    """Performer attention by its equation over all pairs (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """A key-value cache."""
+        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def _mix(

@@ -1,18 +1,18 @@
-"""Random feature attention: trigonometric features of unit queries and keys, with gates or without.
+"""Random feature attention: trigonometric features of unit queries and keys, with or without gates.
 
     phi(x) = [sin(W x / sigma), cos(W x / sigma)] / sqrt(M)        x = q / |q| or k / |k|
     S_t = S_(t-1) + v_t phi(k_t)^T      z_t = z_(t-1) + phi(k_t)      y_t = S_t phi(q_t) / (z_t . phi(q_t))
 
-which estimates softmax attention with the scores q . k / sigma^2 of unit vectors: E[phi(q) . phi(k)] =
-exp(-|q - k|^2 / (2 sigma^2)), and all lengths are alike. The temperature sigma is learned for each head. The
-gated form forgets: S_t = g_t S_(t-1) + (1 - g_t) v_t phi(k_t)^T, z_t likewise, with g_t = sigmoid(u_h . k_t +
-b_h) for head h. Without causality all queries read the sums over all keys. Peng et al. 2021, sections 3.1 and
-3.2, appendix A.2.
+This estimates softmax attention with the scores q . k / sigma^2 of unit vectors, because E[phi(q) . phi(k)] =
+exp(-|q - k|^2 / (2 sigma^2)), and all lengths are equal. The temperature sigma is learned per head. The gated
+form forgets: S_t = g_t S_(t-1) + (1 - g_t) v_t phi(k_t)^T, z_t likewise, with g_t = sigmoid(u_h . k_t + b_h)
+for head h. Without causality all queries use the sums over all keys. Peng et al. 2021, sections 3.1 and 3.2,
+appendix A.2.
 
-Deviations: the paper's gate reads the layer's input; a mechanism sees its projection, the key. Without
-causality, where the paper has no gates, they weigh keys by 1 - g alone. sigma is one number a head. An
-estimate may be near 0 or below: denominators count as no less than `floor` times the sum of weights. The
-heads of a layer share W. Costs: see `feature_attention`, with 2 M numbers for M features.
+Deviations: the paper's gate reads the layer's input; here it reads the key, since a mechanism gets only
+projections. Without causality, where the paper has no gates, they only weigh keys by 1 - g. sigma is a scalar
+per head. An estimate may be near 0 or negative: denominators are raised to at least `floor` times the sum of
+weights. The heads of a layer share W. Costs: see `feature_attention`, with 2 M numbers for M features.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.base import Form, Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.linear.definition import definition
 from polyformer.attention.linear.feature_attention import NO_DISTANCES, LinearState, linear_attention
 from polyformer.attention.linear.feature_maps import MAPS, Kernel, check_features
@@ -40,7 +40,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RFAConfig(MechanismConfig):
-    """`features`: rows of W, each of which gives a sine and a cosine."""
+    """Random feature attention: sines and cosines estimate softmax attention in linear time.
+
+    `features`: the number of rows of W; every row gives a sine and a cosine.
+    """
 
     features: int = 64
     gated: bool = False
@@ -48,7 +51,7 @@ class RFAConfig(MechanismConfig):
     orthogonal: bool = False
     redraw_every: int | None = None  # training steps; null for never
     floor: float = 0.01  # of denominators; 0 for the raw estimate
-    plain: bool = False  # all pairs at once: the definition
+    backend: Form = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
@@ -61,7 +64,7 @@ class RFAConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
-        if self.plain:
+        if self.backend == "definition":
             object.__setattr__(self, "spreads", False)
         if self.sigma <= 0:
             raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
@@ -69,29 +72,29 @@ class RFAConfig(MechanismConfig):
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "RFA":
-        """In linear time, or by all pairs if `plain`."""
-        return (PlainRFA if self.plain else RFA)(self, num_heads, head_size)
+        """Return the module, in linear time, or over all pairs with the backend "definition"."""
+        return (PlainRFA if self.backend == "definition" else RFA)(self, num_heads, head_size)
 
     def definition(self) -> "RFAConfig":
-        """All pairs at once."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
 
     def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
-        """Those of the sine and the cosine of every row."""
+        """Return the number of elements in the sums over the sine and cosine of every row."""
         return numbers(heads, width, 2 * self.features)
 
     def cross(self) -> "RFAConfig":
-        """The equation asks nothing of slots: features estimate softmax over any keys."""
+        """Return this config: features estimate softmax over any keys, the equation does not use slots."""
         return self
 
     @classmethod
     def examples(cls) -> tuple["RFAConfig", ...]:
-        """Few features, without gates and with them."""
+        """Return configs with few features, without and with gates."""
         return cls(features=12), cls(features=31, gated=True, orthogonal=True, redraw_every=2)
 
 
 class RFA(Mechanism):
-    """Its state is the sums over keys, a `LinearState`."""
+    """Random feature attention in linear time, with the sums over keys as state (`LinearState`)."""
 
     def __init__(self, config: RFAConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -101,7 +104,7 @@ class RFA(Mechanism):
         self.gate: Gate | None = Gate(num_heads, head_size) if config.gated else None
 
     def new_state(self, reserve: int) -> State:
-        """Sums over no keys; they take no more room with more tokens."""
+        """Return the sums over no keys; their size does not grow with the number of tokens."""
         return LinearState()
 
     @guarded
@@ -114,10 +117,11 @@ class RFA(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Attention by phi of unit queries and keys over sigma, with the gates' log weights and decays."""
+        """Attend by the features of unit queries and keys over sigma, weighted and decayed by the gates."""
         groups = q.shape[1] // k.shape[1]
         queries, keys = at_least_float32(q), at_least_float32(k).repeat_interleave(groups, dim=1)
         v = v.repeat_interleave(groups, dim=1)
+        # 1 / sigma; learning the logarithm keeps sigma positive.
         factor = at_least_float32(self.log_sigma).to(queries.dtype).neg().exp().view(-1, 1, 1)
         unit_q, unit_k = (F.normalize(x, dim=-1) * factor for x in (queries, keys))
         weight, decay = (None, None) if self.gate is None else self.gate(keys)
@@ -126,7 +130,7 @@ class RFA(Mechanism):
         return y.to(q.dtype), state
 
     def kernel(self, q: Tensor) -> Kernel:
-        """The features of unit queries and keys over sigma."""
+        """Return the feature map of unit queries and keys over sigma."""
         return Kernel(MAPS["gaussian"], self.directions(q), self.config.floor)
 
     def _mix(
@@ -149,10 +153,11 @@ class Gate(nn.Module):
     def __init__(self, num_heads: int, head_size: int):
         super().__init__()
         self.vector = nn.Parameter(torch.zeros(num_heads, head_size))
+        # sigmoid(3) = 0.95, so that heads initially forget slowly.
         self.bias = nn.Parameter(torch.full((num_heads,), 3.0))
 
     def forward(self, k: Tensor) -> tuple[Tensor, Tensor]:
-        """log(1 - g), the log weight of each key, and log g, the log decay before it."""
+        """Return log(1 - g), the log weight of each key, and log g, the log decay before it."""
         vector, bias = (x.to(k.dtype) for x in (self.vector, self.bias))
         logit = (k * vector.unsqueeze(1)).sum(-1) + bias.unsqueeze(-1)
         return F.logsigmoid(-logit), F.logsigmoid(logit)
@@ -168,10 +173,10 @@ class GatedCache(State):
 
 
 class PlainRFA(RFA):
-    """By the equation over all pairs (`definition`); its state is all keys, values and gates."""
+    """Random feature attention by its equation (`definition`), with keys, values and gates as state."""
 
     def new_state(self, reserve: int) -> State:
-        """A key-value cache and the gates."""
+        """Return an empty KV cache without gates."""
         return GatedCache(KeyValueCache(reserve=reserve))
 
     def _mix(

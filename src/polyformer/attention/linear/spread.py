@@ -1,9 +1,10 @@
-"""Attention by features over a sequence that is spread over processes: sums go around, not keys.
+"""Linear attention with context parallelism: processes exchange sums of keys instead of keys.
 
-Every process sums the keys of its runs of slots, and one all-gather shows the sums to all. A causal run goes
-on after the sums of all runs before it; otherwise a query reads the sums of all runs. Sent are M (Dv + 1)
-numbers a head and run, however long the sequence is. With documents they are sums of the document that a run
-ends in, and without a future also of that which it begins in: no other document reaches beyond a run.
+Every process sums the keys of its runs of slots, and one all-gather distributes the sums to all processes. A
+causal run continues from the sums of all runs before it; otherwise a query reads the sums of all runs. The
+message has M (Dv + 1) numbers per head and run, independent of the sequence length. With documents the sums
+cover only the document at the end of a run, and without causality also the document at its beginning: no
+other document reaches beyond a run.
 """
 
 import dataclasses
@@ -23,10 +24,10 @@ from polyformer.sequence.shares import Run, Share
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summed:
-    """The sums over the keys of a run, all heads of all rows in one axis, N.
+    """The sums over the keys of a run, with the heads of all rows in one dimension N.
 
-    decay: [N], the log decay before all of its tokens, added up. slots: the run. document: [B], whose keys
-    they are; None where there is one document, and for a run without tokens.
+    decay: [N], the sum of the log decays before its tokens. slots: the run. document: [B], the document of
+    the keys; None if there is only one document, and for a run without tokens.
     """
 
     sums: Sums
@@ -35,17 +36,18 @@ class Summed:
     document: Tensor | None
 
     def of_row(self, row: int, heads: slice) -> "Summed":
-        """Those of one batch row, whose heads these are."""
+        """Return the sums of one batch row with the heads `heads`."""
         document = None if self.document is None else self.document[row : row + 1]
         return Summed(Sums(*(x[heads] for x in self.sums)), self.decay[heads], self.slots, document)
 
 
 def spread_attention(inputs: Inputs, context: Context) -> Tensor:
-    """Output [B, H, T, Dv] of this process's queries; `inputs` has its own keys."""
+    """Return output [B, H, T, Dv] of this process's queries; `inputs` has this process's keys."""
     share = context.share
     assert share is not None
     if share.source is not None:
         return _attend_to_source(inputs, share)
+    # Without causality earlier runs also need the document at the beginning of a run.
     both = context.kv_doc is not None and not inputs.causal
     parts, last = [], 0
     for start, stop in share.own:
@@ -66,7 +68,7 @@ def spread_attention(inputs: Inputs, context: Context) -> Tensor:
 
 
 def _attend_to_source(inputs: Inputs, share: Share) -> Tensor:
-    """Output of this process's queries over a source, of which it has some keys."""
+    """Return the output of this process's queries over a source distributed over the processes."""
     gathered = gather(_packed(*summed(inputs, None, False)), share, "sums of keys")
     everybody = [Summed(*_unpacked(sums, inputs), (0, 0), None) for sums in gathered]
     fresh = no_sums(inputs.weight[..., 0].numel(), inputs.v.shape[3], inputs.kernel)
@@ -74,7 +76,7 @@ def _attend_to_source(inputs: Inputs, share: Share) -> Tensor:
 
 
 def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summed]) -> Tensor:
-    """Output of the queries of one run, in documents `doc` [B, T]."""
+    """Return the output of the queries of a run, in documents `doc` [B, T]."""
     if not part.q.shape[2]:
         return torch.zeros_like(part.v)
     fresh = no_sums(part.weight[..., 0].numel(), part.v.shape[3], part.kernel)
@@ -91,7 +93,7 @@ def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summ
         outs = []
         for start, stop in spans(numbers):
             document = part.part(row, slice(start, stop), slice(start, stop), 0)
-            if start and stop < len(numbers):  # it lies inside the run
+            if start and stop < len(numbers):  # the whole document is inside the run
                 outs.append(one_document(document, fresh)[0])
                 continue
             heads = slice(row * part.q.shape[1], (row + 1) * part.q.shape[1])
@@ -103,8 +105,11 @@ def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summ
 
 
 def summed(inputs: Inputs, documents: Tensor | None, leads: bool) -> tuple[Sums, Tensor]:
-    """The sums after these keys, of those in the document that they end in, or `leads`: begin in, where that
-    is another; and the log decay before all of them [N]."""
+    """Return the sums over the keys of the document at the end of these tokens, and their decay [N].
+
+    The decay is the total log decay of all tokens. `leads`: sum over the document at their beginning instead,
+    without keys if it is also the document at the end.
+    """
     weight, decay = inputs.weight, inputs.decay
     if documents is not None and documents.shape[1]:
         first, last = documents[:, :1], documents[:, -1:]
@@ -126,8 +131,10 @@ def summed(inputs: Inputs, documents: Tensor | None, leads: bool) -> tuple[Sums,
 
 
 def joined(own: Sums, others: Sequence[Summed], document: Tensor | None) -> Sums:
-    """`own` and the sums of `others` of the same document [B]; of causal ones, the nearest first, each with
-    the decays of those after it."""
+    """Return `own` plus the sums of `others` that are of the same document [B].
+
+    Causal runs must be sorted from the nearest: each is decayed by the decays of all runs after it.
+    """
     parts, after = [(own, torch.zeros_like(own.top))], torch.zeros_like(own.top)
     for other in others:
         shift = after
@@ -136,6 +143,7 @@ def joined(own: Sums, others: Sequence[Summed], document: Tensor | None) -> Sums
             shift = after.masked_fill(~same, -torch.inf)
         parts.append((other.sums, shift))
         after = after + other.decay
+    # Sums are relative to their tops: rescale all to the greatest before adding.
     top = torch.stack([sums.top + shift.detach() for sums, shift in parts]).amax(0)
     kept = [(sums.top + shift - finite_top(top)).exp() for sums, shift in parts]
     numerators = sum(sums.numerators * share.view(-1, 1, 1) for (sums, _), share in zip(parts, kept))
@@ -148,7 +156,7 @@ def joined(own: Sums, others: Sequence[Summed], document: Tensor | None) -> Sums
 
 
 def read(inputs: Inputs, sums: Sums) -> Tensor:
-    """y = S phi(q) / (z . phi(q)) of every query: [B, H, T, Dv]."""
+    """Return y = S phi(q) / (z . phi(q)) of every query, [B, H, T, Dv]."""
     phi, _ = inputs.kernel.values(inputs.q.flatten(0, 1))
     total = (phi @ sums.denominators.unsqueeze(-1)).squeeze(-1)
     total = bounded(total, sums.mass.unsqueeze(-1), inputs.kernel.least)
@@ -157,18 +165,18 @@ def read(inputs: Inputs, sums: Sums) -> Tensor:
 
 
 def numbers(heads: int, width: int, features: int) -> int:
-    """How many `_packed` puts together for all heads of a text."""
+    """Return the number of elements that `_packed` concatenates for all heads of a text."""
     return heads * (features * (width + 1) + 3)
 
 
 def _packed(sums: Sums, decay: Tensor) -> Tensor:
-    """All in one tensor [N, Dv M + M + 3]."""
+    """Concatenate the sums and the decay in one tensor [N, Dv M + M + 3]."""
     numbers = torch.stack([sums.top, sums.mass, decay], 1)
     return torch.cat([sums.numerators.flatten(1), sums.denominators, numbers], 1)
 
 
 def _unpacked(packed: Tensor, inputs: Inputs) -> tuple[Sums, Tensor]:
-    """As before `_packed`."""
+    """Return the arguments of `_packed`."""
     values, width = inputs.v.shape[3], inputs.kernel.width
     numerators, denominators, numbers = packed.split([values * width, width, 3], 1)
     top, mass = numbers[:, 0].detach(), numbers[:, 1].detach()
@@ -176,7 +184,7 @@ def _unpacked(packed: Tensor, inputs: Inputs) -> tuple[Sums, Tensor]:
 
 
 def _edge(context: Context, run: Run, leads: bool) -> Tensor | None:
-    """The document of each row that a run ends or begins in."""
+    """Return the document of each row at the end (or, for `leads`, at the beginning) of a run."""
     documents = None if context.whole is None else context.whole.kv_doc
     if documents is None or run[0] == run[1]:
         return None

@@ -13,20 +13,20 @@ from polyformer.attention.linear.weights import bounded, finite_top
 from polyformer.ops.room import room
 
 RUN = 128
-"""Tokens of a run, whose pairs a causal pass multiplies out.
+"""Tokens of a run, for which a causal pass computes all pairs.
 
-Runs of 64 and 256 are slower by up to a third, under AVX2 as under AVX-512; those of 64 keep twice as many
-sums for the backward pass.
+Runs of 64 and 256 are slower by up to a third, under AVX2 as under AVX-512; runs of 64 save twice the number
+of sums for the backward pass.
 """
 
 LEAST_RUN = 64
-"""Tokens of a run at least, however many features they have: fewer make products of vectors."""
+"""The minimum number of tokens of a run, for any number of features: fewer give products of vectors."""
 
 
 class Sums(NamedTuple):
     """S [N, Dv, M] and z [N, M], both times e^-top; top and mass [N].
 
-    `top` is the greatest log weight so far, as the present token sees it; `mass` the sum of e^(weight - top).
+    `top` is the maximum log weight so far, decayed to the present token; `mass` the sum of e^(weight - top).
     """
 
     numerators: Tensor
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
 
 
 def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
-    """The sums before the first key, for values of `width` numbers."""
+    """Return the sums before the first key, for values of `width` dimensions."""
     table = kernel.directions
     none = table.new_zeros(heads)
     return Sums(
@@ -50,11 +50,14 @@ def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
 def recurrent_step(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
 ) -> tuple[Tensor, Sums]:
-    """One token a row: S = e^decay S + e^weight v phi(k)^T, z likewise; output [N, 1, Dv] and the next
-    sums."""
+    """Return the output [N, 1, Dv] of one token per row, and the next sums.
+
+    S = e^decay S + e^weight v phi(k)^T, and z likewise.
+    """
     (phi_q, _), (phi_k, scale) = kernel.values(q[:, 0]), kernel.features(k[:, 0])
     weight = weight[:, 0] + scale
     past_top = past.top if decay is None else past.top + decay[:, 0]
+    # The sums are rescaled to the new maximum, so that no exponential exceeds 1.
     top = torch.maximum(weight, past_top).detach()
     share, kept = (
         (weight - finite_top(top)).exp().unsqueeze(-1),
@@ -70,27 +73,27 @@ def recurrent_step(
 
 
 def matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
-    """matrix [N, C, M], vector [N, M] -> [N, C]."""
+    """Return matrix [N, C, M] times vector [N, M], [N, C]."""
     return torch.bmm(matrix, vector.unsqueeze(-1)).squeeze(-1)
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """weights [N, C], rows [N, C, M] -> [N, M]."""
+    """Return the sums [N, M] of rows [N, C, M] with weights [N, C]."""
     return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
 
 
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
-    """Groups of the N heads computed together: those that fit at this length, shared among threads."""
+    """Return groups of the N heads computed together: limited by the cache and shared among threads."""
     threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
     fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
     return runs(heads, max(1, min(fits, -(-heads // threads))))
 
 
 def run_length(kernel: Kernel) -> int:
-    """Tokens of a head whose features are computed together where pairs are not multiplied out."""
+    """Return the number of tokens per run of features if pairs are not computed."""
     return max(LEAST_RUN, 2 * room(kernel.directions) // kernel.width)
 
 
 def runs(length: int, step: int) -> list[slice]:
-    """`length` tokens in runs of at most `step`."""
+    """Return slices that split `length` tokens into runs of at most `step`."""
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]

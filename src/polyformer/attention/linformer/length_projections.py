@@ -1,6 +1,6 @@
-"""Projections of a sequence of n positions to k rows: by a matrix, by pools, or by a convolution.
+"""Projections of a sequence of n positions to k rows: by a matrix, by pooling, or by a convolution.
 
-A token has the column of its position; what is padding has none. Wang et al. 2020 (Linformer), section 4.
+Each token has the column of its position; padding has no column. Wang et al. 2020 (Linformer), section 4.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from polyformer.sequence.shares import Share
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of the keys of one call.
+    """The columns of the keys of a call.
 
     Args:
-        used: the first so many of all columns; no token has one beyond.
-        index: [B or 1, Tk], the column of every key, 0 of padding; None where that is its slot.
-        valid: [B, Tk], False where a key is padding; None where none is.
-        share: what this process has of the keys, whose `first` column this is, where they are spread; `whole`
-            are then the columns of all keys.
+        used: the number of columns up to the column of the last token.
+        index: [B or 1, Tk], the column of every key, 0 for padding; None if each key's column is its slot.
+        valid: [B, Tk], False where a key is padding; None if there is no padding.
+        share: the keys of this process under context parallelism; `first` is then the column of its first key
+            and `whole` has the columns of all keys.
     """
 
     used: int
@@ -43,7 +43,7 @@ class Columns:
 
     @classmethod
     def of(cls, context: Context, most: int, device: torch.device) -> Self:
-        """Those of a context; raises `InputError` for tokens beyond the `most` columns that there are."""
+        """Return the columns of a context; raises `InputError` for tokens beyond the `most` columns."""
         whole, share = context.whole, context.share
         if whole is None or share is None:
             return context.once(("columns", most), lambda: cls._read(context, most))
@@ -55,7 +55,7 @@ class Columns:
         index = index.unsqueeze(0) if index is not None and index.dim() == 1 else index
         if index is not None and valid is not None:
             index = index.masked_fill(~valid, 0)
-        if torch.compiler.is_compiling():  # nothing can be read while a graph is traced: padding counts too
+        if torch.compiler.is_compiling():  # values cannot be read while tracing: count padding too
             _check(context.kv_len, most)
             return cls(context.kv_len if index is None else most, index, valid)
         table = valid if index is None else index
@@ -71,12 +71,12 @@ class Columns:
         return cls(used, None if in_place else index, valid)
 
     def _part(self, share: Share, device: torch.device) -> Self:
-        """Those of the keys that one process has, of these, which are the columns of all."""
+        """Return the columns of this process's keys, out of the columns `self` of all keys."""
         index = share.slots(device).unsqueeze(0) if self.index is None else share.take(self.index)
         valid = None if self.valid is None else share.take(self.valid)
         if not index.numel():
             return type(self)(1, index, valid, share, 0, self)
-        if index.is_meta:  # shapes alone are traced: as of tokens that stand in a row
+        if index.is_meta:  # values cannot be read: assume tokens in consecutive columns
             return type(self)(index.shape[1], index, valid, share, 0, self)
         real = torch.ones_like(index, dtype=torch.bool) if valid is None else valid
         first = int(torch.where(real, index, self.used - 1).min())
@@ -84,8 +84,10 @@ class Columns:
         return type(self)(used, torch.where(real, index, first), valid, share, first, self)
 
     def place(self, x: Tensor, step: int = 1) -> Tensor:
-        """Tokens x [B, H, Tk, D] in their columns from `start` on, [B, H, N, D], N a multiple of `step`;
-        zeros elsewhere."""
+        """Return tokens x [B, H, Tk, D] scattered to their columns, [B, H, N, D], with zeros elsewhere.
+
+        The first column is `start(step)`, and N is a multiple of `step`.
+        """
         if self.valid is not None:
             x = x.masked_fill(~self.valid[:, None, :, None], 0)
         start = self.start(step)
@@ -97,16 +99,18 @@ class Columns:
         return x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter_add(2, index, x)
 
     def start(self, step: int) -> int:
-        """The first column that `place` gives: of the window of `step` that the first token stands in."""
+        """Return the first column of `place`: the start of the first token's window of `step` columns."""
         return self.first // step * step
 
     def total(self, rows: Tensor, step: int | None = None) -> Tensor:
-        """The sums [B, H, R, D] over all keys, from the `rows` of those that this process has; `step`: they
-        are those of windows of so many columns."""
+        """Return the sums [B, H, R, D] over the keys of all processes, given the `rows` of this process.
+
+        `step`: the rows belong to windows of `step` columns; None if they belong to all columns.
+        """
         return rows if self.share is None else self._of_every_process(rows, step, 0.0).sum(0)
 
     def greatest(self, rows: Tensor, step: int) -> Tensor:
-        """The same for maxima."""
+        """Return the maxima over the keys of all processes, otherwise like `total`."""
         return rows if self.share is None else self._of_every_process(rows, step, -torch.inf).amax(0)
 
     def _of_every_process(self, rows: Tensor, step: int | None, empty: float) -> Tensor:
@@ -116,10 +120,10 @@ class Columns:
             before = self.start(step) // step
             after = -(-self.whole.used // step) - before - rows.shape[2]
             rows = F.pad(rows, (0, 0, before, after), value=empty)
-        return gather(at_least_float32(rows), self.share, "sums of keys")  # autocast's products are rounded
+        return gather(at_least_float32(rows), self.share, "sums of keys")  # under autocast rows are rounded
 
     def tokens(self, step: int, device: torch.device) -> Tensor:
-        """How many tokens each column holds, [B or 1, N]."""
+        """Return the number of tokens in each column, [B or 1, N]."""
         table = self.valid if self.valid is not None else self.index
         if table is None:
             return (torch.arange(-(-self.used // step) * step, device=device) < self.used).long().unsqueeze(0)
@@ -127,20 +131,22 @@ class Columns:
         return self.place(ones, step)[:, 0, :, 0]
 
     def windows(self, step: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """How many tokens each window of `step` columns holds, [B or 1, N / step]; and which hold any, None
-        where all do."""
+        """Return the number of tokens in each window of `step` columns, and which windows have any.
+
+        Both are [B or 1, N / step]; the second is None if all windows have tokens.
+        """
         if self.whole is not None:
             return self.whole.windows(step, device)
         if step in self.memo:
             return self.memo[step]
         counts = self.tokens(step, device).unflatten(1, (-1, step)).sum(2)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or counts.is_meta:
             return counts, counts > 0
         self.memo[step] = counts, None if bool((counts > 0).all()) else counts > 0
         return self.memo[step]
 
     def matrix(self, length: int, most: int, device: torch.device) -> Tensor:
-        """[B or 1, most, Tk]: 1 where a real token has the column."""
+        """Return a mask [B or 1, most, Tk] that is True where a real token has the column."""
         slots = torch.arange(length, device=device).unsqueeze(0)
         column = slots if self.index is None else self.index
         held = column.unsqueeze(1) == torch.arange(most, device=device).view(1, -1, 1)
@@ -156,9 +162,10 @@ def _check(tokens: int, most: int) -> None:
 
 
 class LengthProjection(nn.Module):
-    """x [B, H, Tk, D] -> rows [B, H, R, D], R <= k, and which of them hold tokens, [B or 1, R], None for all.
+    """A projection of x [B, H, Tk, D] to rows [B, H, R, D], R <= k, with a mask of the rows that have tokens.
 
-    `length`: n, the most positions. `heads`: how many projections, one for each head or 1 for all.
+    The mask is [B or 1, R], None for all. `length`: n, the maximum number of positions. `heads`: the number
+    of projections, one per head or 1 for all heads.
     """
 
     def __init__(self, length: int, k: int, heads: int, width: int):
@@ -166,32 +173,32 @@ class LengthProjection(nn.Module):
         self.length, self.k, self.step = length, k, length // k
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The rows of the columns that hold tokens."""
+        """Return the rows of the columns that have tokens, and which rows have tokens (None for all)."""
         raise NotImplementedError
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The same by the equation of `definition.py`, over all n columns and k rows."""
+        """Return the same result by the equation of `definition.py`, over all n columns and k rows."""
         raise NotImplementedError
 
     def windows(self, x: Tensor, columns: Columns) -> Tensor:
-        """Tokens in windows of columns, [B, H, R, n / k, D]."""
+        """Return the tokens in windows of columns, [B, H, R, n / k, D]."""
         return columns.place(x, self.step).unflatten(2, (-1, self.step))
 
     def members(self, x: Tensor, columns: Columns) -> Tensor:
-        """[B or 1, k, Tk]: 1 where the real token stands in the row's window."""
+        """Return a mask [B or 1, k, Tk] that is True where the real token is in the row's window."""
         held = columns.matrix(x.shape[2], self.length, x.device)
         return held.unflatten(1, (self.k, self.step)).any(2)
 
 
 class LinearProjection(LengthProjection):
-    """x' = E x with a matrix E [k, n], drawn with variance 1 / n: a full input keeps its scale."""
+    """A matrix E [k, n]: x' = E x, drawn with variance 1 / n so that a full input keeps its scale."""
 
     def __init__(self, length: int, k: int, heads: int, width: int):
         super().__init__(length, k, heads, width)
         self.weight = nn.Parameter(torch.empty(heads, k, length).normal_(0.0, 1 / math.sqrt(length)))
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """E x, of the columns that hold tokens."""
+        """Return E x, restricted to the columns that have tokens."""
         x = columns.place(x)
         weight = self.weight[:, :, columns.first : columns.first + x.shape[2]].to(x.dtype)
         if len(weight) > 1:
@@ -202,13 +209,13 @@ class LinearProjection(LengthProjection):
         return columns.total(rows.unflatten(2, (heads, -1)).transpose(1, 2)), None
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """E x."""
+        """Return E x over all columns."""
         return matrix_rows(x, columns.matrix(x.shape[2], self.length, x.device), self.weight), None
 
 
 def _product(weight: Tensor, x: Tensor) -> Tensor:
-    """weight [k, n] @ x [B, n, P]: [B, k, P]."""
-    if not is_readable(x):  # a tracer would write down as many products as it sees rows
+    """Return weight [k, n] @ x [B, n, P], [B, k, P]."""
+    if not is_readable(x):  # a tracer would unroll the loop over the batch
         return weight @ x
     return torch.stack([linear(weight, row.T) for row in x])
 
@@ -217,21 +224,21 @@ class MeanProjection(LengthProjection):
     """The mean of the real tokens in each window of n / k columns."""
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """Sums over windows by their numbers of tokens."""
+        """Return the sums over windows divided by their number of tokens."""
         counts, seen = columns.windows(self.step, x.device)
         sums = columns.total(self.windows(x, columns).sum(3), self.step)
         return sums / counts.clamp_min(1)[:, None, :, None], seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The mean over each window."""
+        """Return the mean over each window."""
         return mean_rows(x, self.members(x, columns))
 
 
 class MaxProjection(LengthProjection):
-    """The greatest value of the real tokens in each window of n / k columns, for each of the D numbers."""
+    """The maximum of the real tokens in each window of n / k columns, for each of the D dimensions."""
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """Maxima over windows in which padding is -inf, zeros of windows without a token."""
+        """Return the maxima over windows, with padding as -inf, and zeros for windows without tokens."""
         counts, seen = columns.windows(self.step, x.device)
         empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
         top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
@@ -239,12 +246,12 @@ class MaxProjection(LengthProjection):
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The maximum over each window."""
+        """Return the maximum over each window."""
         return max_rows(x, self.members(x, columns))
 
 
 class ConvolutionProjection(LengthProjection):
-    """A convolution over positions whose kernel is as long as its stride, n / k; D numbers to D, no bias."""
+    """A convolution over positions with kernel size and stride n / k, from D to D channels, without bias."""
 
     def __init__(self, length: int, k: int, heads: int, width: int):
         super().__init__(length, k, heads, width)
@@ -252,12 +259,12 @@ class ConvolutionProjection(LengthProjection):
         self.weight = nn.Parameter(torch.empty(heads, self.step, width, width).normal_(0.0, deviation))
 
     def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """One product: a window's tokens end to end, and the kernel likewise."""
+        """Return the convolution as one matrix product of flattened windows and the flattened kernel."""
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
         return columns.total(rows, self.step), columns.windows(self.step, x.device)[1]
 
     def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
-        """The convolution, window by window."""
+        """Return the convolution, window by window."""
         held = columns.matrix(x.shape[2], self.length, x.device)
         return convolution_rows(x, held, self.weight), self.members(x, columns).any(2)
 

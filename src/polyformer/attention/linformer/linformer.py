@@ -2,18 +2,18 @@
 
     y_h = softmax(q_h (E_h k_h)^T / sqrt(D)) (F_h v_h)        E_h, F_h [k, n]; n = max_length
 
-E and F have a column for every position: a token is multiplied by that of its own position, padding by none,
-and inputs shorter than n use the first columns. A row k sums up tokens from everywhere, so there is no causal
-form. Instead of a matrix, E and F may take the mean, the maximum or a convolution of windows of n / k
-positions; windows without a token are not seen. Wang et al. 2020, section 4, equation 7.
+E and F have a column for every position: each token is multiplied by the column of its position, padding is
+left out, and inputs shorter than n use the first columns. Each row mixes tokens of the whole sequence, so
+there is no causal form. Instead of a matrix, E and F may take the mean, the maximum or a convolution of
+windows of n / k positions; windows without tokens are masked. Wang et al. 2020, section 4, equation 7.
 
-Cost: 2 k T (D + Dv) products a head for the projections and as many for the attention: linear in T; memory
-k (D + Dv) and, in training, what attention keeps. E and F have n k numbers each. Processes that share a text
-project the tokens that they have, and show each other the rows.
+Cost: 2 k T (D + Dv) products per head for the projections and the same for the attention: linear in T; memory
+k (D + Dv) plus, in training, the tensors saved by attention. E and F have n k parameters each. With context
+parallelism each process projects the tokens that it has, and the rows are summed over the processes.
 
-Deviations: the paper says nothing of padding, of shorter inputs and of how E and F begin: here they are drawn
-with variance 1 / n. float16 and bfloat16 are computed in float32, since projected keys that were rounded once
-more would move the scores.
+Deviations: the paper does not define padding, shorter inputs and the initialization of E and F: here they are
+drawn with variance 1 / n. float16 and bfloat16 inputs are computed in float32, since rounding the projected
+keys again would change the scores.
 """
 
 import dataclasses
@@ -40,14 +40,17 @@ Ranks = int | tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinformerConfig(MechanismConfig):
-    """`k`: rows, one number for all layers, (one for each layer), or ((one for each head), for each layer);
-    with fewer entries than layers or heads they begin again.
+    """Linformer attention: keys and values are projected along the sequence to a fixed length.
 
-    `sharing`: "none": each head has an E and an F; "head": those of a layer are for all its heads;
-    "key-value": and E is F; "layer": and all layers have the same. "mean" and "max" have none to share.
+    `k`: the number of rows: an integer for all layers, (an integer per layer), or ((an integer per head), per
+    layer). Shorter tuples repeat over the layers or heads.
+
+    `sharing`: "none": each head has its own E and F; "head": the heads of a layer share E and F; "key-value":
+    E and F are also the same; "layer": all layers share a single E = F. The projections "mean" and "max" have
+    no parameters to share.
     """
 
-    max_length: int = 512  # the most positions (n in the paper)
+    max_length: int = 512  # the maximum number of positions (n in the paper)
     k: Ranks = 128
     sharing: str = "head"
     projection: str = "linear"  # or "mean", "max", "convolution"
@@ -97,28 +100,28 @@ class LinformerConfig(MechanismConfig):
 
     @property
     def layers(self) -> tuple[tuple[int, ...], ...]:
-        """The rows of every layer's heads, as far as they are given."""
+        """The number of rows per head, for each layer, before the tuples are repeated."""
         layers = (self.k,) if isinstance(self.k, int) else self.k
         return tuple((ranks,) if isinstance(ranks, int) else tuple(ranks) for ranks in layers)
 
     def at(self, layer: int) -> "LinformerConfig":
-        """With the ranks of this layer alone."""
+        """Return the config with the ranks of layer `layer` only."""
         return dataclasses.replace(self, k=(self.layers[layer % len(self.layers)],))
 
     def build(self, num_heads: int, head_size: int) -> "Linformer":
-        """With projections of its own; `tie` shares them with another layer."""
+        """Return the module with separate projections; `tie` shares them with another layer."""
         return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
 
     def definition(self) -> "LinformerConfig":
-        """Every column and every row."""
+        """Return the config that computes the equation over all columns and rows."""
         return dataclasses.replace(self, backend="definition")
 
     def cross(self) -> "LinformerConfig":
-        """E and F project any sequence of at most `max_length` tokens."""
+        """Return this config: E and F project any sequence of at most `max_length` tokens."""
         return self
 
     def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
-        """The rows of keys and of values."""
+        """Return the number of elements in the projected keys and values, which processes exchange."""
         ranks = self.layers[0]
         apart = self.sharing == "none" or len({*ranks}) > 1
         of_head = [ranks[head % len(ranks)] for head in range(heads if apart else kv_heads)]
@@ -128,7 +131,7 @@ class LinformerConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["LinformerConfig", ...]:
-        """Every projection and every sharing."""
+        """Return configs that cover all projections and all sharings."""
         return (
             cls(max_length=72, k=8),
             cls(max_length=70, k=((5, 9), (7,)), sharing="none"),
@@ -140,7 +143,11 @@ class LinformerConfig(MechanismConfig):
 
 
 class Linformer(Mechanism):
-    """Heads of one k together: `heads` lists them, `keys` and `values` hold their projections."""
+    """Attention to projected keys and values.
+
+    Heads with the same k are computed together: `heads` maps each k to its heads, `keys` and `values` contain
+    the projections E and F of each k in the same order.
+    """
 
     def __init__(self, config: LinformerConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -157,7 +164,7 @@ class Linformer(Mechanism):
             self.values.append(self.keys[-1] if shared else projection(config.max_length, k, own, head_size))
 
     def tie(self, first: Mechanism) -> None:
-        """With sharing "layer", E is that of the first layer."""
+        """Use the projections of the first layer if `sharing` is "layer"."""
         if self.config.sharing == "layer":
             assert isinstance(first, Linformer)
             self.keys, self.values = first.keys, first.values
@@ -172,10 +179,11 @@ class Linformer(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Attention to the rows E k and F v, heads of each k apart."""
+        """Attend to the rows E k and F v, separately for each k."""
         columns = Columns.of(context, self.config.max_length, k.device)
         dtype, (q, k, v) = q.dtype, (at_least_float32(x) for x in (q, k, v))
         groups = q.shape[1] // k.shape[1]
+        # Query heads of one group may have different k or projections, so they cannot share projected keys.
         if groups > 1 and (len(self.heads) > 1 or self.config.sharing == "none"):
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         if len(self.heads) == 1:
@@ -183,7 +191,7 @@ class Linformer(Mechanism):
         return self._by_rank(q, k, v, columns).to(dtype), state
 
     def _by_rank(self, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
-        """Heads of each k apart, and put in order again; so are the weights, where they are recorded."""
+        """Compute the heads of each k separately and restore their order, also of recorded weights."""
         looking, parts, weights = recording(), [], []
         for index, heads in enumerate(self.heads.values()):
             mine = q[:, heads], k[:, heads], v[:, heads]
@@ -192,6 +200,7 @@ class Linformer(Mechanism):
                 continue
             with recorded() as records:
                 parts.append(self._mix(index, *mine, columns))
+            # Heads with fewer rows get weights of 0, so that the records have one shape.
             weights.append(nn.functional.pad(records[0], (0, max(self.heads) - records[0].shape[-1])))
         order = torch.tensor(
             [head for heads in self.heads.values() for head in heads], device=q.device
@@ -201,7 +210,7 @@ class Linformer(Mechanism):
         return torch.cat(parts, 1)[:, order]
 
     def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
-        """Attention of heads of one k."""
+        """Return the attention output of the heads with the k number `index`."""
         k, seen = self.keys[index](k, columns)
         v, _ = self.values[index](v, columns)
         seen = None if seen is None else seen.expand(len(q), -1)
@@ -215,11 +224,12 @@ class Linformer(Mechanism):
         )
         if columns.share is None:
             return out
-        return anchored(anchored(out, k), v)  # without queries too a process takes part in the backward pass
+        # A process without queries must still take part in the all-gather of the backward pass.
+        return anchored(anchored(out, k), v)
 
 
 class PlainLinformer(Linformer):
-    """By the equation (`definition`): every column and every row."""
+    """Linformer computed by its equation (`definition`) over all columns and rows."""
 
     def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
         key_projection, value_projection = self.keys[index], self.values[index]

@@ -1,10 +1,10 @@
-"""LSH attention by its equation, over all pairs of tokens: what the fast form is tested against.
+"""The equation of LSH attention over all pairs of tokens, the reference for tests of the fast form.
 
-S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i), and i itself taken out
-      where it is not alone; without causality also of the next m - 1 slots j > i of the bucket
+S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i), and i itself excluded
+      unless it is the only slot; without causality also of the next m - 1 slots j > i of the bucket
 y_i = sum_(j in S_i) p_ij v_j        p_ij = softmax over S_i of q_i . k_j * scale
 
-and with what a position scheme adds to scores and values (`dense_terms`).
+A position scheme adds its terms to scores and values (`dense_terms`).
 """
 
 import torch
@@ -26,19 +26,30 @@ def definition(
     scale: float,
     terms: PairTerms | None,
 ) -> Tensor:
-    """q [B, H, Tq, D], unit keys k [B, H, Tk, D], v, buckets h [B, H, R, Tk] of the keys -> [B, H, Tq,
-    Dv]."""
+    """Return the attention output [B, H, Tq, Dv].
+
+    Args:
+        q: [B, H, Tq, D].
+        k: keys of unit length, [B, H, Tk, D].
+        v: [B, H, Tk, Dv].
+        buckets: the buckets h of the keys, [B, H, R, Tk].
+        context: describes the queries and keys.
+        window: m, the number of keys of its bucket that a query attends to.
+        scale: the factor of the scores.
+        terms: the terms of a position scheme, None for none.
+    """
     scores = with_terms(q @ k.mT * scale, q, k, terms)
     weights, _ = softmax(scores, attended(buckets, context, window))
     return weighed(weights, v, terms)
 
 
 def attended(buckets: Tensor, context: Context, window: int) -> Tensor:
-    """Whether the key is in S_i of the query, [B, H, Tq, Tk]."""
+    """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
     query = torch.arange(context.q_len, device=buckets.device).view(-1, 1, 1) + context.offset
     key = torch.arange(context.kv_len, device=buckets.device)
     same = same_bucket(buckets, context)
     before, after = same & (key <= query), same & (key > query)
+    # The reversed cumulative sum counts a bucket's keys from each key up to the query.
     seen = before & (before.flip(-1).cumsum(-1).flip(-1) <= window)
     if not context.causal:
         seen |= after & (after.cumsum(-1) < window)
@@ -48,7 +59,7 @@ def attended(buckets: Tensor, context: Context, window: int) -> Tensor:
 
 
 def same_bucket(buckets: Tensor, context: Context) -> Tensor:
-    """Whether query and key are of one bucket and document, and no padding: [B, H, Tq, R, Tk]."""
+    """Return whether query and key are real tokens of the same bucket and document, [B, H, Tq, R, Tk]."""
     slots = slice(context.offset, context.offset + context.q_len)
     same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
     if context.q_doc is not None and context.kv_doc is not None:

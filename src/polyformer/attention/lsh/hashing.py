@@ -1,4 +1,4 @@
-"""The hash of LSH attention: h(x) = argmax [x R; -x R], for every round a matrix R [D, buckets / 2]."""
+"""The hash of LSH attention: h(x) = argmax [x R; -x R], with a matrix R [D, buckets / 2] per round."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from polyformer.ops.room import room
 
 @torch.no_grad()
 def hashed(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
-    """The buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
+    """Return the buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
 
-    As many projections are made at once as all threads have room for.
+    Keys are projected in runs that fit into the caches of all threads.
     """
     half = len(directions) // rounds
     iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
@@ -19,7 +19,7 @@ def hashed(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
     for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * room(k) // len(directions))):
         x = linear(rows, directions).unflatten(-1, (rounds, half))
         top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
-        # Where the extreme stands; argmax itself is no vector operation on a CPU and far slower.
+        # The index of the extreme; argmax is not vectorized on a CPU and far slower.
         where = x.eq_(torch.where(top < -low, low, top)).mul_(iota).amax(-1)
         buckets.append((where + half * (top < -low).squeeze(-1)).int())
     return torch.cat(buckets).view(*k.shape[:3], -1).transpose(2, 3)

@@ -1,4 +1,4 @@
-"""LSH attention of a few causal queries after many keys: only the keys that are attended to are read."""
+"""LSH attention of a few causal queries after many keys: only the keys in their windows are read."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from polyformer.ops.precision import at_least_float32
 from polyformer.sequence.context import Context
 
 FEW, TIMES = 64, 64
-"""At most so many queries are looked up, where there are at least so many times more keys.
+"""The maximum number of queries for lookup, and the minimum ratio of keys to queries.
 
-To look up compares every query with every key, to sort moves every key some tens of times: 85 to 90 queries
+A lookup compares every query with every key, sorting moves every key some tens of times: 85 to 90 queries
 take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-512.
 """
 
@@ -19,7 +19,7 @@ take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-5
 def looked_up(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The pairs of a query and a key that it attends to, query by query.
+    """Return the pairs of each query and the keys in its window, query by query.
 
     Returns:
         The number of each pair's query [P] among the B H Tq, the slot of its key [P], and q, k [P, D] and v
@@ -31,12 +31,15 @@ def looked_up(
         same &= torch.arange(context.kv_len, device=q.device) <= slots.view(-1, 1, 1)
     rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
     ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
+    # Pairs are sorted by query and round: the distance to the end of its group numbers a key from the last.
     last = ends[rows] - torch.arange(len(rows), device=q.device) <= window
-    rows, keys = rows[last] // buckets.shape[2], keys[last]  # of the queries, not of their rounds
+    rows, keys = rows[last] // buckets.shape[2], keys[last]  # merge the rounds of each query
     number = torch.arange(q[..., 0].numel(), device=q.device)
     slots = slots.repeat(len(number) // context.q_len)
+    # A mask instead of a list of pairs, so that a key of several rounds counts once.
     seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
     seen[rows, keys] = True
+    # A query attends to its own key only if it sees no other key.
     own = seen[number, slots]
     seen[number, slots] = False
     seen[number, slots] = own & ~seen.any(1)
@@ -49,9 +52,9 @@ def looked_up(
 def with_terms(
     rows: Tensor, slots: Tensor, scores: Tensor, content: Tensor, k: Tensor, v: Tensor, terms: PairTerms
 ) -> tuple[Tensor, Tensor]:
-    """The scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
+    """Return the scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
 
-    rows, slots, k, v: as from `looked_up`. content: [B, H, Tq, D].
+    rows, slots, k, v: as returned by `looked_up`. content: [B, H, Tq, D].
     """
     heads, queries = content.shape[1:3]
     numbers = rows // queries // heads, rows // queries % heads, rows % queries, slots
@@ -63,7 +66,14 @@ def with_terms(
 
 
 def attend_to_pairs(rows: Tensor, scores: Tensor, v: Tensor, queries: int) -> Tensor:
-    """Softmax attention [queries, Dv] over pairs: the query of each [P], its score [P] and value [P, Dv]."""
+    """Return softmax attention [queries, Dv] over pairs.
+
+    Args:
+        rows: [P], the query of each pair.
+        scores: [P], the score of each pair.
+        v: [P, Dv], the value of each pair.
+        queries: the number of queries.
+    """
     none = scores.new_zeros(queries)
     top = none.scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
     weights = (scores - top[rows]).exp()

@@ -1,23 +1,24 @@
-"""LSH attention: a token attends to tokens that a random hash puts into its bucket.
+"""LSH attention: a token attends to tokens that a random hash assigns to the same bucket.
 
     h(x) = argmax [x R; -x R]        k_j = q_j / |q_j|
     y_i = sum_j p_ij v_j             p_ij = softmax over S_i of q_i . k_j / sqrt(D)
 
 Keys are queries of unit length, so that tokens of the same direction share a bucket. There are several rounds
 of hashing; S_i, the keys that i attends to, is the union over the rounds of the last `window` tokens of i's
-own bucket at or before i. Without causality it has also the next `window` - 1. The window counts the token
-itself, which attends to itself only where there is nothing else. A key of several rounds counts once; the
-paper combines the rounds by their log-sum-exp and subtracts log c from a key of c rounds, which gives the
-same (its equations 4 and 5).
+bucket at or before i. Without causality it also has the next `window` - 1. The window counts the token
+itself, which attends to itself only if there is no other key. A key of several rounds counts once; the paper
+combines the rounds by their log-sum-exp and subtracts log c from a key of c rounds, which gives the same
+result (its equations 4 and 5).
 
-With `whole` the first tokens of a text, at most so many, also attend to one another, and `unscaled` scores
-are not divided by sqrt(D), as in transformers' Reformer, whose keys are q_j / sqrt(|q_j|^2 + key_eps D).
+With `whole`, up to that number of the first tokens of a text also attend to one another, and with `unscaled`
+scores are not divided by sqrt(D). Both are in transformers' Reformer, which has keys
+q_j / sqrt(|q_j|^2 + key_eps D).
 
-Deviations: the paper cuts the sorted tokens into chunks, whose edges depend on later tokens; a window does
-not. The bucket of a token is that of its key. The heads of a layer share R [D, rounds * buckets / 2], which
-is drawn once. Cost: products of R T `window` pairs of tokens, and T D `rounds` * `buckets` / 2 for the
-hashes: linear in T. A step of decoding compares T `rounds` bucket numbers. Kitaev et al. 2020 (Reformer),
-section 2.
+Deviations: the paper cuts the sorted tokens into chunks, which makes their edges depend on later tokens; a
+window does not. The bucket of a token is the bucket of its key. The heads of a layer share R
+[D, rounds * buckets / 2], which is drawn once. Cost: products of R T `window` pairs of tokens, and T D
+`rounds` * `buckets` / 2 for the hashes: linear in T. A step of decoding compares T `rounds` bucket numbers.
+Kitaev et al. 2020 (Reformer), section 2.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.base import Form, Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.lsh.definition import definition
 from polyformer.attention.lsh.hashing import hashed
 from polyformer.attention.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up, with_terms
@@ -49,12 +50,16 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSHConfig(MechanismConfig):
-    """`buckets` of a round; `window`: tokens of its own bucket that a token attends to, itself counted."""
+    """LSH attention: tokens attend to tokens that random hashes put into the same bucket.
+
+    `buckets`: the number of buckets per round; `window`: the number of tokens of the same bucket that a token
+    attends to, including itself.
+    """
 
     rounds: int = 4
     buckets: int = 64
     window: int = 64
-    plain: bool = False  # all pairs at once: the definition
+    backend: Form = "auto"  # "definition": all pairs at once
     whole: int = 0  # tokens at the start of a text that attend to one another
     unscaled: bool = False  # scores are not divided by sqrt(D)
     key_eps: float = 0.0  # keeps keys of length 0 finite
@@ -81,52 +86,52 @@ class LSHConfig(MechanismConfig):
             raise InputError(f"key_eps: expected 0 or more, got {self.key_eps}")
 
     def unit(self, k: Tensor) -> Tensor:
-        """Keys of unit length."""
+        """Return keys of unit length."""
         k = at_least_float32(k)
         if not self.key_eps:
             return F.normalize(k, dim=-1)
         return k * (k.square().sum(-1, keepdim=True) + self.key_eps * k.shape[-1]).rsqrt()
 
     def scale(self, head_size: int) -> float:
-        """The factor of the scores: 1 / sqrt(D), or 1 if `unscaled`."""
+        """Return the factor of the scores: 1 / sqrt(D), or 1 if `unscaled`."""
         return 1.0 if self.unscaled else head_size**-0.5
 
     def build(self, num_heads: int, head_size: int) -> "LSHAttention":
-        """By sorting, or by all pairs if `plain`."""
-        return (PlainLSH if self.plain else LSHAttention)(self, head_size)
+        """Return the module, by sorting, or by all pairs with the backend "definition"."""
+        return (PlainLSH if self.backend == "definition" else LSHAttention)(self, head_size)
 
     def definition(self) -> "LSHConfig":
-        """All pairs at once."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["LSHConfig", ...]:
-        """Narrow and wide windows, and the options of transformers' Reformer."""
+        """Return configs with narrow and wide windows, and with the options of transformers' Reformer."""
         whole = cls(rounds=1, buckets=4, window=7, whole=5, unscaled=True, key_eps=1e-6)
         return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40), whole
 
 
 @dataclasses.dataclass(frozen=True)
 class HashedCache(State):
-    """A cache of keys and values, and one of the keys' buckets [B, H, T, R] with values of no width."""
+    """A cache of keys and values, and a cache of the keys' buckets [B, H, T, R] with empty values."""
 
     cache: KeyValueCache
     buckets: KeyValueCache
 
     def append(self, k: Tensor, v: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor, Tensor, "HashedCache"]:
-        """All keys, values and buckets after these, and the next state."""
+        """Return all keys, values and buckets including the new ones, and the next state."""
         k, v, cache = self.cache.append(k, v)
         rows = buckets.transpose(2, 3)
         rows, _, kept = self.buckets.append(rows, rows[..., :0])
         return k, v, rows.transpose(2, 3), HashedCache(cache, kept)
 
     def truncated_(self, count: int) -> "HashedCache | None":
-        """As for every state."""
+        """Return the state without its last `count` tokens; may overwrite this state."""
         return self._parts_truncated(count)
 
 
 class LSHAttention(Mechanism):
-    """Its state is a key-value cache with the buckets of the keys."""
+    """LSH attention by sorting, with a cache of keys, values and buckets as state."""
 
     def __init__(self, config: LSHConfig, head_size: int):
         super().__init__()
@@ -134,7 +139,7 @@ class LSHAttention(Mechanism):
         self.directions = RandomDirections(config.rounds * config.buckets // 2, head_size, orthogonal=False)
 
     def new_state(self, reserve: int) -> State:
-        """Empty caches of keys, values and buckets."""
+        """Return empty caches of keys, values and buckets."""
         return HashedCache(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
     @guarded
@@ -147,7 +152,7 @@ class LSHAttention(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Hashes the new keys, appends them to the state, and attends."""
+        """Hash the new keys, append them to the state, and attend."""
         with without_autocast(q):
             buckets = self.hash(k)
             for number in range(self.config.rounds):
@@ -162,12 +167,12 @@ class LSHAttention(Mechanism):
         return y.to(q.dtype), state
 
     def hash(self, k: Tensor) -> Tensor:
-        """The buckets [B, H, R, T] of keys [B, H, T, D]."""
+        """Return the buckets [B, H, R, T] of keys [B, H, T, D]."""
         k = at_least_float32(k)
         return hashed(k, self.directions(k), self.config.rounds)
 
     def _with_first(self, buckets: Tensor, context: Context) -> Tensor:
-        """One more round, in which the first tokens of a text share a bucket."""
+        """Append a round in which the first tokens of a text share a bucket."""
         if not self.config.whole:
             return buckets
         b, index = (torch.arange(n, device=buckets.device) for n in (len(buckets), buckets.shape[-1]))
@@ -182,6 +187,7 @@ class LSHAttention(Mechanism):
         if recording():
             return self._by_definition(q, k, v, buckets, context, terms)
         window, scale = self.config.window, self.config.scale(q.shape[3])
+        # A few queries after many keys: comparing buckets is cheaper than sorting all keys.
         if context.causal and context.q_len <= FEW and context.q_len * TIMES <= context.kv_len:
             rows, slots, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
             pair_k = self.config.unit(pair_k)
@@ -194,7 +200,8 @@ class LSHAttention(Mechanism):
             unit, values = self.config.unit(k), at_least_float32(v)
             return sorted_attention_with_terms(q, unit, values, windows, context, terms)
         first, rest = context.offset, context.kv_len - context.offset - context.q_len
-        q = F.pad(q, (0, 0, first, rest))  # the past has no queries
+        # The sorted form requires a query per key: keys of the past get queries of zeros.
+        q = F.pad(q, (0, 0, first, rest))
         y = sorted_attention(
             q, self.config.unit(k), at_least_float32(v), windows, context, scale, itself=False
         )
@@ -208,7 +215,7 @@ class LSHAttention(Mechanism):
 
 
 class PlainLSH(LSHAttention):
-    """By the equation, over all pairs (`definition`)."""
+    """LSH attention by its equation over all pairs (`definition`)."""
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None

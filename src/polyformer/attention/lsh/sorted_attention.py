@@ -3,13 +3,13 @@
     y_i = sum_j p_ij v_j        p_ij = softmax, over every j in i's window of some round, of q_i . k_j * scale
 
 A key in the windows of several rounds counts once: in the first of them. (Kitaev et al. 2020, equation 5,
-subtract log c from the score of a key of c rounds, which comes to the same.) With `itself` a token attends to
-itself; without, it does only when there is nothing else. Padding gives zeros.
+subtract log c from the score of a key of c rounds, which is equivalent.) With `itself` a token attends to
+itself; without, only if there is no other key. Padding gives zeros.
 
-Each round gathers its tokens in sorted order; blocks of them attend to their own block and to those that
+Each round gathers its tokens in sorted order; blocks of them attend to their own block and to the blocks that
 their windows cover, with an exact mask from the spots. The passes are in `sorted_forward.py` and
-`sorted_backward.py`. Cost: the scores of R T m pairs, and at most as many again that the mask leaves out
-(twice that where later tokens count); memory beside inputs and output: R T integers.
+`sorted_backward.py`. Cost: the scores of R T m pairs, and at most the same number of masked pairs (twice that
+number without causality); memory in addition to inputs and output: R T integers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,26 +17,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.attention.lsh.sorted_backward import sorted_backward
 from polyformer.attention.lsh.sorted_forward import LN2, LOG2E, sorted_forward
-from polyformer.attention.lsh.sorted_window import Windows
+from polyformer.attention.lsh.sorted_window import Windows, greatest
 from polyformer.attention.lsh.window_blocks import Round, WindowBlocks
 from polyformer.ops.precision import as_written
 from polyformer.ops.room import room
+from polyformer.ops.second_order import first_order
 from polyformer.ops.workers import spread
 from polyformer.sequence.context import Context
 
 EXACT = 1 << 22
-"""Spots up to here, and their halves, are exact in float32: a limit of its 24 bits."""
+"""Spots up to this value, and their halves, are exact in float32 with its 24 bits."""
 
 
 @torch.compiler.disable(reason="windows are walked in Python")
 def sorted_attention(
     q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, scale: float, itself: bool = True
 ) -> Tensor:
-    """q, k [B, H, T, D] and v [B, H, T, Dv] of the same tokens -> [B, H, T, Dv]."""
+    """Return the output [B, H, T, Dv] of q, k [B, H, T, D] and v [B, H, T, Dv] of the same tokens."""
     order, spots = _end_to_end(windows, q)
     blocks = WindowBlocks(windows, order.shape[-1], itself, q)
     shape = len(order), order.shape[-1], -1
@@ -51,9 +51,9 @@ def sorted_attention(
 
 
 def _end_to_end(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Order and spots [N, R, L] of rows of one or more heads each, whose spots are too far apart to meet.
+    """Return order and spots [N, R, L] of rows of one or more heads, with spots too far apart to interact.
 
-    Short heads are laid end to end, as many as there is room for their queries.
+    Short heads are concatenated, up to the number with queries that fit into the cache.
     """
     order, spots = (x.flatten(0, 1) for x in (windows.order, windows.spots))
     heads, rounds, length = order.shape
@@ -61,7 +61,7 @@ def _end_to_end(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
     most = max(1, min(room(like) // (length * like.shape[3]), heads // threads))
     group = max(size for size in range(1, most + 1) if heads % size == 0)
     number = torch.arange(group, device=order.device).view(1, group, 1, 1)
-    last = int(spots.max()) + windows.size
+    last = greatest(spots) + windows.size
     spots = spots.unflatten(0, (-1, group)) + number * last
     order = order.unflatten(0, (-1, group)) + number * length
     precise = like.dtype if group * last < EXACT else torch.float64
@@ -84,7 +84,7 @@ class SortedAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Row by row, by `sorted_forward`."""
+        """Compute the rows with `sorted_forward`."""
         out, lse = torch.empty_like(v), q.new_empty(q.shape[:2])
 
         def work(rows: Sequence[int]) -> None:
@@ -99,10 +99,10 @@ class SortedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @first_order("LSH attention in sorted order")
     @as_written
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Row by row, by `sorted_backward`."""
+        """Compute the gradients of the rows with `sorted_backward`."""
         order, spots, q, k, v, out, lse = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
         shift = (grad * out).sum(-1, keepdim=True)

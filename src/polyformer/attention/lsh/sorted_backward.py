@@ -1,4 +1,4 @@
-"""The backward pass of attention in sorted order: the weights are computed again, round by round.
+"""The backward pass of attention in sorted order, which recomputes the weights round by round.
 
     s_ij = scale q_i . k_j        p_ij = exp(s_ij - lse_i)        y_i = sum_j p_ij v_j
 
@@ -7,8 +7,8 @@
     grad s_ij = p_ij (grad p_ij - sum_r p_ir grad p_ir) = p_ij (grad y_i . v_j - grad y_i . y_i)
     grad q_i  = scale sum_j grad s_ij k_j        grad k_j = scale sum_i grad s_ij q_i
 
-`shift` is grad y_i . y_i. q comes multiplied by scale * log2(e) and lse by log2(e), for powers of 2: of what
-is returned, the caller multiplies grad q by scale, and grad k by ln(2).
+`shift` is grad y_i . y_i. For exponentials of base 2, q is multiplied by scale * log2(e) and lse by log2(e);
+the caller multiplies the returned grad q by scale, and grad k by ln(2).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,10 @@ from polyformer.attention.lsh.window_blocks import Round
 def sorted_backward(
     rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shift: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [L, D], [L, D], [L, Dv] of one row, q and k up to the factors above; shift, lse [L, 1]."""
+    """Return the gradients [L, D], [L, D], [L, Dv] of a row, for q and k up to the factors above.
+
+    shift, lse: [L, 1].
+    """
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
     for round in rounds:
         blocks = round.blocks

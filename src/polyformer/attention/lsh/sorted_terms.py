@@ -2,10 +2,10 @@
 
     y_i = sum_r e^(l_ir - l_i) o_ir        l_i = log sum_r e^(l_ir)
 
-o_ir and l_ir are the output and the log-sum-exp of query i over its window in round r, less the keys that it
-has met in an earlier round. Blocks are those of `window_blocks`; scores in them lie in order of buckets, so
-the scheme's tables are looked up pair by pair (`tile_attention`). Cost: that of `sorted_attention`, and the
-lookups.
+o_ir and l_ir are the output and the log-sum-exp of query i over its window in round r, without the keys of
+its windows in earlier rounds. Blocks are the same as in `window_blocks`; their scores are in the order of
+buckets, so the scheme's tables are looked up pair by pair (`tile_attention`). Cost: the same as
+`sorted_attention`, plus the lookups.
 """
 
 import functools
@@ -26,9 +26,10 @@ from polyformer.sequence.context import Context
 def sorted_attention_with_terms(
     q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, terms: PairTerms
 ) -> Tensor:
-    """q [B, H, Tq, D], k [B, H, Tk, D] and v [B, H, Tk, Dv] of the same tokens -> [B, H, Tq, Dv].
+    """Return the output [B, H, Tq, Dv] of q [B, H, Tq, D] over k [B, H, Tk, D] and v [B, H, Tk, Dv].
 
-    A token attends to itself only where there is nothing else. Padding gives zeros.
+    q, k and v belong to the same tokens. A token attends to itself only if it sees no other key. Padding
+    gives zeros.
     """
     batch, heads, length = k.shape[:3]
     rows = Rows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
@@ -47,6 +48,7 @@ def sorted_attention_with_terms(
         outputs.append(out.gather(1, place.unsqueeze(-1).expand_as(out)))
         sums.append(lse.gather(1, place))
         seen |= some.gather(1, place)
+    # Combine the rounds: a softmax over their log-sum-exp weighs the outputs of each round.
     lse = torch.stack(sums, -1)
     weights, _ = softmax(lse, lse > -torch.inf)
     out = (weights.unsqueeze(-2) @ torch.stack(outputs, -2)).squeeze(-2)
@@ -66,16 +68,17 @@ def _tiles(
     context: Context,
     terms: PairTerms,
 ) -> Iterator[PairTiles]:
-    """The blocks of one round of all heads, as many together as there is room for."""
+    """Yield the blocks of a round of all heads, in groups that fit into memory limits."""
     heads, length = q.shape[1], order.shape[1]
     # Slots of queries [n, Q] and keys [n, L], -1 where a block is not full.
+    # `blocks` pads with zeros; the shift by 1 turns them into -1.
     queries = (blocks.queries((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     keys = (blocks.keys((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     own = torch.arange(len(order), device=order.device).repeat_interleave(blocks.count).unsqueeze(1)
     spots = windows.spots.int().flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds, B H Tk]
     step = max(1, held(q, terms) // terms.size(queries.shape[1], keys.shape[1]))
     for query, key, row in zip(*(x.split(step) for x in (queries, keys, own))):
-        # A key of the past has no query: it gets one that is left out in the end.
+        # A key of the past has no query: it gets a dummy query that is dropped at the end.
         q_idx = (query - context.offset).clamp(0, context.q_len - 1)
         key_row = row * length + key.clamp_min(0)
         query_spots, key_spots = spots[:, row * length + query.clamp_min(0)], spots[:, key_row]
@@ -89,7 +92,10 @@ def _tiles(
 
 
 def _seen(windows: Windows, query: Tensor, key: Tensor, query_spots: Tensor, key_spots: Tensor) -> Tensor:
-    """[n, Q, L] of slots [n, Q, 1] and [n, 1, L], with their spots in all rounds so far, [r, n, Q or L]."""
+    """Return a mask [n, Q, L] for slots [n, Q, 1] and [n, 1, L], given their spots in all rounds so far.
+
+    The spots are [r, n, Q or L]. Keys seen in an earlier round are masked.
+    """
     *earlier, own = (windows.sees(q.unsqueeze(-1), k.unsqueeze(1)) for q, k in zip(query_spots, key_spots))
     seen = own & (query != key) & (query >= 0) & (key >= 0)
     for other in earlier:
@@ -98,7 +104,7 @@ def _seen(windows: Windows, query: Tensor, key: Tensor, query_spots: Tensor, key
 
 
 def _itself(v: Tensor, terms: PairTerms) -> Tensor:
-    """What each token [B, H, Tk, Dv] is to itself: its value, and that of the distance 0."""
+    """Return the output of tokens that attend only to themselves: v plus the position value of distance 0."""
     relative = terms.relative
     if relative is None or relative.position_values is None:
         return v

@@ -1,7 +1,7 @@
-"""Memory-compressed attention: a strided convolution makes keys and values fewer.
+"""Memory-compressed attention: a strided convolution reduces the number of keys and values.
 
-Read `definition` (slot by slot), then `memory_compressed` (configuration and module) and `compression` (which
-tokens a slot takes, and who attends to it).
+Read `definition` (slot by slot), then `memory_compressed` (configuration and module) and `compression` (the
+tokens of each slot, and the queries that attend to it).
 """
 
 from polyformer.attention.memory_compressed.memory_compressed import MemoryCompressedConfig

@@ -1,12 +1,11 @@
-"""Memory-compressed attention by its equation, row by row and slot by slot: what the fast form is tested
-against.
+"""The equation of memory-compressed attention, slot by slot, the reference for tests of the fast form.
 
     k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise, in every document
     y = softmax(q k'^T / sqrt(D)) v'
 
-A causal query attends to the slots whose tokens all lie at or before it, and to the document's first token as
-it is. Otherwise the last slots of a document, which lack tokens, count nothing for them. Scores and values
-have what a position scheme adds to them (`dense_terms`), with a slot where its last token is.
+A causal query attends to the slots that end at or before it, and to the document's first token, which is not
+convolved. Otherwise the last slots of a document treat missing tokens as zeros. The terms of a position
+scheme are added to scores and values (`dense_terms`), with each slot at the position of its last token.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from polyformer.sequence.documents import documents_of_row
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The tokens of a slot, or the one token that stands for itself."""
+    """The tokens of a slot, or a single token that is not convolved."""
 
     tokens: list[int]
     alone: bool = False
@@ -40,7 +39,16 @@ def definition(
     context: Context,
     terms: PairTerms | None,
 ) -> Tensor:
-    """q [B, H, Tq, D], k, v [B, H, Tk, D], kernels [H, kernel, D, D] of keys and values -> [B, H, Tq, D]."""
+    """Return the attention output [B, H, Tq, D].
+
+    Args:
+        q: [B, H, Tq, D].
+        k, v: [B, H, Tk, D].
+        kernels: [H, kernel, D, D], for keys and for values.
+        stride: the number of tokens between the starts of consecutive slots.
+        context: describes the queries and keys.
+        terms: the terms of a position scheme, None for none.
+    """
     size, rows = kernels[0].shape[1], []
     for b in range(len(q)):
         slots = [
@@ -54,7 +62,7 @@ def definition(
         )
         places = torch.tensor([slot.tokens[-1] for slot in slots], dtype=torch.long, device=q.device)
         rows.append((keys, values, allowed, places))
-    most = max(len(places) for *_, places in rows)  # rows of fewer slots get some that nobody attends to
+    most = max(len(places) for *_, places in rows)  # pad rows with masked slots
     columns = list(zip(*rows))
     keys, values = (
         torch.stack([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in part]) for part in columns[:2]
@@ -66,7 +74,7 @@ def definition(
 
 
 def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[Slot]:
-    """The slots of a document's tokens."""
+    """Return the slots of a document's tokens."""
     slots = [Slot(tokens[start : start + size]) for start in range(0, len(tokens), stride)]
     if not context.causal:
         return slots
@@ -74,7 +82,7 @@ def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[
 
 
 def _convolved(x: Tensor, kernel: Tensor, slot: Slot) -> Tensor:
-    """sum_t x_t W^t [H, D] over the slot's tokens of x [H, T, D]."""
+    """Return sum_t x_t W^t [H, D] over the slot's tokens of x [H, T, D]."""
     if slot.alone:
         return x[:, slot.tokens[0]]
     terms = [
@@ -85,7 +93,7 @@ def _convolved(x: Tensor, kernel: Tensor, slot: Slot) -> Tensor:
 
 
 def _attends(context: Context, b: int, query: int, slot: Slot) -> bool:
-    """Whether the slot is of the query's document and, if causal, complete."""
+    """Return whether the slot is in the query's document and, in the causal form, complete."""
     last = slot.tokens[-1]
     own, other = context.q_doc, context.kv_doc
     same = own is None or other is None or bool(own[b, query] == other[b, last])

@@ -1,20 +1,20 @@
-"""Memory-compressed attention: queries attend to keys and values that a strided convolution has made fewer.
+"""Memory-compressed attention: queries attend to keys and values shortened by a strided convolution.
 
     k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise
     y = softmax(q k'^T / sqrt(D)) v'
 
-Each head has its own kernels, [kernel, D, D] over its D numbers, without a bias: a convolution in as many
-groups as heads. A causal query attends to the slots whose tokens all lie at or before it. Liu et al. 2018,
-section 4.2.5, whose T-DMCA has it in turns with attention within blocks (`alternate`).
+Each head has its own kernels, [kernel, D, D] over its D dimensions, without a bias: a grouped convolution
+with a group per head. A causal query attends to the slots that end at or before it. Liu et al. 2018, section
+4.2.5; their T-DMCA alternates it with attention within blocks (`alternate`).
 
-The paper has no distances. Here a slot stands where its last token does: what a position scheme says of a
-query and that token, it says of the query and the slot, whose compressed key and value are the scheme's.
+The paper has no relative positions. Here a slot has the position of its last token: a position scheme treats
+a query and a slot like the query and that token, with the compressed key and value of the slot.
 
-The paper does not say what the first kernel - 1 tokens of a document attend to: here to the first token as it
-is, and so do all later ones. Tokens are counted within their documents (compression.py), so padding and
-packing change nothing. Computed in float32 at least. Cost: n / stride keys a query, and 2 n D kernel / stride
-products a number of keys and of values. Its state is the slots so far and the last kernel - 1 tokens: a third
-of a cache with stride 3.
+The paper does not define what the first kernel - 1 tokens of a document attend to: here to the document's
+first token, which is not convolved, and so do all later tokens. Positions are counted within documents
+(compression.py), so padding and packing have no influence. Computed in at least float32. Cost: n / stride
+keys per query, and 2 n D kernel / stride products per dimension of keys and of values. The state is the slots
+so far and the last kernel - 1 tokens: a third of a KV cache with stride 3.
 """
 
 import dataclasses
@@ -42,13 +42,16 @@ from polyformer.sequence.documents import take_tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCompressedConfig(MechanismConfig):
-    """`kernel`: tokens of a slot; `stride`: tokens from one slot's first to the next one's first."""
+    """Memory-compressed attention: a strided convolution shortens keys and values.
+
+    `kernel`: the number of tokens per slot; `stride`: the number of tokens between the starts of consecutive
+    slots.
+    """
 
     kernel: int = 3
     stride: int = 3
     dropout: float = 0.0  # of attention weights
-    backend: str = "auto"
-    plain: bool = False  # slot by slot: the definition
+    backend: str = "auto"  # of `attend`; "definition" computes slot by slot
 
     kind: ClassVar[str] = "memory_compressed"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
@@ -60,22 +63,31 @@ class MemoryCompressedConfig(MechanismConfig):
                 raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
-        """By gathered slots, or slot by slot if `plain`."""
-        return (PlainMemoryCompressed if self.plain else MemoryCompressed)(self, num_heads, head_size)
+        """Return the module, by gathered slots, or slot by slot with the backend "definition"."""
+        return (PlainMemoryCompressed if self.backend == "definition" else MemoryCompressed)(
+            self, num_heads, head_size
+        )
 
     def definition(self) -> "MemoryCompressedConfig":
-        """Slot by slot."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes slot by slot."""
+        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
-        """Windows side by side, windows that overlap, and tokens left out."""
+        """Return configs with adjacent windows, overlapping windows, and skipped tokens."""
         return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompressedState(State):
-    """Slots so far and their `ends` [B, S]; the last tokens [B, H, kernel - 1, D] and their `places`."""
+    """The slots so far and the last tokens.
+
+    Args:
+        slots: keys and values of the slots.
+        ends: [B, S], the key slot that completes each slot.
+        keys, values: [B, H, kernel - 1, D], the last tokens, which later windows may contain.
+        places: [B, kernel - 1], the key slots of the last tokens.
+    """
 
     slots: KeyValueCache
     ends: Tensor | None = None
@@ -99,7 +111,7 @@ class MemoryCompressed(Mechanism):
         self.value_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
 
     def new_state(self, reserve: int) -> State:
-        """No slots; room for those of `reserve` tokens."""
+        """Return an empty state with space for the slots of `reserve` tokens."""
         return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
 
     @guarded
@@ -112,7 +124,7 @@ class MemoryCompressed(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Attention to the slots that the convolution makes of keys and values."""
+        """Attend to the slots that the convolution computes from keys and values."""
         dtype = q.dtype
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -126,10 +138,11 @@ class MemoryCompressed(Mechanism):
     def _compressed(
         self, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, Tensor, Sight, State | None]:
-        """Keys and values of all slots up to the new tokens, who sees them, and the next state."""
+        """Return keys and values of all slots up to the new tokens, their mask, and the next state."""
         fresh = k.shape[2]
         past = state if isinstance(state, CompressedState) else None
         if past is not None and past.keys is not None and past.values is not None:
+            # A window may begin with tokens of earlier calls.
             k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
         new, sight = self._plan(context, past, fresh, k.device)
         if past is None or past.ends is None:
@@ -166,7 +179,7 @@ class MemoryCompressed(Mechanism):
     def _plan(
         self, context: Context, past: CompressedState | None, fresh: int, device: torch.device
     ) -> tuple[Slots, Sight]:
-        """The slots that the new tokens complete, and who sees which of all; layers share it."""
+        """Return the slots that the new tokens complete, and the mask of all slots; all layers share them."""
 
         def make() -> tuple[Slots, Sight]:
             slots = torch.arange(context.kv_len - fresh, context.kv_len, device=device).unsqueeze(0)
@@ -187,18 +200,18 @@ class MemoryCompressed(Mechanism):
         return context.once(("compressed", self.config.kernel, self.config.stride, past is None, known), make)
 
     def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
-        """Slots [B, H, S, D] of tokens x [B, H, J, D]."""
-        x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for what a window lacks
+        """Return the slots [B, H, S, D] of tokens x [B, H, J, D]."""
+        x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for missing tokens
         windows = take_tokens(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
         convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
         return torch.where(new.alone[:, None, :, None], windows[:, :, :, -1], convolved)
 
 
 class PlainMemoryCompressed(MemoryCompressed):
-    """By the equation, slot by slot (`definition`); its state is all keys and values."""
+    """Memory-compressed attention by its equation, slot by slot (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """A key-value cache."""
+        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def _compressed(

@@ -1,9 +1,10 @@
-"""Attention to compressed keys with the terms of a position scheme: a slot stands where its last token does.
+"""Attention to compressed keys with the terms of a position scheme: a slot has its last token's position.
 
 Slots are several tokens apart, so that no diagonal of scores shares a distance: the tables of a scheme are
-looked up pair by pair. Biases and functions of scores are a `score_mod` of `attend`; vectors that queries,
-keys or outputs meet are looked up for a run of queries at a time (`tile_attention`). Cost: as without terms,
-n / stride keys a query, and the lookups; memory of a run's scores.
+looked up pair by pair. Biases and functions of scores become a `score_mod` of `attend`; vectors that are
+multiplied with queries or keys or added to outputs are looked up for runs of queries
+(`tile_attention`). Cost: the same as without terms, n / stride keys per query, plus the lookups; memory of a
+run's scores.
 """
 
 import torch
@@ -20,11 +21,11 @@ from polyformer.patterns.mods import broadcasts
 from polyformer.patterns.score_steps import in_turn, step, steps_of
 
 BLOCK = 128
-"""Queries of a run: a product of fewer with the slots is too thin for any processor."""
+"""Queries of a run: with fewer, the product with the slots is too small to be efficient on any processor."""
 
 
 def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod | None:
-    """The biases and the function of scores of a scheme that has nothing else, for scores of slots."""
+    """Return the biases and score function of a scheme without vectors, for the scores of slots."""
     slots, relative, then = _slots(sight), terms.relative, terms.score_mod
     bias = None if relative is None or relative.bias is None else relative.bias.expand(heads, -1)
 
@@ -49,9 +50,9 @@ def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod | None:
 def attend_with_terms(
     q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, dropped: float
 ) -> Tensor:
-    """q [B, H, Tq, D], slots k, v [B, H, S, D] that are seen by `sight` -> [B, H, Tq, D].
+    """Return the output [B, H, Tq, D] of q [B, H, Tq, D] over slots k, v [B, H, S, D] masked by `sight`.
 
-    dropped: the probability that a weight is dropped. Where weights are looked at, all pairs at once.
+    dropped: the dropout probability of the weights. If weights are recorded, all pairs are computed at once.
     """
     batch, heads, queries = q.shape[:3]
     slots = _slots(sight).expand(batch, -1)
@@ -81,14 +82,14 @@ def attend_with_terms(
 
 
 def _slots(sight: Sight) -> Tensor:
-    """Where the last tokens of all slots are, [R, S]; anywhere for those that nobody attends to."""
+    """Return the key slots of the last tokens of all slots, [R, S]; arbitrary for masked slots."""
     return sight.ends.clamp(max=sight.context.kv_len - 1)
 
 
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, slots: Tensor, dropped: float
 ) -> Tensor:
-    """All pairs at once."""
+    """Compute all pairs at once."""
     b, i, j = (torch.arange(size, device=q.device) for size in (len(q), q.shape[2], k.shape[2]))
     scores = with_terms(q @ k.mT * terms.scale, q, k, terms, slots)
     b = b.view(-1, 1, 1, 1)

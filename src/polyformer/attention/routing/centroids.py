@@ -1,11 +1,11 @@
-"""Spherical k-means whose centroids follow a moving average, one set for each head.
+"""Spherical k-means with centroids that follow a moving average, a separate set per head.
 
     c(x) = argmax_c mu_c . n(x)        n(x) = LayerNorm(x), without scale and bias
     mu_c <- normalize(decay mu_c + (1 - decay) normalize(sum of the n(x) with c(x) = c))
 
-A training step uses the centroids as they are and changes them after its backward pass: the tokens of a pass
-do not decide their own clusters, and recomputed activations are the same. Evaluation never changes them. Sums
-are taken over all processes. A centroid that no vector chose stays.
+A training step uses the current centroids and updates them after its backward pass: the tokens of a pass do
+not decide their own clusters, and recomputed activations are the same. Evaluation never changes them. Sums
+are all-reduced over all processes. A centroid that no vector chose does not move.
 """
 
 import torch
@@ -16,22 +16,25 @@ from torch import Tensor, nn
 from polyformer.ops.room import room
 
 LANES = 16
-"""Centroids are filled up to a multiple of so many: the widest vectors in use hold 16 numbers, and what suits
-them suits narrower ones. The greatest of a row is found four times as fast as its place, which
-is why `forward` looks for the greatest first and then for the first that is equal."""
+"""The number of centroids is padded to a multiple of this.
+
+The widest vector registers in use have 16 numbers, and multiples of 16 also suit narrower registers. The
+maximum of a row is computed four times as fast as its index, which is why `forward` computes the maximum
+first and then the first entry that is equal.
+"""
 
 Chosen = tuple[Tensor, Tensor, Tensor | None]
-"""Normed vectors [B, H, T, D], their clusters [B, H, T], and which are real, [B, T], None for all."""
+"""Normed vectors [B, H, T, D], their clusters [B, H, T], and a mask of real tokens [B, T], None for all."""
 
 
 def normed(x: Tensor) -> Tensor:
-    """n(x): x [B, H, T, D] with mean 0 and length sqrt(D) over D."""
-    # As projections leave x [B, H, T, D] in memory, nothing is copied.
+    """Return n(x): x [B, H, T, D] with mean 0 and length sqrt(D) over D."""
+    # The memory layout of the projections, [B, T, H, D], which avoids copies.
     return F.layer_norm(x.transpose(1, 2), x.shape[-1:]).transpose(1, 2)
 
 
 class Centroids(nn.Module):
-    """mu [H, C, D]: directions from a generator of its own, whose seed is drawn as initial weights are."""
+    """mu [H, C, D]: random directions from a separate generator, seeded like the initial weights."""
 
     centres: Tensor
 
@@ -48,7 +51,7 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """The number of the centroid nearest to each of x [B, H, T, D], normed already: [B, H, T]."""
+        """Return the number of the nearest centroid [B, H, T] for each vector of normed x [B, H, T, D]."""
         centres = self.centres.to(x.dtype)
         if x.is_cuda or x.shape[2] == 1:
             return (x @ centres.mT).argmax(-1)
@@ -58,7 +61,8 @@ class Centroids(nn.Module):
         reversed_numbers, width = x.new_empty(x.shape[:3]), centres.shape[2]
         run = max(1, min(x.shape[2], room(x) // width))
         scores, best = x.new_empty(2, run, width)
-        down = torch.arange(width, 0, -1, dtype=x.dtype)
+        # Descending numbers, so that the maximum over equal scores is the first index.
+        down = torch.arange(width, 0, -1, dtype=x.dtype, device=x.device)
         for row, row_numbers in zip(x, reversed_numbers):
             for head, own, head_numbers in zip(row, centres, row_numbers):
                 for vectors, numbers in zip(head.split(run), head_numbers.split(run)):
@@ -67,10 +71,10 @@ class Centroids(nn.Module):
                     first = torch.eq(score, top, out=best[: len(vectors)]).mul_(down)
                     torch.amax(first, -1, out=numbers)
         numbers = width - reversed_numbers.long()
-        return numbers.masked_fill_(numbers >= count, 0)  # the first once more, or not a number
+        return numbers.masked_fill_(numbers >= count, 0)  # a copy of centroid 0, or NaN
 
     def learn(self, queries: Chosen, keys: Chosen) -> None:
-        """In training, moves the centroids once the gradient of the queries is there."""
+        """Move the centroids in training, once the gradient of the queries is computed."""
         if self.training and queries[0].requires_grad:
             chosen = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
             queries[0].register_hook(lambda _: self._move(chosen))
@@ -88,11 +92,11 @@ class Centroids(nn.Module):
         self.centres.copy_(torch.where(moves, new, old))
 
     def _add(self, sums: Tensor, x: Tensor, clusters: Tensor, real: Tensor | None) -> None:
-        """Adds the vectors of each cluster to its sum [H, C, D]."""
+        """Add the vectors of each cluster to its sum [H, C, D]."""
         heads, count, _ = sums.shape
         if real is not None:
             x = x * real[:, None, :, None]
         place = clusters + count * torch.arange(heads, device=x.device).view(-1, 1)
-        # In the order in which x lies in memory.
+        # The memory layout of x, [B, T, H, D], which avoids copies.
         place, x = place.transpose(1, 2).flatten(), x.transpose(1, 2).flatten(0, 2)
         sums.flatten(0, 1).index_add_(0, place, x.to(sums.dtype))

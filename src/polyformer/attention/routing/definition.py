@@ -1,10 +1,10 @@
-"""Routing attention by its equation, over all pairs: what the fast form is tested against.
+"""The equation of routing attention over all pairs, the reference for tests of the fast form.
 
     y_i = sum_j p_ij v_j        p_ij = softmax over S_i of n(q_i) . n(k_j) / sqrt(D)
 
-S_i has the last `window` keys j <= i with c(k_j) = c(q_i), and without causality the next `window` j > i.
-Where keys are the queries (`share_queries`), i itself is taken out unless it is alone. Scores and values have
-what a position scheme adds to them (`dense_terms`).
+S_i has the last `window` keys j <= i with c(k_j) = c(q_i), and without causality the next `window` j > i. If
+keys are the queries (`share_queries`), i itself is excluded unless it is the only key. A position scheme adds
+its terms to scores and values (`dense_terms`).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from polyformer.sequence.context import Context
 class RoutedHeads:
     """Normed q [B, H, Tq, D] and k [B, H, Tk, D], v [B, H, Tk, Dv]; clusters [B, H, Tq] and [B, H, Tk].
 
-    terms: what a position scheme adds; None for nothing.
+    terms: the terms of a position scheme, None for none.
     """
 
     q: Tensor
@@ -35,12 +35,12 @@ class RoutedHeads:
 
     @property
     def scale(self) -> float:
-        """1 / sqrt(D)."""
+        """The factor of the scores, 1 / sqrt(D)."""
         return self.q.shape[3] ** -0.5
 
 
 def definition(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
-    """Output [B, H, Tq, Dv]."""
+    """Return the attention output [B, H, Tq, Dv]."""
     allowed = attended(heads, context, window, share_queries)
     scores = with_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
     weights, _ = softmax(scores, allowed)
@@ -48,7 +48,7 @@ def definition(heads: RoutedHeads, context: Context, window: int, share_queries:
 
 
 def attended(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
-    """Whether the key is in S_i of the query, [B, H, Tq, Tk]."""
+    """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
     same = same_cluster(heads, context)
     query_slot, slot = slots(context, same.device)
     number = same.cumsum(-1)  # the first key of the cluster has 1
@@ -61,7 +61,10 @@ def attended(heads: RoutedHeads, context: Context, window: int, share_queries: b
 
 
 def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
-    """Which real tokens of one document are of one cluster, earlier or later, [B, H, Tq, Tk]."""
+    """Return whether query and key are real tokens of the same document and cluster, [B, H, Tq, Tk].
+
+    Causality is not applied: later keys are included.
+    """
     same = heads.query_clusters.unsqueeze(-1) == heads.key_clusters.unsqueeze(-2)
     limits = implied(dataclasses.replace(context, causal=False, memo={}))
     if limits is not None:
@@ -75,6 +78,6 @@ def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
 
 
 def slots(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The slots of the queries, [Tq, 1], and of the keys, [Tk]."""
+    """Return the slots of the queries, [Tq, 1], and of the keys, [Tk]."""
     queries = torch.arange(context.q_len, device=device).unsqueeze(1) + context.offset
     return queries, torch.arange(context.kv_len, device=device)

@@ -7,11 +7,11 @@
     grad s_ij = p_ij (grad p_ij - sum_r p_ir grad p_ir)
     grad q_i  = scale sum_j grad s_ij k_j        grad k_j = scale sum_i grad s_ij q_i
 
-Scores must be small enough that e^s does not overflow, as those of normed vectors are. Tiles of neighbouring
-queries and the runs of keys in their intervals are gathered, multiplied out and put back together. The
-backward pass keeps the weights p where these take about as much memory as queries and keys, and computes them
-again where they take more. All tiles share one workspace: new memory costs as much as the computing. All runs
-together are no longer than the keys and an interval for each tile.
+Scores must be small enough that e^s does not overflow, which holds for normed vectors. Tiles of neighbouring
+queries and the runs of keys in their intervals are gathered, multiplied, and the results are scattered back.
+The weights p are saved for the backward pass if they take about the same memory as queries and keys, and are
+recomputed if they take more. All tiles share one workspace, because allocating new memory costs as much as
+the computation. All runs together are no longer than the keys and an interval for each tile.
 """
 
 import math
@@ -19,29 +19,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.attention.routing.interval_tiles import Tiles, tiles
 from polyformer.attention.routing.intervals import Intervals
 from polyformer.attention.routing.workspace import Workspace
 from polyformer.ops.precision import as_written
 from polyformer.ops.room import room
+from polyformer.ops.second_order import first_order
 
 LOG2E = math.log2(math.e)
 
 _grad_scores = torch.ops.aten._softmax_backward_data.out  # p * (grad p - sum of p * grad p)
 
 KEPT = 2
-"""Weights are kept for backward if they take at most so many times the memory of queries and keys: a limit of
-memory."""
+"""The maximum memory of weights saved for backward, in multiples of the memory of queries and keys."""
 
 
 def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, scale: float) -> Tensor:
-    """softmax(scale q k^T) v over the intervals: q [B, H, Tq, D], k, v [B, H, Tk, D] -> [B, H, Tq, D].
+    """Return softmax(scale q k^T) v over the intervals: q [B, H, Tq, D], k, v [B, H, Tk, D] -> [B, H, Tq, D].
 
-    A query with nothing to attend to, and padding, gives zeros.
+    A query without keys, and padding, gives zeros.
     """
-    # As projections leave them in memory, [B, T, H, D].
+    # The memory layout of the projections, [B, T, H, D], which avoids copies.
     rows = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out = IntervalAttention.apply(intervals, scale, keep, *rows)
@@ -54,7 +53,7 @@ class IntervalAttention(torch.autograd.Function):
     @staticmethod
     @as_written
     def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
-        """Tile by tile; with `keep` the weights stay for the backward pass, unless they take too much."""
+        """Compute tile by tile; `keep` saves the weights for the backward pass, unless they are too large."""
         q, k, v = rows
         groups, workspace = tiles(intervals, room(q), q, k), Workspace(q)
         whole = len(groups) > 0 and len(intervals.queries) == len(q)
@@ -71,10 +70,10 @@ class IntervalAttention(torch.autograd.Function):
         return out[:-1]
 
     @staticmethod
-    @once_differentiable
+    @first_order("routing attention in sorted order")
     @as_written
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Tile by tile, by the equations above."""
+        """Compute the gradients tile by tile, by the equations above."""
         q, k, v, kept = ctx.saved_tensors
         scale, workspace, grad = ctx.scale, Workspace(q), grad.contiguous()
         grad_q = _result(q, q.shape[1], ctx.whole)
@@ -85,6 +84,7 @@ class IntervalAttention(torch.autograd.Function):
                 weights = _weights(workspace, tile, q, k, scale, workspace.take("weights", *tile.shape))
             else:
                 weights = part.view(tile.shape)
+            # Keys of several tiles receive the sum of their gradients.
             write = _put if tile.sole else _add
             grad_y = workspace.queries(grad, tile)
             write(grad_v, tile.to_keys, workspace.product("k", weights.mT, grad_y))
@@ -96,12 +96,12 @@ class IntervalAttention(torch.autograd.Function):
 
 
 def _weights(workspace: Workspace, tile: Tiles, q: Tensor, k: Tensor, scale: float, out: Tensor) -> Tensor:
-    """p_ij [n, Q, L], zero where a query does not attend to a key, or only fills its tile."""
+    """Return p_ij [n, Q, L], zero for masked keys and for queries that pad their tile."""
     queries, keys = workspace.queries(q, tile), workspace.keys(k, tile)
-    # Powers of 2, which a processor computes faster.
+    # Exponentials of base 2 are faster to compute.
     weights = out.view(tile.shape).baddbmm_(queries, keys.mT, beta=0, alpha=scale * LOG2E).exp2_()
     for limit, edge in tile.limits:
-        # 0 or 1 as numbers, as multiplying by booleans would first make them.
+        # 0 or 1 as floats: multiplying by booleans would convert them first.
         seen = workspace.take("scores", len(edge), edge.shape[1], len(tile.place))
         weights.mul_(limit(tile.place, edge, out=seen))
     total = weights.sum(-1, keepdim=True)
@@ -109,8 +109,11 @@ def _weights(workspace: Workspace, tile: Tiles, q: Tensor, k: Tensor, scale: flo
 
 
 def _result(x: Tensor, width: int, whole: bool) -> Tensor:
-    """A row for each of x [N, D], zeros unless all are to be written, and one for what only fills a tile."""
-    make = torch.empty if whole else torch.zeros  # `new_zeros` would not take memory that is zero already
+    """Return a row of `width` per row of x [N, D], and a last row for padding.
+
+    The rows are zeros, or uninitialized if `whole`: all will be written.
+    """
+    make = torch.empty if whole else torch.zeros  # `new_zeros` clears memory that is zero already
     return make(len(x) + 1, width, dtype=x.dtype, device=x.device)
 
 

@@ -1,7 +1,8 @@
 """Attention in sorted order with the terms of a position scheme: each query attends to an interval of keys.
 
-Tiles are those of `interval_tiles`, each of one cluster, so that all its scores are of one head. Neighbours
-in a cluster are any distance apart, so the scheme's tables are looked up pair by pair (`tile_attention`).
+Tiles are built by `interval_tiles`, each of one cluster, so that all its scores belong to one head.
+Neighbours in a cluster may have any distance, so the scheme's tables are looked up pair by pair
+(`tile_attention`).
 """
 
 import torch
@@ -17,15 +18,15 @@ from polyformer.attention.tile_attention import PairTiles, Rows, held, tile_atte
 def interval_attention_with_terms(
     heads: RoutedHeads, intervals: Intervals, window: int, terms: PairTerms
 ) -> Tensor:
-    """Output [B, H, Tq, Dv] over the intervals of at most `window` keys; zeros where there is no key."""
-    # As projections leave them in memory, [B, T, H, D].
+    """Return output [B, H, Tq, Dv] over the intervals of at most `window` keys; zeros without keys."""
+    # The memory layout of the projections, [B, T, H, D], which avoids copies.
     content = terms.content(heads.q)
     rows = Rows(*(x.transpose(1, 2).flatten(0, 2) for x in (heads.q, content, heads.k, heads.v)))
     pairs = held(heads.q, terms) * BLOCK * window // terms.size(BLOCK, window)
     groups = tiles(intervals, max(1, pairs), rows.q, rows.k, shared=False)
     shape = heads.q.shape[:3], heads.k.shape[2]
     parts = [(tile.to_queries, tile_attention(rows, _pair_tiles(tile, *shape), terms)[0]) for tile in groups]
-    out = heads.q.new_zeros(len(rows.q) + 1, heads.v.shape[3])  # the last row for what only fills a tile
+    out = heads.q.new_zeros(len(rows.q) + 1, heads.v.shape[3])  # the last row is for padding
     if parts:
         places, outputs = zip(*parts)
         out = out.index_copy(0, torch.cat(places), torch.cat([x.flatten(0, 1) for x in outputs]))
@@ -33,7 +34,7 @@ def interval_attention_with_terms(
 
 
 def _pair_tiles(tile: Tiles, queries: torch.Size, keys: int) -> PairTiles:
-    """The tiles of one size, of queries [B, H, Tq] and `keys` keys a head."""
+    """Return the tiles of one size, of queries [B, H, Tq] and `keys` keys per head."""
     _, heads, length = queries
     count = len(tile.real)
     query, key = tile.queries.view(count, -1), tile.keys.view(count, -1)

@@ -1,7 +1,7 @@
 """Intervals of sorted keys as tiles: neighbouring queries, and the run of keys that they attend to together.
 
-A tile is the queries of a cluster or an even part of them; where clusters are small, so many neighbours.
-Tiles of like size are padded to one size and computed together, as many at once as a cache holds.
+A tile has the queries of a cluster or an even part of them; small clusters share tiles of a fixed number of
+neighbours. Tiles of similar size are padded to one size and computed together, up to the size of a cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,20 @@ from torch import Tensor
 from polyformer.attention.routing.intervals import Intervals
 
 BLOCK = 128
-"""Queries of a tile, at most. It sets how many scores are computed in vain, outside intervals, which is the
-same on every processor: of 64 and 256 none was faster by more than a sixteenth, under AVX2 or AVX-512."""
+"""The maximum number of queries per tile.
+
+It determines how many scores outside intervals are computed in vain, which is the same on every processor: 64
+and 256 were at most a sixteenth faster, under AVX2 or AVX-512.
+"""
 
 SMALL = 32
-"""Clusters of fewer queries, on average, share tiles."""
+"""Clusters with fewer queries on average share tiles."""
 
 STEP = 8
-"""Sizes of tiles are multiples of it."""
+"""Tile sizes are multiples of this."""
 
 SOLE, ALIKE, MOVES = 4, 2, 1
-"""Tiles whose keys no other has; whose queries see all keys; whose first key moves from query to query."""
+"""Kinds of tiles: with keys of no other tile; with queries that see all keys; with first keys that differ."""
 
 
 class Tiles(NamedTuple):
@@ -32,11 +35,11 @@ class Tiles(NamedTuple):
     Args:
         shape: (n, Q, L).
         queries, keys: n Q and n L rows to read.
-        to_queries, to_keys: the rows to write, one after the last for what only fills a tile.
-        real: [n, Q, 1], 1 for a query and 0 for what only fills its tile.
-        limits: a query sees a key where `limit(place, edge)` holds for all (limit, edge) of these, with place
+        to_queries, to_keys: the rows to write; padding writes to the row after the last.
+        real: [n, Q, 1], 1 for a query and 0 for padding.
+        limits: a query sees a key if `limit(place, edge)` holds for all (limit, edge) of these, with place
             [L] and edge [n, Q or 1, 1].
-        sole: no other tile has any of these keys.
+        sole: whether no other tile has any of these keys.
     """
 
     shape: tuple[int, int, int]
@@ -52,9 +55,9 @@ class Tiles(NamedTuple):
 
 @torch.no_grad()
 def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = True) -> list[Tiles]:
-    """All tiles of the rows q and k, in groups of about `held` pairs of a query and a key.
+    """Return all tiles of the rows q and k, in groups of about `held` pairs of a query and a key.
 
-    shared: small clusters share tiles; else every tile is of one cluster.
+    shared: small clusters share tiles; otherwise every tile is of one cluster.
     """
     first, last, hidden = intervals.first, intervals.last, intervals.hidden
     if not len(first) or not len(intervals.keys):
@@ -69,8 +72,10 @@ def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = 
     sole[1:] &= begin[1:] >= end[:-1]
     sole[:-1] &= end[:-1] <= begin[1:]
     kind = sole * SOLE + alike * ALIKE + moves * MOVES
+    # Sort by kind, width and height in one key, so that tiles of similar size are neighbours.
     order = ((kind << 48) + (_stepped(width, 2 * STEP) << 24) + height).argsort()
     start, height, begin, width, kind = (x[order] for x in (start, height, begin, width, kind))
+    # A new group begins when the pairs so far exceed another multiple of `held`.
     group = (kind << 48) + (_stepped(height) * _stepped(width)).cumsum(0) // held
     _, group, counts = group.unique_consecutive(return_inverse=True, return_counts=True)
     size = counts.new_zeros(2, len(counts))
@@ -82,11 +87,18 @@ def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = 
     query_rows = queries, queries.masked_fill(fills, len(q)), (~fills).to(q.dtype), *edges
     key_rows = keys, keys.masked_fill(spare, len(k))
     shape = torch.stack([counts, *size, kind[counts.cumsum(0) - 1]], 1).tolist()
+    if q.is_meta:  # intervals are numbers on the CPU
+        query_rows = [None if x is None else x.to("meta") for x in query_rows]
+        key_rows = [x.to("meta") for x in key_rows]
     return list(_grouped(shape, query_rows, key_rows))
 
 
 def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of `room` places each: whose they are, `count` numbers from `start` on, and which of them fill up."""
+    """Return the indices of runs of `count` items from `start` on, each padded to `room` places.
+
+    Returns:
+        The run of each place, its index (the last item's for padding), and whether it is padding.
+    """
     own = torch.arange(len(start), device=start.device).repeat_interleave(room)
     number = torch.arange(len(own), device=start.device) - (room.cumsum(0) - room)[own]
     count = count[own]
@@ -96,7 +108,7 @@ def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor,
 def _grouped(
     shape: list[list[int]], query_rows: Sequence[Tensor | None], key_rows: Sequence[Tensor]
 ) -> Iterator[Tiles]:
-    """Cuts what lies end to end into groups of (tiles, queries, keys, kind)."""
+    """Split concatenated rows into groups of (tiles, queries, keys, kind)."""
     rows = [n * height for n, height, _, _ in shape], [n * width for n, _, width, _ in shape]
     parts = [[None] * len(shape) if x is None else x.split(rows[0]) for x in query_rows]
     parts += [x.split(rows[1]) for x in key_rows]
@@ -121,7 +133,7 @@ def _grouped(
 
 
 def _cut(intervals: Intervals, shared: bool) -> Tensor:
-    """The first queries of all tiles."""
+    """Return the first queries of all tiles."""
     count, starts = len(intervals.first), intervals.starts
     if shared and count < SMALL * len(starts):
         return torch.arange(0, count, BLOCK // 2, device=starts.device)

@@ -1,19 +1,18 @@
-"""Routing Transformer: a token attends to the tokens of its own cluster, found by k-means over content.
+"""Routing Transformer: a token attends to the tokens of the same cluster, assigned by k-means over content.
 
     y_i = softmax_j(n(q_i) . n(k_j) / sqrt(D)) v_j    over the `window` nearest j with c(k_j) = c(q_i)
 
 n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids (`centroids`). A causal query
 attends to the last `window` keys of its cluster at or before itself; without causality also to the next
 `window` after it. Some heads, half by default, are local: softmax attention over the last `local_window`
-tokens (and as many after). With sqrt(n) clusters and a window of sqrt(n) the cost is n^1.5 D. Roy et al.
-2021, section 4.
+tokens (without causality also over the next). With sqrt(n) clusters and a window of sqrt(n) the cost is
+n^1.5 D. Roy et al. 2021, section 4.
 
 Deviations: the paper gives each centroid the `window` tokens of the whole sequence that are nearest to it, so
-that the earlier tokens that a query attends to depend on later ones; here they do not. Where keys are the
-queries (`share_queries`), a token attends to itself only if there is nothing else, as in the Reformer; where
-they are not, a query may have nothing to attend to, which gives zeros. Padding belongs to no cluster.
-Centroids begin as random directions, move by the mean direction of a cluster, whatever the batch's size, and
-get no gradients.
+that the earlier tokens that a query attends to depend on later ones; here they do not. If keys are the
+queries (`share_queries`), a token attends to itself only if there is no other key, as in the Reformer;
+otherwise a query may have no keys, which gives zeros. Padding is in no cluster. Centroids start as random
+directions, move by the mean direction of a cluster, independent of the batch size, and get no gradients.
 """
 
 import contextlib
@@ -25,13 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.base import Form, Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.pair_terms import PairTerms
 from polyformer.attention.routing.centroids import Centroids, normed
 from polyformer.attention.routing.definition import RoutedHeads, definition
 from polyformer.attention.routing.interval_attention import interval_attention
 from polyformer.attention.routing.interval_terms import interval_attention_with_terms
-from polyformer.attention.routing.intervals import cluster_intervals
+from polyformer.attention.routing.intervals import cluster_intervals, evenly_filled
 from polyformer.attention.routing.single_query import single_query
 from polyformer.attention.some_heads import heads_of
 from polyformer.core.errors import InputError
@@ -46,7 +45,10 @@ from polyformer.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoutingConfig(MechanismConfig):
-    """Windows count keys: `window` those of the own cluster, `local_window` those just before and the own."""
+    """Routing attention: tokens attend within clusters that k-means finds by content.
+
+    `window` counts keys of the same cluster, `local_window` the preceding keys, including the token itself.
+    """
 
     clusters: int = 16  # of each routed head; the root of the length costs least
     window: int = 256
@@ -54,7 +56,7 @@ class RoutingConfig(MechanismConfig):
     local_window: int = 256
     decay: float = 0.999  # of the moving average of the centroids, a training step
     share_queries: bool = False  # the keys are the queries
-    plain: bool = False  # all pairs at once: the definition
+    backend: Form = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "routing"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"
@@ -71,7 +73,7 @@ class RoutingConfig(MechanismConfig):
         object.__setattr__(self, "shares_queries", self.share_queries)
 
     def near(self, num_heads: int) -> int:
-        """How many of `num_heads` are local."""
+        """Return the number of local heads among `num_heads` heads."""
         near = num_heads // 2 if self.local_heads is None else self.local_heads
         if near >= num_heads:
             raise InputError(
@@ -81,17 +83,17 @@ class RoutingConfig(MechanismConfig):
         return near
 
     def build(self, num_heads: int, head_size: int) -> "Routing":
-        """By sorting, or by all pairs if `plain`."""
-        return (PlainRouting if self.plain else Routing)(self, num_heads, head_size)
+        """Return the module, by sorting, or by all pairs with the backend "definition"."""
+        return (PlainRouting if self.backend == "definition" else Routing)(self, num_heads, head_size)
 
     def definition(self) -> "RoutingConfig":
-        """All pairs at once."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["RoutingConfig", ...]:
-        """With local heads, and with keys that are the queries."""
-        # Of sizes at which no token of the contract tests lies between two clusters, where rounding decides.
+        """Return configs with local heads, and with keys that are the queries."""
+        # With these sizes no token of the contract tests is so close to two centroids that rounding decides.
         return (
             cls(clusters=2, window=3, local_window=3),
             cls(clusters=3, window=3, local_window=3, decay=0.5),
@@ -101,31 +103,31 @@ class RoutingConfig(MechanismConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RoutingState(State):
-    """Caches: the local heads' own; normed keys and values of the routed; their clusters, as keys."""
+    """KV caches: of the local heads; of normed keys and values of the routed heads; of the keys' clusters."""
 
     local: State | None
     routed: KeyValueCache
     clusters: KeyValueCache
 
     def truncated_(self, count: int) -> "RoutingState | None":
-        """As for every state."""
+        """Return the state without its last `count` tokens; may overwrite this state."""
         return self._parts_truncated(count)
 
 
 class Routing(Mechanism):
-    """The first heads are local, the others routed."""
+    """Attention with local heads first and routed heads after them."""
 
     def __init__(self, config: RoutingConfig, num_heads: int, head_size: int):
         super().__init__()
         self.config, self.near = config, config.near(num_heads)
         window = {"kind": "softmax", "pattern": f"Window({config.local_window - 1})"}
         local = MechanismConfig.from_dict(window)
-        local = local.definition() if config.plain else local
+        local = local.definition() if config.backend == "definition" else local
         self.local = local.build(self.near, head_size) if self.near else None
         self.centroids = Centroids(num_heads - self.near, config.clusters, head_size, config.decay)
 
     def new_state(self, reserve: int) -> RoutingState:
-        """Empty caches."""
+        """Return empty caches."""
         local = None if self.local is None else self.local.new_state(reserve)
         return RoutingState(local, KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
@@ -139,7 +141,7 @@ class Routing(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """The local heads by their window, the others by clusters; in training the centroids learn."""
+        """Compute local heads by their window and others by clusters; in training, update the centroids."""
         assert isinstance(state, RoutingState | None)
         if self.training and state is None and self.config.clusters > q.shape[2]:
             raise InputError(
@@ -148,6 +150,7 @@ class Routing(Mechanism):
             )
         groups, near = q.shape[1] // k.shape[1], self.near
         if groups > 1:
+            # Every query head has its own centroids, so grouped keys may be in different clusters.
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         parts, weights, local = [], [], None
         if self.local is not None:
@@ -193,6 +196,7 @@ class Routing(Mechanism):
         )
         if state is not None:
             k, v, routed = state.routed.append(k, v)
+            # Clusters are cached as keys of width 1, with values of width 0.
             column = key_clusters.unsqueeze(-1)
             column, _, clusters = state.clusters.append(column, column[..., :0])
             key_clusters, state = column.squeeze(-1), RoutingState(None, routed, clusters)
@@ -207,7 +211,7 @@ class Routing(Mechanism):
             return definition(heads, context, config.window, config.share_queries)
         if context.causal and heads.q.shape[2] == 1:
             return single_query(heads, context, config.window, config.share_queries)
-        clusters = heads.query_clusters, heads.key_clusters
+        clusters = evenly_filled(heads.query_clusters, heads.key_clusters, config.clusters)
         intervals = cluster_intervals(
             *clusters, config.clusters, config.window, context, config.share_queries
         )
@@ -217,7 +221,7 @@ class Routing(Mechanism):
 
 
 class PlainRouting(Routing):
-    """By the equation over all pairs (`definition`)."""
+    """Routing attention by its equation over all pairs (`definition`)."""
 
     def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
         return definition(heads, context, self.config.window, self.config.share_queries)
@@ -229,7 +233,7 @@ def _valid(context: Context, slots: slice) -> Tensor | None:
 
 @contextlib.contextmanager
 def _watched(weights: list[Tensor]) -> Iterator[None]:
-    """While somebody looks at weights, those computed inside go to this list instead."""
+    """Collect the weights recorded inside the context in this list, if weights are recorded."""
     if not recording():
         yield
         return

@@ -1,5 +1,4 @@
-"""Routing attention of one causal query a row: only the keys that it attends to are read, beside the
-clusters."""
+"""Routing attention of one causal query per row, which reads only the keys in its window and all clusters."""
 
 import torch
 from torch import Tensor
@@ -11,10 +10,11 @@ from polyformer.sequence.context import Context
 
 
 def single_query(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
-    """Output [B, H, 1, Dv]."""
+    """Return the attention output [B, H, 1, Dv]."""
     same = same_cluster(heads, context).squeeze(2)
     (own,), slot = slots(context, same.device)
     chosen = torch.where(same & (slot <= own), slot, -1)
+    # The largest slots of the cluster are its last keys; -1 marks missing keys.
     chosen = chosen.topk(min(window, context.kv_len), dim=-1).values  # [B, H, W]
     if share_queries:
         others = (chosen >= 0).sum(-1, keepdim=True) > 1

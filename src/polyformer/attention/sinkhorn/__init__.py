@@ -1,7 +1,7 @@
-"""Sinkhorn attention: blocks of keys change places by a learned soft permutation.
+"""Sinkhorn attention: blocks of keys are reordered by a learned soft permutation.
 
 Read `definition` (the equations), then `sinkhorn` (configuration and module), `sort_cut` (the truncated
-form), `sorting_net` and `balancing` (the permutation) and `blocks` (which token stands where).
+form), `sorting_net` and `balancing` (the permutation) and `blocks` (the block of each token).
 """
 
 from polyformer.attention.sinkhorn.sinkhorn import SinkhornConfig

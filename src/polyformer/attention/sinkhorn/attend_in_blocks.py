@@ -1,4 +1,4 @@
-"""Softmax attention of blocks of queries to a block of keys each, a run of blocks at a time."""
+"""Softmax attention of each block of queries to a block of keys, computed for a run of blocks together."""
 
 import torch
 from torch import Tensor
@@ -8,21 +8,21 @@ from polyformer.ops.room import room
 from polyformer.ops.softmax import softmax
 
 RUNS = 16
-"""How many times the scores of a run may fill what `room` counts: fewer make products of too few blocks."""
+"""The size of a run's scores, in multiples of `room`: smaller runs have too few blocks per product."""
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v, [B, H, A, Q, Dv].
+    """Return softmax(q k^T / sqrt(D) + bias) v, [B, H, A, Q, Dv].
 
     Args:
         q: [B, H, A, Q, D].
-        k, v: [B, H, A or 1, K, D], of which the last are for all blocks of queries.
-        bias: broadcasts to the scores [B, H, A, Q, K]; minus infinity where a key is not seen.
-        rate: of dropout.
+        k, v: [B, H, A or 1, K, D]; a dimension of 1 is shared by all blocks of queries.
+        bias: broadcasts to the scores [B, H, A, Q, K]; minus infinity where a key is masked.
+        rate: the dropout probability.
     """
     q = q * q.shape[4] ** -0.5
     rows = q.shape[0] * q.shape[1] * q.shape[3] * k.shape[3]
-    # With dropout at once: a seed means the same on all processors.
+    # With dropout all blocks are one run, so that a seed gives the same mask on all processors.
     whole = rate > 0 or torch.compiler.is_compiling()
     step = q.shape[2] if whole else max(1, RUNS * room(q) // rows)
     parts = []

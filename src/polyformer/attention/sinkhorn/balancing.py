@@ -3,24 +3,26 @@
     columns    L_ij <- L_ij - log sum_i' e^L_i'j
     rows       L_ij <- L_ij - log sum_j' e^L_ij'
 
-Causally the sum over a column has the rows i' <= i alone. By induction over the iterations row i then
-depends on the rows up to it, and rows can come in runs: what a later run needs of the earlier rows is
-`taken`, the log of each column's sum in every iteration. A block counts less the more the rows before have
-taken of it.
+The causal form sums each column only over the rows i' <= i. By induction over the iterations row i then
+depends only on the rows up to i, and rows can be computed in runs: a later run requires only `taken`, the log
+of each column's sum over the earlier rows in every iteration. A block gets less weight the more weight the
+earlier rows have given it.
 """
 
 import torch
 from torch import Tensor
 
+from polyformer.ops.second_order import mark_first_order
+
 FLOOR = -1e30
-"""The log of nothing: infinities would make the gradients of rows without a block NaN."""
+"""The log of 0 in finite form: infinities would make the gradients of rows without a block NaN."""
 
 
 def filled_mass(mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The masses of places of sorted blocks, 1 where a place counts as empty, and their logs, -inf there.
+    """Return the masses of the places of sorted blocks, with 1 for empty places, and their logs, with -inf.
 
-    Subnormal masses count as none: the gradient of what is divided by a mass has its inverse, which would
-    overflow, and a softmax that has any other key cannot tell such a mass from none.
+    Subnormal masses count as empty: the gradient of a quotient contains the inverse of its denominator, which
+    would overflow, and a softmax over any other key cannot distinguish such a mass from 0.
     """
     numbers = torch.finfo(mass.dtype)
     empty = mass < numbers.tiny / numbers.eps
@@ -29,7 +31,7 @@ def filled_mass(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gumbel(like: Tensor) -> Tensor:
-    """Gumbel noise of the same shape, from torch's generator."""
+    """Return Gumbel noise of the same shape, from torch's generator."""
     tiny = torch.finfo(like.dtype).tiny
     return -torch.empty_like(like, requires_grad=False).exponential_().clamp_min(tiny).log()
 
@@ -37,18 +39,20 @@ def gumbel(like: Tensor) -> Tensor:
 def balanced(
     scores: Tensor, allowed: Tensor, iterations: int, taken: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """S and the next `taken`.
+    """Return the balanced matrix S and the next `taken`.
 
     Args:
         scores: [B, H, A, N], the rows of a run.
-        allowed: bool, broadcasts to it. Other entries are 0; rows and columns without any are.
-        taken: [B, H, iterations, N] of the runs before, None for the first and without causality.
+        allowed: bool, broadcasts to `scores`. Other entries of S are 0, also in rows and columns without any.
+        taken: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
     """
     sums, log = [], _by_rows(scores, allowed)
     for number in range(iterations):
         if causal:
             before = torch.full_like(log[:, :, :1], FLOOR) if taken is None else taken[:, :, number, None]
+            # The sums of earlier runs are a row before the first: one cumulative sum covers all i' <= i.
             total = torch.cat([before, log], 2).logcumsumexp(2)
+            mark_first_order(total, "Sinkhorn balancing over earlier blocks")
             sums.append(total[:, :, -1])
             total = total[:, :, 1:]
         else:

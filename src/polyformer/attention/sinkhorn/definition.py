@@ -1,7 +1,7 @@
-"""Sinkhorn attention by its equations, document by document: what the fast form is tested against.
+"""The equations of Sinkhorn attention, document by document, the reference for tests of the fast form.
 
-Blocks have `size` tokens, the last of a document what is left: N of them, and place t of block j is token
-j size + t. Of every head:
+Blocks have `size` tokens and the last block of a document has the rest: N blocks; place t of block j is token
+j size + t. For every head:
 
     r_i = mean of the keys of block i          causal: of all keys up to block i's first
     R_ij = SortingNet(r_i)_j                   i, j = 1 .. N, causal: j < i
@@ -10,7 +10,7 @@ j size + t. Of every head:
     `iterations` times:
         L_ij <- L_ij - log sum_i' e^L_i'j      columns; causal: over the rows i' <= i
         L_ij <- L_ij - log sum_j' e^L_ij'      rows
-    S = e^L                                    doubly stochastic in the limit; causal: rows alone sum to 1
+    S = e^L                                    doubly stochastic in the limit; causal: only rows sum to 1
 
     m_it = sum_j S_ij                          over the blocks j that have a token at place t
     k'_it = sum_j S_ij k_jt / m_it             the sorted block i, and v' likewise
@@ -18,7 +18,7 @@ j size + t. Of every head:
     y = softmax over [own block; sorted block i] of [q . k / sqrt(D); q . k'_t / sqrt(D) + log m_it]
         of the values [v; v']                  causal: the own block up to the query
 
-With `cut`, a query attends to the sorted blocks 1 .. cut and to nothing else.
+With `cut`, a query attends only to the sorted blocks 1 .. cut.
 """
 
 import dataclasses
@@ -37,7 +37,11 @@ from polyformer.sequence.documents import documents_of_row
 
 @dataclasses.dataclass(frozen=True)
 class Sorting:
-    """How blocks of `size` tokens are sorted, `noisy` in training; `cut`: the sorted blocks that all see."""
+    """Options of the sorting of blocks of `size` tokens.
+
+    `noisy`: whether Gumbel noise is added (training). `cut`: the number of sorted blocks that all queries
+    attend to, None if each attends to its own block and the block sorted into its place.
+    """
 
     size: int
     iterations: int
@@ -49,7 +53,10 @@ class Sorting:
 def definition(
     q: Tensor, k: Tensor, v: Tensor, net: SortingNet, sorting: Sorting, context: Context
 ) -> Tensor:
-    """q [B, H, Tq, D], k, v [B, H, Tk, D] -> [B, H, Tq, D]: a matrix of attention to tokens, times v."""
+    """Return the attention output [B, H, Tq, D] of q [B, H, Tq, D] and k, v [B, H, Tk, D].
+
+    The attention matrix over tokens is built explicitly and multiplied by v.
+    """
     attention = q.new_zeros(*q.shape[:3], k.shape[2])
     for b in range(len(q)):
         for tokens in documents_of_row(context, b):
@@ -67,7 +74,7 @@ def definition(
 
 
 def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> Tensor:
-    """S [H, N, N] of the keys [H, n, D] of a document."""
+    """Return S [H, N, N] for the keys [H, n, D] of a document."""
     blocks = k.split(sorting.size, 1)
     if causal:
         means = [k[:, : i * sorting.size + 1].mean(1) for i in range(len(blocks))]
@@ -79,7 +86,7 @@ def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> T
     allowed = earlier if causal else torch.ones_like(earlier)
     log = _less(scores, allowed, rows=True)
     for _ in range(sorting.iterations):
-        if causal:  # the columns of the rows up to i are divided by their sums; the last row is row i's
+        if causal:  # balance the columns of rows 0 .. i and keep only row i
             log = torch.stack([_less(log[:, : i + 1], allowed[: i + 1])[:, i] for i in range(len(blocks))], 1)
         else:
             log = _less(log, allowed)
@@ -88,14 +95,17 @@ def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> T
 
 
 def _less(log: Tensor, allowed: Tensor, rows: bool = False) -> Tensor:
-    """log [H, N, N] less the log of the sums of the allowed entries in each column, or row."""
+    """Return log [H, N, N] minus the log of the sums of the allowed entries in each column (or row)."""
     log = log.masked_fill(~allowed, -torch.inf)
     sums = safe_logsumexp(log).unsqueeze(2) if rows else safe_logsumexp(log.mT).unsqueeze(1)
     return (log - sums.masked_fill(sums == -torch.inf, 0.0)).masked_fill(~allowed, -torch.inf)
 
 
 def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """What each place of sorted blocks has of every token, S_ij / m_it [H, N, size, n]; m [H, N, size]."""
+    """Return the weight of every token in each place of the sorted blocks, and m.
+
+    The weights are S_ij / m_it, [H, N, size, n]; m is [H, N, size].
+    """
     n, count = k.shape[1], s.shape[1]
     real = (torch.arange(count * size, device=k.device) < n).view(count, size)
     mass = s @ real.to(s.dtype)
@@ -107,7 +117,7 @@ def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def weights(
     q: Tensor, k: Tensor, places: tuple[Tensor, Tensor], rank: int, sorting: Sorting, causal: bool
 ) -> Tensor:
-    """How much the query q [H, D] of token `rank` attends to each of its document's n tokens, [H, n]."""
+    """Return the weights [H, n] of the query q [H, D] of token `rank` over the n tokens of its document."""
     (shares, mass), block = places, rank // sorting.size
     chosen = slice(block, block + 1) if sorting.cut is None else slice(sorting.cut)
     shares, mass = shares[:, chosen].flatten(1, 2), mass[:, chosen].flatten(1)

@@ -1,27 +1,28 @@
-"""Sinkhorn attention: a block of queries attends to its own block of keys and to one sorted into its place.
+"""Sinkhorn attention: a block of queries attends to its own block of keys and to a block sorted next to it.
 
     y = softmax over [own block; sorted block] of q . k / sqrt(D), of their values
     sorted block i = sum_j S_ij block j        S = Sinkhorn((SortingNet(block) + Gumbel noise) / temperature)
 
-`definition` has the equations. A network of each head scores which blocks should stand in the place of each
-block; Sinkhorn balancing makes of that a soft permutation S, in which every block is taken about once. Noise
-is drawn in training alone. Tay et al. 2020, section 3; its SortCut is `sort_cut`.
+`definition` has the equations. A network per head scores which blocks should be sorted into the place of each
+block; Sinkhorn balancing turns the scores into a soft permutation S, in which every block is used about once.
+Noise is drawn only in training. Tay et al. 2020, section 3; its SortCut is `sort_cut`.
 
-Causally S_ij is 0 for j >= i, block i is represented by the tokens up to its first, and columns are divided
-by their sums over the rows up to i (`balancing`): whatever is sorted into a block's place is complete when
-the block begins, and depends on no later token. Sums over all rows, masked or not, would let a later block
-change what earlier ones get. The first block of a document has nothing but itself.
+In the causal form S_ij is 0 for j >= i, block i is represented by the tokens up to its first, and columns are
+divided by their sums over the rows up to i (`balancing`): the block sorted into a block's place is complete
+when the block begins, and depends on no later token. Sums over all rows, masked or not, would let a later
+block change the output of earlier blocks. The first block of a document attends only to itself.
 
 Deviations: blocks are represented by means of keys, not sums of hidden states: a sum grows with the length
-and would make S hard. Blocks have a size, not a number, and count their document's tokens. Rows are balanced
-last, so that a sorted block is an average. In the last block, which may be short, a place counts by the share
-of blocks that have a token there. The public `sinkhorn-transformer` draws noise in evaluation too, and its
-causal form takes a plain softmax over earlier blocks, without balancing.
+and would make S hard. The block size is fixed, not the number of blocks, and blocks count only the tokens of
+their document. Rows are balanced last, so that a sorted block is an average. In the last block, which may be
+short, a place is weighted by the share of blocks that have a token there. The public `sinkhorn-transformer`
+draws noise in evaluation too, and its causal form takes a plain softmax over earlier blocks, without
+balancing.
 
-Cost for n tokens and blocks of b: 2 n b products a number for attention, n^2 / b for sorting, n^2 / b^2
-memory for S. With b = sqrt(n), which costs least, n^1.5; measured from 4k to 64k tokens: time n^1.36, memory
-n^0.94. A token of decoding costs 2 b, and n where it begins a block. The state has all keys and values, and
-the sorted block and the columns' sums besides.
+Cost for n tokens and blocks of b: 2 n b products per dimension for attention, n^2 / b for sorting, n^2 / b^2
+memory for S. With b = sqrt(n), the cheapest choice, n^1.5; measured from 4k to 64k tokens: time n^1.36,
+memory n^0.94. A token of decoding costs 2 b, plus n if it begins a block. The state contains all keys and
+values, the sorted block and the columns' sums.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.base import Form, Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.attention.sinkhorn.attend_in_blocks import attend_in_blocks
 from polyformer.attention.sinkhorn.balancing import FLOOR, balanced, gumbel
 from polyformer.attention.sinkhorn.blocks import Blocks, blocks_of, check_count, in_blocks, mixed, unblocked
@@ -48,19 +49,22 @@ from polyformer.ops.softmax import recorded, recording
 from polyformer.sequence.context import Context
 
 SORTED = "blocks sorted into its place"
-"""What the soft permutation is called where it is shown."""
+"""The name of the soft permutation in visualizations."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinkhornConfig(MechanismConfig):
-    """`block_size` and `max_length` count tokens, of a block and of the longest text."""
+    """Sinkhorn attention: each block attends to itself and to a block that is sorted next to it.
+
+    `block_size` and `max_length` are the number of tokens of a block and of the longest text.
+    """
 
     block_size: int = 64
     max_length: int = 4096
     iterations: int = 8  # of balancing
     temperature: float = 0.75  # the lower, the nearer S is to a permutation
     dropout: float = 0.0  # of attention weights
-    plain: bool = False  # document by document: the definition
+    backend: Form = "auto"  # "definition": document by document
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
@@ -74,20 +78,20 @@ class SinkhornConfig(MechanismConfig):
             raise InputError(f"temperature: expected a number above 0, got {self.temperature}; 0.75 is usual")
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """In blocks, or document by document if `plain`."""
-        return (PlainSinkhorn if self.plain else Sinkhorn)(self, num_heads, head_size)
+        """Return the module, in blocks, or document by document with the backend "definition"."""
+        return (PlainSinkhorn if self.backend == "definition" else Sinkhorn)(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> Sorting:
-        """What the definition asks for."""
+        """Return the sorting options of the definition."""
         return Sorting(self.block_size, self.iterations, self.temperature, noisy)
 
     def definition(self) -> "SinkhornConfig":
-        """Document by document."""
-        return dataclasses.replace(self, plain=True)
+        """Return the config that computes the equations document by document."""
+        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["SinkhornConfig", ...]:
-        """Blocks of two sizes, near a permutation and far from it."""
+        """Return configs with two block sizes, with S near a permutation and far from it."""
         return cls(block_size=3, max_length=72), cls(
             block_size=2, max_length=72, temperature=0.1, iterations=3
         )
@@ -95,15 +99,22 @@ class SinkhornConfig(MechanismConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SinkhornState(State):
-    """All keys and values; `taken` [B, H, iterations, N] of the N blocks so far (`balancing`); `last`, keys
-    and values [B, H, 1, size, D] sorted into the place of the last block that began."""
+    """All keys and values, and the sorting so far.
+
+    `taken` [B, H, iterations, N] has the column sums of the N blocks so far (`balancing`); `last` has the
+    keys and values [B, H, 1, size, D] sorted into the place of the last block that began.
+    """
 
     tokens: KeyValueCache
     taken: Tensor | None = None
     last: tuple[Tensor, Tensor] | None = None
 
     def gone_on(self, begins: Tensor, keys: Tensor, values: Tensor, taken: Tensor) -> "SinkhornState":
-        """With the last that `begins` [R, A] of sorted blocks [B, H, A, size, D], where a row has any."""
+        """Return the state after a call with sorted blocks [B, H, A, size, D].
+
+        `last` becomes the last block for which `begins` [R, A] is true; a row without such blocks keeps its
+        `last`.
+        """
         old = (None, None) if self.last is None else self.last
         number = (begins * torch.arange(1, begins.shape[1] + 1, device=begins.device)).amax(1)
 
@@ -117,7 +128,7 @@ class SinkhornState(State):
 
 
 class Sinkhorn(Mechanism):
-    """Attention to the own block and the sorted one."""
+    """Attention of each block to itself and to the block sorted into its place."""
 
     def __init__(self, config: SinkhornConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -127,7 +138,7 @@ class Sinkhorn(Mechanism):
         self.net = SortingNet(num_heads, head_size, self.count)
 
     def new_state(self, reserve: int) -> State:
-        """No tokens; room for `reserve`."""
+        """Return an empty state with space for `reserve` tokens."""
         return SinkhornState(KeyValueCache(reserve=reserve))
 
     @guarded
@@ -140,7 +151,7 @@ class Sinkhorn(Mechanism):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """Blocks are sorted as they begin; those of queries attend."""
+        """Sort the blocks that begin in this call, and attend from the blocks of the queries."""
         assert isinstance(state, SinkhornState | None)
         dtype, fresh = q.dtype, k.shape[2]
         q, k, v = self._inputs(q, k, v)
@@ -154,18 +165,18 @@ class Sinkhorn(Mechanism):
                 return y.to(dtype), state
             y = self._defined(q, k, v, context)
             if state is not None:
-                with recorded():  # nobody should see the weights of blocks
+                with recorded():  # discard the weights over blocks: only those over tokens are reported
                     _, state = self._mix(q, k, v, blocks, context, state)
         return y.to(dtype), state
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """In float32 at least, with as many heads of keys and values as of queries."""
+        """Return q, k, v in at least float32, with k and v repeated to the number of query heads."""
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         return q, k, v
 
     def _blocks(self, context: Context, fresh: int, device: torch.device) -> Blocks:
-        """Layers share them."""
+        """Return the block tables, which all layers of a call share."""
         size = self.config.block_size
 
         def make() -> Blocks:
@@ -191,6 +202,7 @@ class Sinkhorn(Mechanism):
             sorted_keys, sorted_values, log_mass = self._sorted(keys, values, blocks)
         hidden = (blocks.own == blocks.length)[:, None, :, None]
         if context.causal:
+            # Later tokens of the own block; the sorted block consists of earlier tokens.
             hidden = hidden | torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
         bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
         log_mass = log_mass.unsqueeze(3)
@@ -205,7 +217,7 @@ class Sinkhorn(Mechanism):
         return unblocked(y, blocks.back), state
 
     def _sorted(self, keys: Tensor, values: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
-        """Sorted keys and values [B, H, N, size, D] of all blocks, and log m [B, H, N, size]."""
+        """Return sorted keys and values [B, H, N, size, D] of all blocks, and log m [B, H, N, size]."""
         filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
@@ -221,16 +233,23 @@ class Sinkhorn(Mechanism):
         blocks: Blocks,
         state: SinkhornState | None,
     ) -> tuple[Tensor, Tensor, Tensor, SinkhornState | None]:
-        """As `_sorted`, of the asked blocks: those that begin, and from the state one that began before."""
+        """Return the same as `_sorted` for the asked blocks, and the next state.
+
+        Blocks that begin in this call are sorted here; the sorted block of an earlier begin is read from the
+        state.
+        """
         column = blocks.of_asked(blocks.column)
+        # Earlier blocks are full, so m = 1; the first block of a document has no sorted block (m = 0).
         log_mass = torch.zeros_like(column, dtype=k.dtype).masked_fill(column == 0, -torch.inf)
         log_mass = log_mass[:, None, :, None].expand(-1, -1, -1, self.config.block_size)
         last = None if state is None else state.last
         if last is not None and not blocks.some_begin:
             old_keys, old_values = (x.expand(-1, -1, column.shape[1], -1, -1) for x in last)
+            # Decoding inside a block: nothing to sort, all queries read the block sorted before.
             return old_keys, old_values, log_mass, state
         tables = (keys, values) if blocks.whole else [in_blocks(x, blocks.index) for x in (k, v)]
         earlier = blocks.sources(causal=True).unsqueeze(1).to(k.dtype)
+        # All tokens of earlier blocks plus the first token of this block, so no later token is used.
         sums = earlier @ tables[0].sum(3) + keys[:, :, :, 0]
         means = sums / (column * self.config.block_size + 1)[:, None, :, None]
         s, taken = self._permutation(means, blocks, None if state is None else state.taken, causal=True)
@@ -248,8 +267,10 @@ class Sinkhorn(Mechanism):
         return sorted_keys, sorted_values, log_mass, state
 
     def _say(self, s: Tensor, blocks: Blocks, own: bool) -> None:
-        """S [B, H, A, N] and each token's block to those who look, where all keys are new; `own`: a query
-        reads what is sorted into its own block's place, and else all places."""
+        """Report S [B, H, A, N] and each token's block to visualizations, if all keys are new.
+
+        `own`: a query reads only the block sorted into the place of its block, otherwise all sorted blocks.
+        """
         if not blocks.whole:
             return
         mark("block", lambda: blocks.of_tokens().unsqueeze(1))
@@ -259,7 +280,7 @@ class Sinkhorn(Mechanism):
     def _permutation(
         self, means: Tensor, blocks: Blocks, taken: Tensor | None, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """S [B, H, A, N] of representations [B, H, A, D], and what rows to come need of `balanced`."""
+        """Return S [B, H, A, N] of block representations [B, H, A, D], and the next `taken` of `balanced`."""
         config, column = self.config, blocks.column
         columns = column[:, None, None].expand(*means.shape[:3], -1)
         scores = self.net(means).gather(3, columns)
@@ -271,10 +292,10 @@ class Sinkhorn(Mechanism):
 
 
 class PlainSinkhorn(Sinkhorn):
-    """By the equations, document by document (`definition`); its state is all keys and values."""
+    """Sinkhorn attention by its equations, document by document (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """A key-value cache."""
+        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     @guarded
@@ -287,7 +308,7 @@ class PlainSinkhorn(Sinkhorn):
         state: State | None,
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
-        """All blocks anew in every call."""
+        """Compute all blocks again in every call."""
         q, k, v, dtype = *self._inputs(q, k, v), q.dtype
         k, v, state = appended(state, k, v)
         with without_autocast(q):

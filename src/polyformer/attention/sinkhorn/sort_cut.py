@@ -1,14 +1,14 @@
-"""SortCut: every query attends to the first few sorted blocks of keys, and to nothing else.
+"""SortCut: every query attends only to the first few sorted blocks of keys.
 
     y = softmax over [sorted blocks 1 .. cut] of q . k' / sqrt(D) + log m, of their values v'
 
-The sorted blocks are those of `sinkhorn`; the network learns to bring forward what is worth attending to. Tay
-et al. 2020, section 3, for encoders: the first blocks are sorted from the whole text, so there is no causal
-form, and no state. Deviations as in `sinkhorn`.
+The sorted blocks are the same as in `sinkhorn`; the network learns to move the most relevant blocks to the
+front. Tay et al. 2020, section 3, for encoders: the first blocks are sorted from the whole text, so there is
+no causal form, and no state. Deviations as in `sinkhorn`.
 
-Cost for n tokens and blocks of b: 2 cut b n products a number for attention, cut n for sorting, n^2 / b^2 for
-S: linear while n is small beside b^3. Of packed documents all blocks are sorted, n^2 / b. Measured with
-blocks of 64 from 4k to 64k tokens: time n^1.14, memory n^1.02.
+Cost for n tokens and blocks of b: 2 cut b n products per dimension for attention, cut n for sorting,
+n^2 / b^2 for S: linear while n is small compared with b^3. For packed documents all blocks are sorted,
+n^2 / b. Measured with blocks of 64 from 4k to 64k tokens: time n^1.14, memory n^1.02.
 """
 
 import dataclasses
@@ -28,7 +28,11 @@ from polyformer.sequence.documents import take_tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SortCutConfig(SinkhornConfig):
-    """As `sinkhorn`; `cut`: the sorted blocks that all queries attend to."""
+    """SortCut attention: all queries attend to the first few of the sorted blocks.
+
+    `cut`: the number of sorted blocks that all queries attend to. The other options are the same as in
+    `sinkhorn`.
+    """
 
     cut: int = 2
 
@@ -44,16 +48,16 @@ class SortCutConfig(SinkhornConfig):
             raise InputError(f"cut: counts sorted blocks, expected 1 or more, got {self.cut}")
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """In blocks, or document by document if `plain`."""
-        return (PlainSinkhorn if self.plain else SortCut)(self, num_heads, head_size)
+        """Return the module, in blocks, or document by document with the backend "definition"."""
+        return (PlainSinkhorn if self.backend == "definition" else SortCut)(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> Sorting:
-        """What the definition asks for."""
+        """Return the sorting options of the definition."""
         return dataclasses.replace(super().sorting(noisy), cut=self.cut)
 
     @classmethod
     def examples(cls) -> tuple["SortCutConfig", ...]:
-        """Two sorted blocks, and a single one."""
+        """Return a config with two sorted blocks, and a config with a single block."""
         return cls(block_size=3, max_length=72), cls(block_size=4, max_length=72, cut=1, temperature=0.3)
 
 
@@ -74,6 +78,7 @@ class SortCut(Sinkhorn):
         single = context.kv_doc is None
         self._say(s[:, :, : self.cut], blocks, own=False)
         index, there = first_blocks(blocks, self.cut, single)
+        # With one document the first rows of S are enough; packed documents have their first blocks anywhere.
         sorted_blocks = mixed(s[:, :, : self.cut] if single else s, keys, values, filled)
         sorted_keys, sorted_values, log_mass = (picked(x, index) for x in sorted_blocks)
         log_mass = log_mass.masked_fill(
@@ -86,9 +91,9 @@ class SortCut(Sinkhorn):
 
 
 def first_blocks(blocks: Blocks, cut: int, single: bool) -> tuple[Tensor, Tensor]:
-    """The numbers of the first `cut` blocks of each block's document, and whether there are so many.
+    """Return the numbers of the first `cut` blocks of each block's document, and whether they exist.
 
-    [R, N, cut], or [R, 1, cut] with a `single` document, for whose blocks they are the same.
+    [R, N, cut], or [R, 1, cut] for a `single` document, where all blocks have the same.
     """
     home, count = blocks.home, blocks.home.shape[1]
     first = (home[:, :1] if single else home).clamp_min(0).unsqueeze(2)
@@ -99,7 +104,7 @@ def first_blocks(blocks: Blocks, cut: int, single: bool) -> tuple[Tensor, Tensor
 
 
 def picked(x: Tensor, index: Tensor) -> Tensor:
-    """The blocks `index` [R, A, cut] of x [B, H, N, size, ...], side by side: [B, H, A, cut size, ...]."""
+    """Return the blocks `index` [R, A, cut] of x [B, H, N, size, ...], as [B, H, A, cut size, ...]."""
     wide = x.flatten(3)
     blocks = take_tokens(wide, index.flatten(1).clamp(max=x.shape[2] - 1))
     return blocks.unflatten(2, index.shape[1:]).unflatten(4, x.shape[3:]).flatten(3, 4)

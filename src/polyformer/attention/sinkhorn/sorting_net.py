@@ -1,4 +1,4 @@
-"""The sorting network: a block's representation says which blocks should stand in its place."""
+"""The sorting network: it scores the blocks that may be sorted into the place of each block."""
 
 import math
 
@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class SortingNet(nn.Module):
-    """R_i = relu(r_i W_P + b_P) W_B + b_B, of each head its own; `count` is the most blocks of a document."""
+    """R_i = relu(r_i W_P + b_P) W_B + b_B, with separate parameters per head.
+
+    `count` is the maximum number of blocks of a document.
+    """
 
     def __init__(self, heads: int, width: int, count: int):
         super().__init__()
@@ -18,7 +21,7 @@ class SortingNet(nn.Module):
         self.scores_bias = nn.Parameter(torch.zeros(heads, count))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Representations [..., H, N, D] -> scores [..., H, N, count]."""
+        """Return scores [..., H, N, count] of representations [..., H, N, D]."""
         hidden, scores = self.hidden.to(x.dtype), self.scores.to(x.dtype)
         x = torch.relu(x @ hidden + self.hidden_bias.to(x.dtype).unsqueeze(1))
         return x @ scores + self.scores_bias.to(x.dtype).unsqueeze(1)

@@ -25,6 +25,7 @@ from polyformer.checkpoints.families import (
     roberta,
     t5,
     transfo_xl,
+    vit,
     xlm,
     xlm_roberta,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "roberta",
     "t5",
     "transfo_xl",
+    "vit",
     "xlm",
     "xlm_roberta",
 ]

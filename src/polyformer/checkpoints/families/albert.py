@@ -1,11 +1,12 @@
 """ALBERT: BERT with factorised embeddings, shared layers and sentence-order prediction. Lan et al. 2020.
 
-Dropout comes behind the feed-forward too, as in the paper's own code, where transformers has none; the
-published weights were trained without any.
+Dropout also follows the feed-forward layer, as in the paper's own code, while transformers has none; the
+published weights were trained without dropout.
 """
 
 from typing import ClassVar
 
+from polyformer.architecture import ModelConfig
 from polyformer.checkpoints.config_mapping import Tree, option, with_defaults
 from polyformer.checkpoints.families.bert import (
     EMBEDDINGS,
@@ -71,7 +72,10 @@ COPIES = {
 
 @register
 class Albert(BertFamily):
-    """Runs of layers with the same weights; `num_hidden_groups` of them."""
+    """An encoder with `num_hidden_groups` groups of `inner_group_num` layers; each group is repeated.
+
+    `num_hidden_layers` is the total number of group runs.
+    """
 
     model_type = "albert"
     class_prefix = "Albert"
@@ -80,15 +84,17 @@ class Albert(BertFamily):
     base_model_prefix = "albert"
     template = model_config("albert-base")
     config_mapping = (
-        *with_defaults(OPTIONS, OWN_DEFAULTS),
+        *with_defaults(OPTIONS, OWN_DEFAULTS, "num_hidden_layers"),
         option("embedding_size", 128, "embedding.size"),
         option("num_hidden_groups", 1, "encoder.num_hidden_groups"),
+        option("inner_group_num", 1, "encoder.layers_per_group"),
     )
-    required: ClassVar = {"inner_group_num": 1, "position_embedding_type": "absolute"}
+    other_options = ("num_hidden_layers",)
+    required: ClassVar = {"position_embedding_type": "absolute"}
     key_mapping: ClassVar = {
         **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
         "encoder.embedding_hidden_mapping_in": "encoder_embedding.widen",
-        **layered("encoder.albert_layer_groups.{i}.albert_layers.0", "encoder.layers.{i}", LAYER),
+        **layered("encoder.albert_layer_groups.{i}.albert_layers.{j}", "encoder.layers.{i}", LAYER),
     }
     head_dropouts = ("classifier_dropout_prob", "hidden_dropout_prob")
     tasks: ClassVar = {
@@ -96,10 +102,13 @@ class Albert(BertFamily):
         "ForPreTraining": Task(
             PretrainingConfig(),
             PRETRAINING,
-            (*PRETRAINING_OPTIONS, option("classifier_dropout_prob", 0.1, "sentence.dropout")),
+            (
+                *with_defaults(PRETRAINING_OPTIONS, OWN_DEFAULTS),
+                option("classifier_dropout_prob", 0.1, "sentence.dropout"),
+            ),
             COPIES,
         ),
-        "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_OPTIONS, COPIES),
+        "ForMaskedLM": Task(MaskedConfig(), MASKED, with_defaults(MASKED_OPTIONS, OWN_DEFAULTS), COPIES),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
@@ -108,10 +117,26 @@ class Albert(BertFamily):
     sizes = ("albert-base", "albert-large", "albert-xxlarge")
 
     def check(self, hub: Tree) -> None:
-        """Refuses groups of layers that are not of one size, too."""
+        """Raise `InputError` also for groups of layers of different sizes."""
         super().check(hub)
         layers, groups = hub.get("num_hidden_layers", 12), hub.get("num_hidden_groups", 1)
-        if not groups or layers % groups:  # transformers says which by dividing as floats
+        if not groups or layers % groups:  # transformers selects the group by a float division
             raise InputError(
                 f"config.json: num_hidden_groups is {groups}, expected a divisor of the {layers} layers"
             )
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the number of layers that run."""
+        tree["encoder"]["num_hidden_layers"] = hub.get("num_hidden_layers", 12) * hub.get(
+            "inner_group_num", 1
+        )
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the number of group runs."""
+        stack = tree["encoder"]
+        return {"num_hidden_layers": stack["num_hidden_layers"] // stack["layers_per_group"]}
+
+    def group_size(self, config: ModelConfig) -> int:
+        """Return the number of layers of a group."""
+        assert config.encoder is not None
+        return config.encoder.layers_per_group

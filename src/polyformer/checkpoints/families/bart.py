@@ -1,7 +1,8 @@
 """BART: post-norm encoder-decoder with learned positions. Lewis et al. 2020.
 
-Their decoder alone has weights of a cross-attention that it never computes, and their untied models a token
-table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
+Their decoder without an encoder has weights of a cross-attention that it never computes, and their untied
+models have a token table that they never read: both are kept as unused tensors
+(polyformer.core.unused_tensors).
 """
 
 import dataclasses
@@ -23,22 +24,22 @@ class RowVector(Converter):
     """A vector [V] as a matrix [1, V]."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[1, V] -> [V]."""
+        """Convert [1, V] to [V]."""
         return (theirs.squeeze(0),)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """[V] -> [1, V]."""
+        """Convert [V] to [1, V]."""
         return ours[0].unsqueeze(0)
 
 
 def attention(theirs: str, ours: str) -> dict[str, str]:
-    """The projections of an attention layer."""
+    """Return the projections of an attention layer."""
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
     return {f"{theirs}.{their_name}": f"{ours}.{our_name}" for their_name, our_name in names.items()}
 
 
 def layer(norms: int) -> dict[str, str]:
-    """A layer with so many norms; with three it has cross-attention."""
+    """Return a layer with `norms` norms; with three it has cross-attention."""
     cross = {**attention("encoder_attn", "cross_attention"), "encoder_attn_layer_norm": "block.norms.1"}
     return {
         **attention("self_attn", "attention"),
@@ -51,7 +52,7 @@ def layer(norms: int) -> dict[str, str]:
 
 
 def stack(side: str, norms: int) -> dict[str, str | Converter]:
-    """The tensors of a stack that are not shared."""
+    """Return the tensors of a stack that are not shared."""
     return {
         f"{side}.embed_positions": f"{side}.position.tables.0",
         f"{side}.layernorm_embedding": f"{side}_embedding.norm",
@@ -60,7 +61,7 @@ def stack(side: str, norms: int) -> dict[str, str | Converter]:
 
 
 TABLES = {"shared": "tokens", "encoder.embed_tokens": "tokens", "decoder.embed_tokens": "decoder_tokens"}
-"""The token table that both stacks share, and those of models that do not share it."""
+"""The token table that both stacks share, and the tables of models that do not share it."""
 
 OPTIONS = (
     option("vocab_size", 50265, "vocab_size"),
@@ -90,7 +91,7 @@ LM_HEAD = {"lm_head.weight": "head.weight"}
 
 
 def stack_tables(base: str) -> dict[str, str]:
-    """The stacks' names of the shared token table."""
+    """Return the stacks' names of the shared token table."""
     return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
@@ -102,7 +103,7 @@ TIED = {"lm_head.weight": "model.shared.weight", **stack_tables("model.")}
 
 @register
 class Bart(Family):
-    """Noised text in, the text out."""
+    """An encoder-decoder that reconstructs noised text."""
 
     model_type = "bart"
     class_prefix = "Bart"
@@ -169,7 +170,7 @@ class Bart(Family):
     sizes = ("bart-base", "bart-large")
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every family, with the token tables that the model has."""
+        """Return the links as for every family, with the token tables that the model has."""
         links = super().links(config, task, own)
         if self.tasks[task].without:
             return links

@@ -73,6 +73,7 @@ COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+TRANSFORM = ("cls.predictions.transform",)
 MASKED_OPTIONS = (activation("hidden_act", "gelu", "activation"), option("layer_norm_eps", 1e-12, "eps"))
 PRETRAINING_OPTIONS = (
     activation("hidden_act", "gelu", "tokens.activation"),
@@ -86,21 +87,37 @@ PRETRAINING = {
 
 
 def as_decoder(
-    masked: Mapping[str, str], layer: tuple[str, ...], tied_keys: Mapping[str, str], *options: Option
+    masked: Mapping[str, str],
+    layer: tuple[str, ...],
+    tied_keys: Mapping[str, str],
+    *options: Option,
+    unused_keys: tuple[str, ...] = (),
+    required: Tree | None = None,
 ) -> Task:
-    """The class whose stack is a decoder, with the masked head's tensors, of which those of its `layer` begin
-    so."""
+    """Return the task of the class that is a decoder, with the tensors of the masked head.
+
+    layer: the prefixes of the tensors that belong to the layer before the vocabulary. required: options with
+    one supported value, in addition to `is_decoder`.
+    """
     keys = {
         name: ours.replace("head.", "head.layer.") if name.startswith(layer) else ours
         for name, ours in masked.items()
     }
     head = LanguageModelConfig(bias=True, transform=TransformConfig(dense_bias=True, norm_bias=True))
     eps = option("layer_norm_eps", 1e-12, "transform.eps")
-    return Task(head, keys, (*options, eps), tied_keys, required={"is_decoder": True}, causal=True)
+    return Task(
+        head,
+        keys,
+        (*options, eps),
+        tied_keys,
+        unused_keys=unused_keys,
+        required={"is_decoder": True, **(required or {})},
+        causal=True,
+    )
 
 
 class BertFamily(Family):
-    """What BERT's descendants have in common with it."""
+    """The common tables of BERT and its descendants."""
 
     required: ClassVar = {
         "is_decoder": False,
@@ -112,14 +129,14 @@ class BertFamily(Family):
     head_dropouts = ("classifier_dropout", "hidden_dropout_prob")
 
     def check(self, hub: Tree) -> None:
-        """Refuses models without token types, which transformers adds to every token."""
+        """Raise `InputError` for models without token types, which transformers adds to every token."""
         if hub.get("type_vocab_size", 2) < 1:
             raise InputError("config.json: type_vocab_size is 0, expected 1 or more")
 
 
 @register
 class Bert(BertFamily):
-    """Its classes, each with a head."""
+    """An encoder with a class for each head."""
 
     model_type = "bert"
     class_prefix = "Bert"
@@ -137,7 +154,7 @@ class Bert(BertFamily):
         "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_OPTIONS, COPIES),
         "LMHeadModel": as_decoder(
             MASKED,
-            ("cls.predictions.transform",),
+            TRANSFORM,
             COPIES,
             activation("hidden_act", "gelu", "transform.activation"),
         ),

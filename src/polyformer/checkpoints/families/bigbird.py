@@ -1,10 +1,10 @@
 """BigBird: BERT's layers over blocks of a window, first, last and random blocks. Zaheer et al. 2020.
 
-transformers draws random blocks in training alone. In evaluation it reads the first block in their place,
-as often as there are random blocks, though the query attends to that block already; here random blocks are
-drawn in both, and no key counts twice. So numbers are the same for full attention and for texts within the
-window and the random blocks. For long texts they are the same where both have the same random blocks, and the
-text is unpadded and a whole number of blocks: its blocks are those of the padded row, ours of each text.
+transformers draws random blocks only in training. In evaluation it reads the first block instead of each
+random block, though the query attends to that block already; here random blocks are drawn in both modes, and
+no key counts twice. So outputs are equal for full attention and for texts within the window and the random
+blocks. For long texts they are equal if both have the same random blocks, and the text is unpadded and a
+whole number of blocks: transformers' blocks belong to the padded row, ours to each text.
 """
 
 import re
@@ -24,8 +24,10 @@ from polyformer.checkpoints.families.bert import (
     MASKED,
     OPTIONS,
     PRETRAINING,
+    TRANSFORM,
     TRUNK,
     BertFamily,
+    as_decoder,
 )
 from polyformer.checkpoints.families.roberta import CLASSIFIER
 from polyformer.checkpoints.families.shared_tasks import as_pooled
@@ -53,7 +55,7 @@ DEFAULTS: dict[str, Any] = {
 PATTERN = "encoder.attention.mechanism.pattern"
 POOLER = {"{base}pooler": "head.dense"}
 UNPOOLED = ("{base}pooler.*",)
-"""Tensors of classes that pool nothing."""
+"""Tensors of the pooler in classes without pooling."""
 WITHOUT_BIAS = ["output"]
 OWN = (
     Option(
@@ -69,7 +71,11 @@ OWN = (
 
 @register
 class BigBird(BertFamily):
-    """The encoder in its ITC form."""
+    """The encoder in its ITC form, and the decoder, in which every token sees all tokens before it.
+
+    With `attention_type="block_sparse"`, tokens of long texts see later tokens in a decoder of transformers.
+    This is refused.
+    """
 
     model_type = "big_bird"
     class_prefix = "BigBird"
@@ -104,6 +110,14 @@ class BigBird(BertFamily):
             COPIES,
             unused_keys=UNPOOLED,
         ),
+        "ForCausalLM": as_decoder(
+            MASKED,
+            TRANSFORM,
+            COPIES,
+            activation("hidden_act", "gelu_new", "transform.activation"),
+            unused_keys=UNPOOLED,
+            required={"attention_type": "original_full"},
+        ),
         "ForSequenceClassification": Task(
             ClassifyConfig(drops_twice=True),
             CLASSIFIER,
@@ -133,18 +147,22 @@ class BigBird(BertFamily):
     sizes = ("bigbird-base",)
 
     def check(self, hub: Tree) -> None:
-        """Refuses other kinds of attention, and block-sparse attention without random blocks, too."""
+        """Raise `InputError` also for other kinds of attention, and for block-sparse attention in decoders or
+        without random blocks.
+        """
         super().check(hub)
         kind = hub.get("attention_type", "block_sparse")
         if kind not in ("block_sparse", "original_full"):
             raise InputError(
                 f"config.json: attention_type is {quote(kind)}, expected 'block_sparse' or 'original_full'"
             )
+        if kind == "block_sparse" and hub.get("is_decoder", False):
+            raise InputError("config.json: attention_type is missing; a decoder needs 'original_full'")
         if kind == "block_sparse" and hub.get("num_random_blocks", 3) < 1:
             raise InputError("config.json: num_random_blocks is 0, expected 1 or more, as transformers does")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The pattern; none for full attention."""
+        """Set the pattern; none for full attention."""
         pattern = None
         if hub.get("attention_type", "block_sparse") == "block_sparse":
             layers = tree["encoder"]["num_hidden_layers"]
@@ -153,7 +171,7 @@ class BigBird(BertFamily):
         set_path(tree, PATTERN, pattern)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The options of the pattern, which is read as text."""
+        """Return the options of the pattern, which is parsed as text."""
         text = get_path(tree, PATTERN)
         if text is None:
             return {"attention_type": "original_full"}

@@ -41,7 +41,9 @@ OPTIONS = (
 
 @register
 class Ctrl(GptFamily):
-    """The epsilon of its layers' norms is 1e-6 whatever the option says; the last norm must have the same."""
+    """A decoder with a fixed norm epsilon of 1e-6 in its layers; the option must give the last norm the
+    same.
+    """
 
     model_type = "ctrl"
     class_prefix = "CTRL"

@@ -1,6 +1,6 @@
 """DeBERTa, the first version. He et al. 2021.
 
-It holds queries, keys and values head by head in one matrix, and its keys have no bias.
+It has queries, keys and values head by head in one matrix, and its keys have no bias.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ class Interleaved(Converter):
     heads: int = 1
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[H 3 D, E] -> 3 times [H D, E]."""
+        """Split [H 3 D, E] into 3 tensors [H D, E]."""
         projections = theirs.unflatten(0, (self.heads, len(self.ours), -1))
         return [projection.flatten(0, 1) for projection in projections.unbind(1)]
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """3 times [H D, E] -> [H 3 D, E]."""
+        """Join 3 tensors [H D, E] to [H 3 D, E]."""
         heads = [projection.unflatten(0, (self.heads, -1)) for projection in ours]
         return torch.stack(heads, 1).flatten(0, 2)
 
@@ -51,7 +51,7 @@ LAYER = {
 
 @register
 class Deberta(DebertaFamily):
-    """The first version."""
+    """The first version of DeBERTa, with interleaved projections of queries, keys and values."""
 
     model_type = "deberta"
     class_prefix = "Deberta"
@@ -68,7 +68,7 @@ class Deberta(DebertaFamily):
     sizes = ("deberta-base",)
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every version, with the number of heads that are interleaved."""
+        """Return the links as for every version, with the number of heads that are interleaved."""
         assert config.encoder is not None
         heads = config.encoder.attention.num_attention_heads
         return [

@@ -1,4 +1,4 @@
-"""What all versions of DeBERTa have in common: BERT's layers with disentangled positions. He et al. 2021."""
+"""The common tables of all versions of DeBERTa: BERT's layers with disentangled positions. He et al. 2021."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -37,7 +37,7 @@ NEW_HEAD = {
     "lm_predictions.lm_head.LayerNorm": "head.norm",
     "lm_predictions.lm_head.bias": "head.bias",
 }
-"""The masked language model's tensors without `legacy`; it always reads the token table."""
+"""The masked language model's tensors without `legacy`; it is always tied to the token table."""
 
 MASKED_OPTIONS = (activation("hidden_act", "gelu", "activation"), option("layer_norm_eps", 1e-7, "eps"))
 TIED_KEYS = {key: source.replace("bert.", "deberta.", 1) for key, source in COPIES.items()}
@@ -61,12 +61,12 @@ POSITION_OPTIONS = (
 
 
 def options(**defaults: Any) -> tuple[Option, ...]:
-    """BERT's options with the defaults of a version."""
+    """Return BERT's options with the defaults of a version."""
     return with_defaults(OPTIONS, {"type_vocab_size": 0, "layer_norm_eps": 1e-7, **defaults})
 
 
 class DebertaFamily(Family):
-    """A version adds its options of positions and its projections."""
+    """The base class of all versions; a version adds its options of positions and its projections."""
 
     objective = "masked language modelling"
     base_model_prefix = "deberta"
@@ -77,8 +77,9 @@ class DebertaFamily(Family):
     tasks = TASKS
 
     def check(self, hub: Tree) -> None:
-        """Refuses embeddings and poolers of another width, and terms that do not go with
-        `relative_attention`."""
+        """Raise `InputError` for embeddings and poolers of another width, and for terms that do not go with
+        `relative_attention`.
+        """
         width = hub.get("hidden_size", self.default("hidden_size"))
         for name in ("embedding_size", "pooler_hidden_size"):
             if hub.get(name, width) != width:
@@ -93,7 +94,7 @@ class DebertaFamily(Family):
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The position scheme; without `legacy` the masked head always reads the token table."""
+        """Set the position scheme; without `legacy` the masked head is always tied to the token table."""
         absolute = hub.get("position_biased_input", True)
         position = LearnedConfig() if absolute else NoPositionConfig()
         if _terms(hub):
@@ -110,7 +111,7 @@ class DebertaFamily(Family):
             tree["embedding"]["tied"] = True
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The options of the position scheme."""
+        """Return the options of the position scheme."""
         position = get_path(tree, "encoder.position") or {}
         if position.get("kind") != "deberta":
             return {
@@ -127,19 +128,19 @@ class DebertaFamily(Family):
         }
 
     def read_position_options(self, hub: Tree) -> Tree:
-        """The options of our position scheme that a version adds."""
+        """Return the options of our position scheme that a version adds."""
         return {}
 
     def write_position_options(self, position: Tree) -> Tree:
-        """The reverse: what a version adds to their configuration."""
+        """Return the options of their configuration that a version adds."""
         return {}
 
     def default(self, name: str) -> Any:
-        """The value of an option of the config mapping where `hub` has none."""
+        """Return the value of an option of the config mapping if `hub` has none."""
         return next(option.default for option in self.config_mapping if option.theirs == name)
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every family, with the masked head's tensors as `legacy` says."""
+        """Return the links as for every family, with the tensors of the masked head that `legacy` selects."""
         origin = config.origin
         new = origin is not None and not origin.fields.get("legacy", True)
         other = "cls." if new else "lm_predictions."
@@ -152,13 +153,13 @@ class DebertaFamily(Family):
 
 
 def positive(hub: Tree, name: str) -> int | None:
-    """An option's number; None where it is below 1, which means none."""
+    """Return an option's number; None below 1, which disables it."""
     number = hub.get(name, -1)
     return number if number > 0 else None
 
 
 def _terms(hub: Tree) -> tuple[str, ...]:
-    """The terms that `pos_att_type` names, as a list or as "c2p|p2c", in our order."""
+    """Return the terms in `pos_att_type`, a list or text such as "c2p|p2c", in our order."""
     terms = hub.get("pos_att_type") or ()
     names = [name.strip() for name in terms.lower().split("|")] if isinstance(terms, str) else terms
     return tuple(sorted(names))

@@ -1,7 +1,7 @@
 """DeBERTa, the second and the third version. He et al. 2021; He et al. 2023.
 
 They may share projections of content and positions, put distances into buckets, and have a convolution over
-three tokens beside the first layer.
+three tokens in parallel to the first layer.
 """
 
 import dataclasses
@@ -31,27 +31,27 @@ from polyformer.presets import model_config
 
 @dataclasses.dataclass(frozen=True)
 class ZeroBias(Converter):
-    """A bias of theirs that moves all scores of a query alike, so that we have none: written as zeros."""
+    """A bias that shifts all scores of a query equally; ours has none, and zeros are written."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Nothing: no number depends on it."""
+        """Return no tensors: the bias does not affect the outputs."""
         return ()
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Zeros [E'] beside the weights [E', E]."""
+        """Return zeros [E'] for the weights [E', E]."""
         return ours[0].new_zeros(len(ours[0]))
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionKernel(Converter):
-    """The matrices of a convolution, one for each tap of its kernel, in one: [E, E, taps]."""
+    """The matrices of a convolution, one for each tap, in one kernel: [E, E, taps]."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[E, E, taps] -> taps times [E, E]."""
+        """Split [E, E, taps] into matrices [E, E], one per tap."""
         return theirs.unbind(-1)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """taps times [E, E] -> [E, E, taps]."""
+        """Join matrices [E, E], one per tap, to [E, E, taps]."""
         return torch.stack(list(ours), -1)
 
 
@@ -66,7 +66,7 @@ CONVOLUTION = activation("conv_act", "tanh", "encoder.convolution.convolution_ac
 
 @register
 class DebertaV2(DebertaFamily):
-    """The second and the third version."""
+    """The second and the third version of DeBERTa, with buckets of distances and an optional convolution."""
 
     model_type = "deberta-v2"
     class_prefix = "DebertaV2"
@@ -109,7 +109,9 @@ class DebertaV2(DebertaFamily):
     sizes = ("deberta-v3-small", "deberta-v3-base")
 
     def check(self, hub: Tree) -> None:
-        """Refuses heads of another width, other norms of the distances and other kernels too."""
+        """Raise `InputError` also for another width of heads, other norms of the distances and other
+        kernels.
+        """
         super().check(hub)
         width, heads = (hub.get(name, self.default(name)) for name in ("hidden_size", "num_attention_heads"))
         size = hub.get("attention_head_size")
@@ -125,7 +127,7 @@ class DebertaV2(DebertaFamily):
             raise InputError(f"config.json: conv_kernel_size is {hub['conv_kernel_size']}, expected 0 or 3")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The convolution too."""
+        """Set the convolution too."""
         super().read_other_options(tree, hub)
         tree["encoder"]["convolution"] = None
         if hub.get("conv_kernel_size", 0):
@@ -133,14 +135,14 @@ class DebertaV2(DebertaFamily):
             read_options((CONVOLUTION,), hub, tree)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The convolution too."""
+        """Return the options of the convolution too."""
         hub = super().write_other_options(tree)
         if get_path(tree, "encoder.convolution") is None:
             return {**hub, "conv_kernel_size": 0}
         return {**hub, "conv_kernel_size": 3, **write_options((CONVOLUTION,), tree)}
 
     def read_position_options(self, hub: Tree) -> Tree:
-        """Buckets, shared projections and the norm of the distances' vectors."""
+        """Return buckets, shared projections and the norm of the distances' vectors."""
         return {
             "buckets": positive(hub, "position_buckets"),
             "share_projections": hub.get("share_att_key", False),
@@ -148,7 +150,7 @@ class DebertaV2(DebertaFamily):
         }
 
     def write_position_options(self, position: Tree) -> Tree:
-        """The reverse."""
+        """Return their options for buckets, shared projections and the norm."""
         return {
             "position_buckets": position["buckets"] or -1,
             "share_att_key": position["share_projections"],

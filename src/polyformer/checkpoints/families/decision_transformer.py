@@ -38,7 +38,7 @@ HEAD = {
 
 @register
 class DecisionTransformer(Family):
-    """Its position table is kept, though every token has position 0."""
+    """A decoder of trajectories; its position table is kept, though every token has position 0."""
 
     model_type = "decision_transformer"
     class_prefix = "DecisionTransformer"
@@ -79,7 +79,7 @@ class DecisionTransformer(Family):
     }
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The inner width where nothing is said, and scores divided by the layer."""
+        """Set the default inner width, and the division of scores by the layer number."""
         feedforward = tree["decoder"]["feedforward"]
         if feedforward["intermediate_size"] is None:
             feedforward["intermediate_size"] = 4 * tree["hidden_size"]
@@ -87,21 +87,21 @@ class DecisionTransformer(Family):
             divide_by_layer(tree)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The options of the scores' scale."""
+        """Return the options of the scores' scale."""
         return write_scales(tree)
 
     def layers(self, config: Any) -> int:
-        """Those of the decoder."""
+        """Return the number of layers of the decoder."""
         return config.decoder.num_hidden_layers
 
     def fits(self, config: Any) -> bool:
-        """Whether it is a model of trajectories."""
+        """Return whether it is a model of trajectories."""
         return type(config) is type(self.template)
 
     def task_of(self, config: Any) -> str:
-        """The family has one class."""
+        """Return the only class of the family."""
         return "Model"
 
     def tied(self, config: Any) -> bool:
-        """Never: no output layer predicts tokens."""
+        """Return False: no output layer predicts tokens."""
         return False

@@ -1,4 +1,4 @@
-"""DistilBERT: half of BERT's layers, taught by all of them; no token types, no pooler. Sanh et al. 2019."""
+"""DistilBERT: half of BERT's layers, distilled from BERT; no token types, no pooler. Sanh et al. 2019."""
 
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ MASKED = {
 
 @register
 class DistilBert(Family):
-    """The epsilon of its norms, 1e-12, is no option."""
+    """An encoder with half of BERT's layers; the epsilon of its norms, 1e-12, is not an option."""
 
     model_type = "distilbert"
     class_prefix = "DistilBert"

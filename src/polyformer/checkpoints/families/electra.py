@@ -1,6 +1,6 @@
-"""ELECTRA: a discriminator that finds replaced tokens, and the generator of these. Clark et al. 2020.
+"""ELECTRA: a discriminator that detects replaced tokens, and their generator. Clark et al. 2020.
 
-Either loads with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
+Both load with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
 """
 
 from typing import ClassVar
@@ -28,14 +28,14 @@ DISCRIMINATOR = {
     "discriminator_predictions.dense_prediction": "head.output",
 }
 SUMMARY = {"summary_type": "first", "summary_use_proj": True}
-"""What is supported of the options of multiple choice."""
+"""The supported options of multiple choice."""
 
 COPIES = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 
 
 @register
 class Electra(BertFamily):
-    """A matrix widens the embedding sum where that is narrower than the layers, and only there."""
+    """An encoder with a matrix that widens the embedding sum if it is narrower than the layers."""
 
     model_type = "electra"
     class_prefix = "Electra"
@@ -73,12 +73,14 @@ class Electra(BertFamily):
     sizes = ("electra-small", "electra-base", "electra-large", "electra-base-generator")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The width of the embeddings, where that is not the model's; refuses other layers of a choice."""
+        """Set the width of the embeddings, if it differs from the model's; refuse other layers of a
+        choice.
+        """
         if tree["head"]["kind"] == "choose":
             check_required(SUMMARY, hub)
         size = hub.get("embedding_size", 128)
         tree["embedding"]["size"] = None if size == tree["hidden_size"] else size
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The width of the embeddings."""
+        """Return the width of the embeddings."""
         return {"embedding_size": tree["embedding"]["size"] or tree["hidden_size"]}

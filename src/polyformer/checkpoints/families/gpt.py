@@ -24,7 +24,7 @@ TRUNK = {
 }
 TIED_KEYS = {"lm_head.weight": "transformer.tokens_embed.weight"}
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-"""Its "gelu" is the approximation by tanh."""
+"""The activations by their names in GPT; its "gelu" is the approximation by tanh."""
 
 OPTIONS = (
     option("vocab_size", 40478, "vocab_size"),
@@ -45,7 +45,7 @@ OPTIONS = (
 
 @register
 class Gpt(GptFamily):
-    """The first of the decoders; its feed-forward is always four times as wide as the model."""
+    """A decoder with a feed-forward layer that is always four times as wide as the model."""
 
     model_type = "openai-gpt"
     class_prefix = "OpenAIGPT"
@@ -69,6 +69,6 @@ class Gpt(GptFamily):
     sizes = ("gpt",)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The inner width is no option."""
+        """Set the inner width, which is not an option."""
         tree["decoder"]["feedforward"]["intermediate_size"] = None
         super().read_other_options(tree, hub)

@@ -57,7 +57,7 @@ TAG_OPTIONS = (
 
 @register
 class Gpt2(GptFamily):
-    """The decoder that most others follow."""
+    """A pre-norm decoder, the basis of most later decoders."""
 
     model_type = "gpt2"
     class_prefix = "GPT2"
@@ -81,11 +81,11 @@ class Gpt2(GptFamily):
     sizes = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Scores divided by the layer too."""
+        """Set also the division of scores by the layer number."""
         super().read_other_options(tree, hub)
         if hub.get("scale_attn_by_inverse_layer_idx"):
             divide_by_layer(tree)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The scores' scale too."""
+        """Return also the options of the scores' scale."""
         return {**super().write_other_options(tree), **write_scales(tree)}

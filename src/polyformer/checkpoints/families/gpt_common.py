@@ -1,4 +1,4 @@
-"""What GPT, GPT-2 and the models that follow them have in common."""
+"""The common tables of GPT, GPT-2 and the models that follow them."""
 
 from typing import Any, ClassVar
 
@@ -28,17 +28,17 @@ SUMMARY = {
 """Options of the class with two heads, each with the value that makes a score of a text."""
 
 SUMMARY_OPTIONS = (*SUMMARY, "summary_first_dropout")
-"""Those that change no number of other classes."""
+"""The options of `SUMMARY` and another, which have no effect in other classes."""
 
 BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
-"""Causal masks, which old files hold."""
+"""Causal masks, which old files contain."""
 
 TIED_KEYS = {"lm_head.weight": "transformer.wte.weight"}
 LAST_TOKEN = ClassifyConfig(pooling="last", hidden=False, bias=False, dropout=0.0)
 
 
 def double_heads(tied_keys: dict[str, str]) -> Task:
-    """The class that predicts tokens and chooses among texts, by one number at one token of each."""
+    """Return the class that predicts tokens and chooses among texts, by one number at one token of each."""
     text = ClassifyConfig(num_labels=1, pooling="last", hidden=False)
     return Task(
         PretrainingConfig(tokens=LanguageModelConfig(), sentence=ChooseConfig(text=text)),
@@ -51,7 +51,7 @@ def double_heads(tied_keys: dict[str, str]) -> Task:
 
 
 class GptFamily(Family):
-    """embedding_dropout: the option of the dropout on the embeddings."""
+    """The base class of GPT families. embedding_dropout: the option of the dropout on the embeddings."""
 
     base_model_prefix = "transformer"
     aliases: ClassVar = {
@@ -63,8 +63,10 @@ class GptFamily(Family):
     embedding_dropout: ClassVar[str] = "embd_pdrop"
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Where nothing is said, the inner width is four times the model's. A dropout on the embeddings that
-        is the stack's needs no option here."""
+        """Set the inner width, by default four times the model's.
+
+        A dropout on the embeddings that equals the stack's requires no option here.
+        """
         stack, embedding = tree["decoder"], tree["embedding"]
         if stack["feedforward"]["intermediate_size"] is None:
             stack["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
@@ -72,13 +74,13 @@ class GptFamily(Family):
             embedding["embedding_dropout"] = None
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The dropout on the embeddings."""
+        """Return the dropout on the embeddings."""
         dropout = get_path(tree, "embedding.embedding_dropout")
         return {self.embedding_dropout: get_path(tree, "decoder.dropout") if dropout is None else dropout}
 
 
 def divide_by_layer(tree: Tree) -> None:
-    """Scores of layer i (from 0) divided by i + 1: a mechanism for each layer."""
+    """Divide the scores of layer i (from 0) by i + 1, with a mechanism for each layer."""
     attention = tree["decoder"]["attention"]
     mechanism = attention["mechanism"]
     scale = mechanism["scale"] or _scale(tree)
@@ -91,7 +93,7 @@ def divide_by_layer(tree: Tree) -> None:
 
 
 def write_scales(tree: Tree) -> Tree:
-    """The options of a `tree` whose scores may be divided by layer."""
+    """Return the options of a `tree` whose scores may be divided by the layer number."""
     mechanism = get_path(tree, MECHANISM) or {}
     if mechanism.get("kind") != "alternate":
         return {"scale_attn_by_inverse_layer_idx": False}
@@ -104,5 +106,5 @@ def write_scales(tree: Tree) -> Tree:
 
 
 def _scale(tree: Tree) -> float:
-    """1 / sqrt(D)."""
+    """Return 1 / sqrt(D)."""
     return (tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]) ** -0.5

@@ -42,7 +42,9 @@ KINDS = ("global", "local")
 
 @register
 class GptNeo(GptFamily):
-    """A local layer attends to `window_size` tokens, the query's own among them, in every backend."""
+    """A decoder with local layers that attend to `window_size` tokens, the query's included, in every
+    backend.
+    """
 
     model_type = "gpt_neo"
     class_prefix = "GPTNeo"
@@ -73,24 +75,22 @@ class GptNeo(GptFamily):
     sizes = ("gpt-neo-125m", "gpt-neo-1.3b", "gpt-neo-2.7b")
 
     def check(self, hub: Tree) -> None:
-        """Refuses other kinds of layers, another number of them, and windows of less than two tokens."""
+        """Raise `InputError` for unknown kinds of layers and a wrong number of layers."""
         kinds, layers = _kinds(hub), hub.get("num_layers", 24)
         for kind in kinds:
             if kind not in KINDS:
                 raise unknown("attention_types", str(kind), KINDS)
         if len(kinds) != layers:
             raise InputError(f"config.json: attention_types has {len(kinds)} layers, and num_layers {layers}")
-        if "local" in kinds and hub.get("window_size", 256) < 2:
-            raise InputError(f"config.json: window_size is {hub['window_size']}; expected 2 or more")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The pattern of every layer too."""
+        """Set the pattern of every layer too."""
         super().read_other_options(tree, hub)
-        each = {"global": None, "local": max(hub.get("window_size", 256), 2)}
+        each = {"global": None, "local": hub.get("window_size", 256)}
         set_windows(tree, [each[kind] for kind in _kinds(hub)])
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The kinds of all layers and their window too."""
+        """Return the kinds of all layers and their window too."""
         windows = get_windows(tree)
         if windows is None:
             return {}
@@ -104,7 +104,7 @@ class GptNeo(GptFamily):
 
 
 def _kinds(hub: Tree) -> list[str]:
-    """The kind of each layer: the list that transformers writes out, or else the pairs that it comes from."""
+    """Return the kind of each layer: from transformers' list, or else from the pairs that define it."""
     if hub.get("attention_layers") is not None:
         return hub["attention_layers"]
     types = hub.get("attention_types") or [[["global", "local"], 12]]

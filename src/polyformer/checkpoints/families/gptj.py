@@ -1,4 +1,4 @@
-"""GPT-J: attention beside feed-forward, rotary positions. Wang and Komatsuzaki 2021."""
+"""GPT-J: attention parallel to the feed-forward layer, rotary positions. Wang and Komatsuzaki 2021."""
 
 import math
 from typing import ClassVar
@@ -43,7 +43,7 @@ OPTIONS = (
 
 @register
 class GptJ(GptFamily):
-    """`rotary_dim` channels of each head are rotated, in neighbouring pairs."""
+    """A decoder with `rotary_dim` rotated channels of each head, in adjacent pairs."""
 
     model_type = "gptj"
     class_prefix = "GPTJ"
@@ -68,7 +68,7 @@ class GptJ(GptFamily):
     sizes = ("gpt-j-6b",)
 
     def check(self, hub: Tree) -> None:
-        """Refuses an odd number of rotated channels, none, and more than a head has."""
+        """Raise `InputError` unless the number of rotated channels is even, above 0 and within a head."""
         width = hub.get("n_embd", 4096) // hub.get("n_head", 16)
         rotary_dim = hub.get("rotary_dim", 64)
         if rotary_dim is None or not 2 <= rotary_dim <= width or rotary_dim % 2:
@@ -78,13 +78,13 @@ class GptJ(GptFamily):
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The fraction of a head that is rotated, too."""
+        """Set also the fraction of a head that is rotated."""
         super().read_other_options(tree, hub)
         fraction = rotary_fraction(hub.get("rotary_dim", 64), _head_size(tree))
         tree["decoder"]["position"]["fraction"] = fraction
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The number of rotated channels too."""
+        """Return also the number of rotated channels."""
         fraction = get_path(tree, "decoder.position.fraction")
         if fraction is None:
             return {}
@@ -92,7 +92,7 @@ class GptJ(GptFamily):
 
 
 def rotary_fraction(rotary_dim: int, head_size: int) -> float:
-    """The fraction of a head of which rounding down gives `rotary_dim` channels again."""
+    """Return the fraction of a head that gives `rotary_dim` channels again after rounding down."""
     fraction = rotary_dim / head_size
     return fraction if int(head_size * fraction) == rotary_dim else math.nextafter(fraction, 1)
 

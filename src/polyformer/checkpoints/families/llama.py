@@ -1,6 +1,6 @@
 """Llama: pre-norm decoder with RMS norms, rotary positions, SwiGLU and groups of heads. Touvron et al. 2023.
 
-SmolLM's checkpoints are Llamas; Mistral and Qwen2, in files of their own, have its tensors and most options.
+SmolLM's checkpoints are Llamas; Mistral and Qwen2, in separate files, have its tensors and most options.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ OTHER_OPTIONS = ("head_dim", *ROPE_OPTIONS)
 
 
 def tasks(answers: Task) -> dict[str, Task]:
-    """The classes of Llama and of its relatives, which differ in where one keeps its trunk."""
+    """Return the classes of Llama and related families, which differ only in the trunk of one class."""
     dropout = Option("classifier_dropout", None, ("dropout",), lambda p: 0.1 if p is None else p)
     return {
         "ForCausalLM": Task(
@@ -67,8 +67,11 @@ def tasks(answers: Task) -> dict[str, Task]:
 
 
 class LlamaFamily(Family):
-    """What Llama, Mistral and Qwen2 share. A text that ends with one of several tokens (`eos_token_id` is a
-    list) has the first of them in `special`; generation stops at any."""
+    """The base class of Llama, Mistral and Qwen2.
+
+    If several tokens end a text (`eos_token_id` is a list), `special` has the first of them; generation stops
+    at any.
+    """
 
     paper = "Touvron et al. 2023"
     objective = "causal language modelling"
@@ -83,7 +86,7 @@ class LlamaFamily(Family):
     ignored_keys = ("*rotary_emb.inv_freq",)
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
-        """As for every family; of several ends of a text the first."""
+        """Return the configuration as for every family, with the first of several end tokens."""
         ends = hub.get("eos_token_id")
         if not isinstance(ends, list) or not ends:
             return super().config(hub, task, head)
@@ -95,18 +98,18 @@ class LlamaFamily(Family):
         return dataclasses.replace(config, origin=dataclasses.replace(config.origin, fields=fields))
 
     def check(self, hub: Tree) -> None:
-        """Refuses an inner width of null."""
+        """Raise `InputError` for an inner width of null."""
         if hub.get("intermediate_size", 1) is None:
             raise InputError("config.json: intermediate_size is None, expected an integer from 1")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The width of heads, and rotary positions."""
+        """Set the head dimension, and rotary positions."""
         tree["decoder"]["attention"]["head_size"] = hub.get("head_dim")
         positions = {"max_position_embeddings": tree["max_position_embeddings"], **hub}
         tree["decoder"]["position"] |= read_rope(positions)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The same, and all ends of a text."""
+        """Return the head dimension, rotary positions, and all end tokens of a text."""
         hub = write_rope(get_path(tree, "decoder.position") or {})
         size, end = get_path(tree, "decoder.attention.head_size"), get_path(tree, "special.eos")
         ends = (get_path(tree, "origin.fields") or {}).get("eos_token_id")
@@ -118,13 +121,13 @@ class LlamaFamily(Family):
 
 
 def flag(theirs: str, ours: str) -> Option:
-    """Whether there are biases: all, or none. Where ours has some, theirs is said to have none."""
+    """Return an option for biases: all or none. A partial setting of ours is written as none."""
     return Option(theirs, False, (ours,), write=lambda bias: bias is True)
 
 
 @register
 class Llama(LlamaFamily):
-    """Llama 1 to 3 and SmolLM; what came after 3 is another family of transformers'."""
+    """A decoder, Llama 1 to 3 and SmolLM; later versions belong to another family of transformers."""
 
     model_type = "llama"
     class_prefix = "Llama"

@@ -1,4 +1,4 @@
-"""Longformer: RoBERTa with windows, and global tokens with projections of their own. Beltagy et al. 2020."""
+"""Longformer: RoBERTa with windows, and global tokens with separate projections. Beltagy et al. 2020."""
 
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ POSITIONS = "max_position_embeddings"
 
 @register
 class Longformer(Family):
-    """The encoder. The first position has row pad + 1 of the table, as in RoBERTa."""
+    """An encoder with windows and global tokens; positions start at row pad + 1, as in RoBERTa."""
 
     model_type = "longformer"
     class_prefix = "Longformer"
@@ -64,7 +64,7 @@ class Longformer(Family):
     sizes = ("longformer-base",)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The pattern, and the row of the first position."""
+        """Set the pattern, and the row of the first position."""
         layers = tree["encoder"]["num_hidden_layers"]
         set_path(tree, PATTERN, window_pattern(hub.get("attention_window", 512), layers).to_text())
         first = _first(tree)
@@ -76,14 +76,14 @@ class Longformer(Family):
             )
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The rows of the table of positions, and each layer's window."""
+        """Return the rows of the table of positions, and each layer's window."""
         layers = get_path(tree, "encoder.num_hidden_layers") or 0
         windows = [_window(get_path(tree, PATTERN), layer) for layer in range(layers)]
         return {POSITIONS: tree[POSITIONS] + _first(tree), "attention_window": windows}
 
 
 def window_pattern(attention_window: Any, layers: int) -> Pattern:
-    """Each layer attends to the tokens within half of its window on each side, and to the marked ones."""
+    """Return the pattern: each layer attends to half of its window on each side, and to the marked tokens."""
     windows = [attention_window] * layers if isinstance(attention_window, int) else list(attention_window)
     if len(windows) != layers or any(size < 2 or size % 2 for size in windows):
         raise InputError(
@@ -95,13 +95,13 @@ def window_pattern(attention_window: Any, layers: int) -> Pattern:
 
 
 def _window(text: str | None, layer: int) -> int:
-    """The window of a layer; 0, which no checkpoint has, for another pattern."""
+    """Return the window of a layer; 0, which no checkpoint has, for another pattern."""
     pattern = None if text is None else Pattern.from_text(text).layer_pattern(layer)
     window = pattern.left if isinstance(pattern, Or) else None
     return 2 * window.before if isinstance(window, Window) else 0
 
 
 def _first(tree: Tree) -> int:
-    """The row of the first position."""
+    """Return the row of the first position."""
     pad = get_path(tree, "special.pad")
     return 0 if pad is None else pad + 1

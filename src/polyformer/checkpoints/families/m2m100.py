@@ -1,6 +1,6 @@
-"""M2M-100, and NLLB, which is saved as one: BART's layers with norms before. Fan et al. 2021.
+"""M2M-100, and NLLB, which has the same format: BART's layers in pre-norm order. Fan et al. 2021.
 
-Positions are counted from the padding token's id and one, over the tokens that are not padding.
+Positions are counted from the padding token's id + 1, over the tokens that are not padding.
 """
 
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from polyformer.presets import model_config
 
 
 def stack(side: str, norms: int) -> dict[str, str | Converter]:
-    """The tensors of a stack that are not shared."""
+    """Return the tensors of a stack that are not shared."""
     return {
         f"{side}.layer_norm": f"{side}.final_norm",
         **layered(f"{side}.layers.{{i}}", f"{side}.layers.{{i}}", layer(norms)),
@@ -40,12 +40,12 @@ OWN = (
     Option("pad_token_id", 1, both("position.offset"), _position, _padding),
     option("pad_token_id", 1, "special.pad"),
 )
-"""Where it differs from BART: in defaults, and in where positions begin."""
+"""The options that differ from BART's: in defaults, and in the first position."""
 
 
 @register
 class M2M100(Bart):
-    """Translation, the language of the output forced as its first token."""
+    """An encoder-decoder for translation, with the output language forced as its first token."""
 
     model_type = "m2m_100"
     class_prefix = "M2M100"

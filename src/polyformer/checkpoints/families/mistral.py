@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers see a window of tokens. Jiang et al. 2023."""
+"""Mistral: Llama with a window of tokens in its layers. Jiang et al. 2023."""
 
 from typing import ClassVar
 
@@ -15,7 +15,9 @@ DEFAULTS = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_
 
 @register
 class Mistral(LlamaFamily):
-    """`sliding_window` tokens, the query's own among them, in all layers; null for all tokens."""
+    """A decoder with a window of `sliding_window` tokens, the query's included, in all layers; null for
+    none.
+    """
 
     model_type = "mistral"
     class_prefix = "Mistral"
@@ -27,10 +29,8 @@ class Mistral(LlamaFamily):
     sizes = ("mistral-7b",)
 
     def check(self, hub: Tree) -> None:
-        """Refuses windows of one token, and layers of different kinds, which its class does not compute."""
+        """Raise `InputError` for layers of different kinds, which the class does not compute."""
         super().check(hub)
-        if hub.get("sliding_window", 4096) == 1:
-            raise InputError("config.json: sliding_window is 1; expected 2 or more, or null")
         if hub.get("layer_types") is not None:
             raise InputError(
                 f"config.json: layer_types is {quote(hub['layer_types'])}; 'mistral' has layers of one kind, "
@@ -38,17 +38,17 @@ class Mistral(LlamaFamily):
             )
 
     def fits(self, config: ModelConfig) -> bool:
-        """As for every family; a model without windows is a Llama unless it was loaded as a Mistral."""
+        """Return whether the model fits; without windows only if it was loaded as a Mistral."""
         return super().fits(config) and (
             config.origin is not None or any(get_windows(config.to_dict()) or ())
         )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The window too."""
+        """Set the window too."""
         super().read_other_options(tree, hub)
         set_windows(tree, [hub.get("sliding_window", 4096)])
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The window too: the first layer's."""
+        """Return also the window of the first layer."""
         windows = get_windows(tree)
         return {**super().write_other_options(tree), "sliding_window": windows[0] if windows else None}

@@ -1,4 +1,6 @@
-"""ModernBERT: layers of windows between those of the whole text, bases for both. Warner et al. 2024."""
+"""ModernBERT: layers with windows between layers of full attention, each with its base. Warner et al.
+2024.
+"""
 
 from typing import Any, ClassVar
 
@@ -23,7 +25,7 @@ from polyformer.presets import model_config
 
 FULL, LOCAL = KINDS = "full_attention", "sliding_attention"
 THETAS = {FULL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
-"""Of each kind of layer, what older files call its base, and the usual one."""
+"""The name of the rotary base in older files, and its default, for each kind of layer."""
 
 LAYER = {
     "attn_norm": "block.norms.0",
@@ -36,12 +38,12 @@ LAYER = {
 
 
 def flag(theirs: str, *ours: str, default: bool = False) -> Option:
-    """Whether there are biases: all, or none. Where ours has some, theirs is said to have none."""
+    """Return an option for biases: all or none. A partial setting of ours is written as none."""
     return Option(theirs, default, ours, write=lambda bias: bias is True)
 
 
 def head_options(prefix: str, dense_bias: str = "dense_bias") -> tuple[Option, ...]:
-    """The layer before a head's last one."""
+    """Return the options of the layer before a head's last layer."""
     return (
         flag("classifier_bias", f"{prefix}{dense_bias}"),
         activation("classifier_activation", "gelu", f"{prefix}activation"),
@@ -61,8 +63,11 @@ POOLING, POOLING_OF_CHOICES = (
 
 @register
 class ModernBert(Family):
-    """`layer_types` says which layers see `local_attention` tokens; older files, which layer of how many does
-    not."""
+    """An encoder with windows in some layers: `layer_types` lists the layers that see `local_attention`
+    tokens.
+
+    Older files give the period of the layers with full attention instead.
+    """
 
     model_type = "modernbert"
     class_prefix = "ModernBert"
@@ -90,7 +95,7 @@ class ModernBert(Family):
         option("eos_token_id", 50282, "special.eos"),
         option("tie_word_embeddings", True, "embedding.tied"),
     )
-    required: ClassVar = {"attention_dropout": 0.0}  # there also of the layer's output, here of all or none
+    required: ClassVar = {"attention_dropout": 0.0}  # also the layer's output dropout in transformers
     other_options = (
         "layer_types",
         "global_attn_every_n_layers",
@@ -149,7 +154,9 @@ class ModernBert(Family):
     sizes = ("modernbert-base", "modernbert-large")
 
     def check(self, hub: Tree) -> None:
-        """Refuses other kinds of layers, another number of them, and rotary positions other than plain."""
+        """Raise `InputError` for other kinds of layers, a wrong number of them, and extended rotary
+        positions.
+        """
         kinds, layers = _kinds(hub), hub.get("num_hidden_layers", 22)
         for kind in kinds:
             if kind not in KINDS:
@@ -162,7 +169,7 @@ class ModernBert(Family):
             _base(hub, kind)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The window and the base of every layer."""
+        """Set the window and the base of every layer."""
         kinds, reach = _kinds(hub), hub.get("local_attention", 128) // 2
         set_patterns(tree, "encoder", [Window(reach, reach) if kind == LOCAL else None for kind in kinds])
         bases = period([_base(hub, kind) for kind in kinds])
@@ -170,7 +177,7 @@ class ModernBert(Family):
         tree["encoder"]["position"] |= several if len(bases) > 1 else {"base": bases[0], "bases": []}
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The same."""
+        """Return the window and the base of every layer."""
         windows = get_patterns(tree, "encoder") or []
         kinds = [FULL if window is None else LOCAL for window in windows]
         position: Any = get_path(tree, "encoder.position") or {}
@@ -181,11 +188,11 @@ class ModernBert(Family):
             if kind in kinds
         }
         reach = next((window.before for window in windows if window is not None), 64)
-        return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": 2 * reach}
+        return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": max(2 * reach, 1)}
 
 
 def _kinds(hub: Tree) -> list[str]:
-    """The kind of each layer: the list that transformers writes out, or what it makes of older options."""
+    """Return the kind of each layer: from transformers' list, or from older options."""
     if hub.get("layer_types") is not None:
         return hub["layer_types"]
     every, layers = hub.get("global_attn_every_n_layers", 3), hub.get("num_hidden_layers", 22)
@@ -193,7 +200,7 @@ def _kinds(hub: Tree) -> list[str]:
 
 
 def _base(hub: Tree, kind: str) -> float:
-    """The base of a kind of layers; `InputError` for one that reaches further in another way."""
+    """Return the base of a kind of layers; raises `InputError` for an extension to longer texts."""
     name, usual = THETAS[kind]
     options = (hub.get("rope_parameters") or {}).get(kind) or {}
     if not isinstance(options, dict):

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases at queries, keys and values; later layers may see a window. Yang et al. 2024."""
+"""Qwen2: Llama with biases of queries, keys and values; later layers may have a window. Yang et al. 2024."""
 
 from typing import ClassVar
 
@@ -23,7 +23,8 @@ DEFAULTS = {
 
 @register
 class Qwen2(LlamaFamily):
-    """Layers from `max_window_layers` on see `sliding_window` tokens where `use_sliding_window` says so.
+    """A decoder with a window of `sliding_window` tokens from layer `max_window_layers` on, if
+    `use_sliding_window` is set.
 
     Newer files list the kinds of all layers.
     """
@@ -44,7 +45,9 @@ class Qwen2(LlamaFamily):
     sizes = ("qwen2-0.5b", "qwen2-7b")
 
     def check(self, hub: Tree) -> None:
-        """Refuses other kinds of layers, another number of them, and layers with a window of no size."""
+        """Raise `InputError` for unknown kinds of layers, a wrong number of them, and windows without a
+        size.
+        """
         super().check(hub)
         kinds, layers = _kinds(hub), hub.get("num_hidden_layers", 32)
         for kind in kinds:
@@ -54,17 +57,16 @@ class Qwen2(LlamaFamily):
             raise InputError(
                 f"config.json: layer_types has {len(kinds)} layers, and num_hidden_layers {layers}"
             )
-        window = _window(hub)
-        if LOCAL in kinds and (window is None or window < 2):
-            raise InputError(f"config.json: sliding_window is {window}; expected 2 or more for {LOCAL}")
+        if LOCAL in kinds and _window(hub) is None:
+            raise InputError(f"config.json: sliding_window is None; expected 1 or more for {LOCAL}")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The window of every layer too."""
+        """Set the window of every layer too."""
         super().read_other_options(tree, hub)
         set_windows(tree, [_window(hub) if kind == LOCAL else None for kind in _kinds(hub)])
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The kinds of all layers and their window too."""
+        """Return the kinds of all layers and their window too."""
         windows = get_windows(tree) or []
         kinds = [FULL if window is None else LOCAL for window in windows]
         return {
@@ -81,7 +83,7 @@ def _window(hub: Tree) -> int | None:
 
 
 def _kinds(hub: Tree) -> list[str]:
-    """The kind of each layer: the list that transformers writes out, or else what it makes of the options."""
+    """Return the kind of each layer: from transformers' list, or else from the options."""
     if hub.get("layer_types") is not None:
         return hub["layer_types"]
     layers = hub.get("num_hidden_layers", 32)

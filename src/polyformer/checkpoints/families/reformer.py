@@ -1,13 +1,13 @@
 """Reformer, as a decoder: reversible layers of local and of LSH attention. Kitaev et al. 2020.
 
-Numbers are those of transformers for local layers at any length (with more than one chunk before, for texts
-of more chunks than that: in shorter ones it reads some chunks twice), and for LSH layers in texts of at most
+Outputs equal those of transformers for local layers at any length (with more than one chunk before, for texts
+of more chunks than that: in shorter texts it reads some chunks twice), and for LSH layers in texts of at most
 one chunk, where all tokens attend to one another. Beyond, LSH is random in both: transformers draws new
-hashes in every call unless `hash_seed` is set, and cuts the sorted tokens into chunks, where ours keeps a
-window that no later token moves. Its dropout stands before the activation, and is drawn for words and for
-positions apart.
+hashes in every call unless `hash_seed` is set, and cuts the sorted tokens into chunks, while ours has a
+window that no later token moves. Its dropout precedes the activation, and is drawn separately for words and
+for positions.
 
-In an encoder the first chunk would read the last one, as if the text were a ring: it is refused.
+In an encoder the first chunk would read the last chunk, as if the text were a ring: it is refused.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ from polyformer.presets.reformer import hashed, local
 
 @dataclasses.dataclass(frozen=True)
 class AxialTable(Converter):
-    """The table [n, d] of an axis, whose other axes have length 1 in theirs: [.., 1, n, 1, .., d]."""
+    """The table [n, d] of an axis; in theirs the other axes have length 1: [.., 1, n, 1, .., d]."""
 
     axis: int = 0
     axes: int = 2
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[.., 1, n, 1, .., d] -> [n, d]."""
+        """Convert [.., 1, n, 1, .., d] to [n, d]."""
         return (theirs.reshape(-1, theirs.shape[-1]),)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """[n, d] -> [.., 1, n, 1, .., d]."""
+        """Convert [n, d] to [.., 1, n, 1, .., d]."""
         (table,) = ours
         shape = [1] * self.axes
         shape[self.axis] = len(table)
@@ -88,7 +88,7 @@ LAYERS = ["local", "lsh", "local", "lsh", "local", "lsh"]
 
 @register
 class Reformer(Family):
-    """The decoder."""
+    """A decoder with reversible layers of local and LSH attention."""
 
     model_type = "reformer"
     class_prefix = "Reformer"
@@ -146,7 +146,7 @@ class Reformer(Family):
     sizes = ("reformer-small", "reformer-enwik8")
 
     def check(self, hub: Tree) -> None:
-        """Refuses encoders, other kinds of layers and positions on more or fewer than two axes."""
+        """Raise `InputError` for encoders, other kinds of layers and positions on other than two axes."""
         if not hub.get("is_decoder", False):
             raise InputError("config.json: is_decoder is False, and only True is supported")
         layers = hub.get("attn_layers", LAYERS)
@@ -160,7 +160,7 @@ class Reformer(Family):
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """A mechanism for every layer, and the positions."""
+        """Set a mechanism for every layer, and the positions."""
         kinds, decoder = list(hub.get("attn_layers", LAYERS)), tree["decoder"]
         mechanisms = {kind: MECHANISMS[kind](hub).to_dict() for kind in dict.fromkeys(kinds)}
         decoder["num_hidden_layers"] = len(kinds)
@@ -176,7 +176,7 @@ class Reformer(Family):
         decoder["position"] = position.to_dict()
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The options of both kinds of layers and of the positions."""
+        """Return the options of both kinds of layers and of the positions."""
         layers: list[Tree] = get_path(tree, "decoder.attention.mechanism.mechanisms") or []
         kinds = ["lsh" if layer["kind"] == "lsh" else "local" for layer in layers]
         hub: Tree = {"is_decoder": True, "attn_layers": kinds, "num_hidden_layers": len(kinds)}
@@ -190,7 +190,9 @@ class Reformer(Family):
         return hub
 
     def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
-        """As for every family, with the number of buckets as factors or left open where it was."""
+        """Return the configuration as for every family, with the number of buckets as factors, or open as
+        before.
+        """
         hub, task = super().hub_config(config)
         if config.origin is not None and "num_buckets" in hub:
             buckets = config.origin.fields.get("num_buckets")
@@ -199,8 +201,11 @@ class Reformer(Family):
         return hub, task
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every family, with the projections of each layer's kind and the tables of the positions':
-        LSH layers have `query_key` in place of `query`, axial positions `weights` in place of `embedding`."""
+        """Return the links as for every family, with the projections of each layer's kind and the positions'
+        tables.
+
+        LSH layers have `query_key` instead of `query`, axial positions `weights` instead of `embedding`.
+        """
         assert config.decoder is not None
         mechanism = config.decoder.attention.mechanism
         other = "weights." if isinstance(config.decoder.position, LearnedConfig) else "embedding."
@@ -214,19 +219,19 @@ class Reformer(Family):
         return [link for link in super().links(config, task, own) if belongs(link.theirs)]
 
     def generated_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The seeds of the hashes: the same in every load."""
+        """Return the seeds of the hashes, which are the same in every load."""
         names = [name for name in own if name.endswith(".directions.origin")]
         return {name: torch.tensor([number, 0]) for number, name in enumerate(names)}
 
 
 def _widths(tree: Tree) -> list[int]:
-    """The default widths of the vectors of both axes."""
+    """Return the default widths of the vectors of both axes."""
     quarter = tree["hidden_size"] // 4
     return [quarter, tree["hidden_size"] - quarter]
 
 
 def _buckets(hub: Tree) -> int:
-    """Buckets of a round; by default twice as many as the longest text has chunks, a power of two."""
+    """Return the buckets per round; by default twice the chunks of the longest text, a power of two."""
     buckets = hub.get("num_buckets")
     if buckets is None:
         chunks = hub.get("max_position_embeddings", 4096) // hub.get("lsh_attn_chunk_length", 64)

@@ -1,8 +1,8 @@
-"""RoBERTa: BERT's model, whose positions begin behind padding's id, with heads of its own. Liu et al. 2019.
+"""RoBERTa: BERT's model with positions that begin after the padding id, and separate heads. Liu et al. 2019.
 
-transformers counts positions over the ids that are not padding's, and we over the tokens that are real: give
-the attention_mask where there is padding, and the two are the same. Given `position_ids` count from 0 here,
-and there from behind padding's id.
+transformers counts positions over the ids that are not padding, and we over the tokens that are real: pass
+the attention_mask if there is padding, and both are equal. `position_ids` count from 0 here, and from the
+padding id + 1 in transformers.
 """
 
 from typing import ClassVar
@@ -28,7 +28,7 @@ CLASSIFIER = {"classifier.dense": "head.dense", "classifier.out_proj": "head.out
 
 
 def tied_keys(prefix: str) -> dict[str, str]:
-    """The masked head's names of the token table, which stands under `prefix`, and of its own bias."""
+    """Return the masked head's names of the token table, with the prefix `prefix`, and of its bias."""
     return {
         "lm_head.decoder.weight": f"{prefix}.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
@@ -37,7 +37,7 @@ def tied_keys(prefix: str) -> dict[str, str]:
 
 @register
 class Roberta(BertFamily):
-    """BERT without its second objective, on ten times the text."""
+    """An encoder like BERT without its second objective, trained on ten times the text."""
 
     model_type = "roberta"
     class_prefix = "Roberta"
@@ -62,18 +62,18 @@ class Roberta(BertFamily):
     sizes = ("roberta-base", "roberta-large")
 
     def check(self, hub: Tree) -> None:
-        """Refuses models without a padding id, behind which positions begin, too."""
+        """Raise `InputError` also for models without a padding id, after which positions begin."""
         super().check(hub)
         if hub.get("pad_token_id", 1) is None:
             raise InputError("config.json: pad_token_id is None, and positions begin behind it; set it to 1")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The first position has row pad + 1 of the table."""
+        """Set the row of the first position to pad + 1 of the table."""
         pad, rows = hub.get("pad_token_id", 1), hub.get("max_position_embeddings", 512)
         tree["encoder"]["position"]["offset"] = pad + 1
         tree["max_position_embeddings"] = rows - pad - 1
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The rows of the table: positions and those before them."""
+        """Return the number of rows of the table: positions and the rows before them."""
         offset = tree["encoder"]["position"].get("offset", 0)
         return {"max_position_embeddings": tree["max_position_embeddings"] + offset}

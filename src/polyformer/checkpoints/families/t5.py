@@ -1,8 +1,8 @@
 """T5, versions 1.0 and 1.1: encoder-decoder with buckets of distances. Raffel et al. 2020.
 
-The first layer of each stack holds the table of distances that all its layers read. In version 1.1
+The first layer of each stack has the table of distances that all its layers read. In version 1.1
 `tie_word_embeddings` is false, which means that the output layer is untied and its inputs are not scaled;
-what transformers 5 saves has `scale_decoder_outputs` instead.
+files of transformers 5 have `scale_decoder_outputs` instead.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ TABLE = "layer.0.SelfAttention.relative_attention_bias"
 
 
 def _feedforward(place: int) -> dict[str, str]:
-    """Both kinds of feed-forward, as sub-layer number `place`."""
+    """Return both kinds of feed-forward layers, as sub-layer number `place`."""
     names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
     inner = {
         f"layer.{place}.DenseReluDense.{theirs}": f"feedforward.{ours}" for theirs, ours in names.items()
@@ -88,13 +88,13 @@ OPTIONS = (
 
 
 def stack_tables(base: str) -> dict[str, str]:
-    """The stacks' names of the token table, which the oldest files have in place of the shared one."""
+    """Return the stacks' names of the token table, which replace the shared table in the oldest files."""
     return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
 @register
 class T5(Family):
-    """Everything is text to text."""
+    """An encoder-decoder that treats every task as text to text."""
 
     model_type = "t5"
     class_prefix = "T5"
@@ -149,13 +149,15 @@ class T5(Family):
     sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
 
     def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
-        """As for every family; the oldest checkpoints, t5-large among them, name the class as it was."""
+        """Return the task as for every family; the oldest checkpoints, such as t5-large, have an old class
+        name.
+        """
         if hub.get("architectures") == ["T5WithLMHeadModel"]:
             hub = {**hub, "architectures": ["T5ForConditionalGeneration"]}
         return super().task(hub, head)
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
-        """As for every family, with the values of options that their configuration leaves out."""
+        """Return the configuration as for every family, with defaults for the options that theirs omits."""
         hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
         if hub.get("decoder_start_token_id") is None:
             hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
@@ -164,8 +166,10 @@ class T5(Family):
         return super().config(hub, task, head)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The feed-forward: "relu" or "gated-gelu", where "gelu" means "gelu_new"; newer files resolve it in
-        two more options."""
+        """Set the feed-forward layer: "relu" or "gated-gelu", where "gelu" means "gelu_new".
+
+        Newer files have the resolved values in two more options.
+        """
         proj = str(hub.get("feed_forward_proj", "relu"))
         kind, _, name = ("gated", "-", "gelu_new") if proj == "gated-gelu" else proj.rpartition("-")
         gated, name = hub.get("is_gated_act", kind == "gated"), hub.get("dense_act_fn", name)
@@ -179,7 +183,7 @@ class T5(Family):
             tree[side]["feedforward"] = {**config.to_dict(), **kept}
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The same three options."""
+        """Return the three options of the feed-forward layer."""
         feedforward = tree["encoder"]["feedforward"]
         gated = feedforward["kind"] == "gated"
         name = next(
@@ -193,7 +197,7 @@ class T5(Family):
         }
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every family, with the names of the feed-forward that the model has."""
+        """Return the links as for every family, with the names of the model's kind of feed-forward layer."""
         assert config.encoder is not None
         other = ".wi." if config.encoder.feedforward.kind == "gated" else ".wi_1."
         return [link for link in super().links(config, task, own) if other not in link.theirs]

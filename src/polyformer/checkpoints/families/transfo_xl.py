@@ -1,9 +1,9 @@
 """Transformer-XL: recurrence over segments, adaptive embeddings and softmax. Dai et al. 2019.
 
-Transformers had the model until 4.35. There a text begins after `mem_len` vectors of zeros, to which its
-tokens attend; here, as in the paper and the authors' PyTorch code, after nothing. `zero_memory` of
-`polyformer.model` gives their beginning, and so their numbers. `inputs_embeds` are scaled here, as token
-vectors are.
+transformers had the model until 4.35. There a text begins after `mem_len` vectors of zeros, to which its
+tokens attend; here, as in the paper and the authors' PyTorch code, it begins without a memory. `zero_memory`
+of `polyformer.model` reproduces their beginning, and so their outputs. `inputs_embeds` are scaled here, like
+token vectors.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from polyformer.presets import model_config
 
 @dataclasses.dataclass(frozen=True)
 class SinesFirst(Converter):
-    """W_R [H D, E] for sinusoids whose channels are all sines, then all cosines; ours alternate."""
+    """W_R [H D, E] for sinusoids with all sines first, then all cosines; ours alternate."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Channels (s, c) in runs -> in pairs."""
+        """Reorder channels from all sines first to alternating."""
         return (theirs.unflatten(1, (2, -1)).transpose(1, 2).flatten(1),)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """In pairs -> in runs."""
+        """Reorder channels from alternating to all sines first."""
         return ours[0].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
 
 
@@ -43,11 +43,11 @@ class HeadVectors(Converter):
     """A vector for each head: theirs [H, D], ours [H, 1, D]."""
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """[H, D] -> [H, 1, D]."""
+        """Convert [H, D] to [H, 1, D]."""
         return (theirs.unsqueeze(1),)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """[H, 1, D] -> [H, D]."""
+        """Convert [H, 1, D] to [H, D]."""
         return ours[0].squeeze(1)
 
 
@@ -77,7 +77,7 @@ OUTPUT = {
     "crit.cluster_bias": "head.cluster.bias",
 }
 FREQUENCIES = ("{base}pos_emb.inv_freq",)
-"""Of the sinusoids, which are computed."""
+"""The frequencies of the sinusoids, which are computed."""
 
 OPTIONS = (
     option("vocab_size", 267735, "vocab_size"),
@@ -118,7 +118,7 @@ OPTIONS = (
 
 @register
 class TransfoXL(Family):
-    """The public checkpoint is `transfo-xl-wt103`."""
+    """A decoder with recurrence over segments; the public checkpoint is `transfo-xl-wt103`."""
 
     model_type = "transfo-xl"
     class_prefix = "TransfoXL"
@@ -160,7 +160,9 @@ class TransfoXL(Family):
     removed = "4.36"
 
     def check(self, hub: Tree) -> None:
-        """Refuses sampled softmax, sinusoids without pairs, and memories in which nothing would be seen."""
+        """Raise `InputError` for sampled softmax, sinusoids without pairs, and memories with all tokens
+        hidden.
+        """
         if hub.get("sample_softmax", -1) > 0:
             raise InputError("config.json: sample_softmax is above 0, which transformers refuses too; set -1")
         if hub.get("d_model", 1024) % 2:
@@ -172,7 +174,7 @@ class TransfoXL(Family):
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Who sees whom, where norms stand, and which projections the output shares with the embeddings."""
+        """Set the attended pairs, the order of norms, and the projections shared by output and embeddings."""
         stack = tree["decoder"]
         length = stack["memory"]["length"]
         window = Window(length - 1, 0) if hub.get("same_length", True) else None
@@ -187,7 +189,7 @@ class TransfoXL(Family):
             tree["head"]["tie_projs"] = None if list(ties) == usual else ties
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The reverse."""
+        """Return their options for pattern, norms and shared projections."""
         mechanism = get_path(tree, MECHANISM) or {}
         ties = get_path(tree, "head.tie_projs") or _all_but_first(tree)
         return {
@@ -198,12 +200,12 @@ class TransfoXL(Family):
         }
 
     def layers(self, config: ModelConfig) -> int:
-        """Tensors are counted by layers, and by clusters, of which there may be more."""
+        """Return the number of layers or of clusters, which number tensors too and may be more."""
         adaptive = config.embedding.adaptive
         return max(super().layers(config), 0 if adaptive is None else len(adaptive.cutoffs) + 1)
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Global queries stand in the layers, or once before them."""
+        """Return the links with the global query biases in the layers, or once before them."""
         stack = config.decoder
         assert stack is not None
         position = stack.position
@@ -217,6 +219,6 @@ class TransfoXL(Family):
 
 
 def _all_but_first(tree: Tree) -> list[bool]:
-    """For every cluster whether projections are tied, as `proj_share_all_but_first` says it."""
+    """Return for every cluster whether projections are tied according to `proj_share_all_but_first`."""
     cutoffs = get_path(tree, "embedding.adaptive.cutoffs") or ()
     return [False, *(True for _ in cutoffs)]

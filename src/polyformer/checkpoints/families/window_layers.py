@@ -1,4 +1,4 @@
-"""Layers of full and of windowed attention in turn, as families list them and as one pattern of ours."""
+"""Layers of full and of windowed attention in turn: the lists of families, and one pattern of ours."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def set_windows(tree: Tree, windows: list[int | None]) -> None:
-    """Sets a decoder's pattern: each layer's window in tokens, the query's own among them, or None."""
+    """Set a decoder's pattern: each layer's window in tokens, including the query's own, or None."""
     set_patterns(tree, "decoder", [None if tokens is None else Window(tokens - 1, 0) for tokens in windows])
 
 
 def get_windows(tree: Tree) -> list[int | None] | None:
-    """The window of each layer of a decoder in tokens; None where it has no softmax attention."""
+    """Return the window of each layer of a decoder in tokens; None without softmax attention."""
     windows = get_patterns(tree, "decoder")
     if windows is None:
         return None
@@ -26,7 +26,7 @@ def get_windows(tree: Tree) -> list[int | None] | None:
 
 
 def set_patterns(tree: Tree, side: str, windows: Sequence[Window | None]) -> None:
-    """Sets a stack's pattern: each layer's window, or None for the whole text."""
+    """Set a stack's pattern: each layer's window, or None for the whole text."""
     parts: list[Pattern] = [Full() if window is None else window for window in period(windows)]
     pattern = parts[0] if len(parts) == 1 else PerLayer(tuple(parts))
     config = SoftmaxConfig(pattern=None if parts == [Full()] else pattern)
@@ -34,7 +34,7 @@ def set_patterns(tree: Tree, side: str, windows: Sequence[Window | None]) -> Non
 
 
 def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
-    """The window of each layer of a stack, or None; None for all where it has no softmax attention."""
+    """Return the window of each layer of a stack, or None; None for all without softmax attention."""
     mechanism: Any = get_path(tree, f"{side}.attention.mechanism") or {}
     if mechanism.get("kind") != "softmax":
         return None
@@ -44,7 +44,7 @@ def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
 
 
 def period(values: Sequence[T]) -> list[T]:
-    """The shortest beginning of a list whose repetition gives all of it."""
+    """Return the shortest beginning of a list that gives the whole list by repetition."""
     lengths = range(1, len(values) + 1)
     length = next(n for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
     return list(values[:length])

@@ -1,7 +1,8 @@
-"""XLM: one post-norm stack for many languages, each with a vector of its own. Conneau and Lample 2019.
+"""XLM: one post-norm stack for many languages, each with its own vector. Conneau and Lample 2019.
 
-With `causal` it is a decoder alone. Two things are not as in transformers: the attention_mask alone says
-which tokens are real (`lengths` is not taken), and a causal model does not attend to padding on either side.
+With `causal` it is only a decoder. It differs from transformers in two points: only the attention_mask
+defines the real tokens (`lengths` is not accepted), and a causal model does not attend to padding on either
+side.
 """
 
 from collections.abc import Mapping
@@ -32,12 +33,12 @@ SUMMARY = {
     "summary_activation": None,
     "summary_proj_to_labels": True,
 }
-"""The options of a head that classifies texts that are supported."""
+"""The supported options of a head that classifies texts."""
 
 
 @register
 class Xlm(Family):
-    """The tables are those of an encoder; `links` renames its tensors where the model is causal."""
+    """An encoder, or a decoder if the model is causal; `links` then renames its tensors."""
 
     model_type = "xlm"
     class_prefix = "XLM"
@@ -121,7 +122,7 @@ class Xlm(Family):
     sizes = ("xlm-mlm-en-2048", "xlm-clm-ende-1024", "xlm-mlm-tlm-xnli15-1024")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """The inner width, the languages, and the stack, which is a decoder where it is causal."""
+        """Set the inner width, the languages, and the stack, which is a decoder if it is causal."""
         if tree["head"]["kind"] == "classify":
             check_required(SUMMARY, hub)
         tree["encoder"]["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
@@ -131,7 +132,7 @@ class Xlm(Family):
             tree["encoder"], tree["decoder"] = None, tree["encoder"]
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """The options of whichever stack there is, and of the languages."""
+        """Return the options of the existing stack, and of the languages."""
         causal, languages = tree["encoder"] is None, tree["embedding"]["num_languages"]
         hub = write_options(
             self.config_mapping, {**tree, "encoder": tree["decoder"] if causal else tree["encoder"]}
@@ -143,7 +144,7 @@ class Xlm(Family):
         return (config.encoder is None) != (config.decoder is None)
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """As for every family, with the decoder's names in place of the encoder's where it is causal."""
+        """Return the links as for every family, with the decoder's names if the model is causal."""
         if config.decoder is None:
             return super().links(config, task, own)
         links = super().links(config, task, {moved(name, "decoder", "encoder"): None for name in own})

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: RoBERTa on a hundred languages with one vocabulary of 250000. Conneau et al. 2020."""
+"""XLM-RoBERTa: RoBERTa for a hundred languages with one vocabulary of 250000. Conneau et al. 2020."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from polyformer.presets import model_config
 
 @register
 class XlmRoberta(Roberta):
-    """Its tensors have RoBERTa's names."""
+    """An encoder with RoBERTa's tensors and options."""
 
     model_type = "xlm-roberta"
     class_prefix = "XLMRoberta"

@@ -1,20 +1,20 @@
-"""Text tokenised once into files that training maps into memory, for more text than memory holds.
+"""Text tokenized once into files that training memory-maps, for text larger than memory.
 
     preparing.py   documents -> blocks -> token ids by several threads -> shards, a manifest after each
-    reading.py     what to read: the documents of many sources, those held out, and where a block ends
-    shards.py      the files of a shard, written and mapped
-    manifest.py    what a folder holds, and of what it was made
-    folder.py      a finished folder opened: its splits and documents, and what is wrong with it
+    reading.py     input: the documents of many sources, the held-out documents, and the ends of blocks
+    shards.py      the files of a shard, written and memory-mapped
+    manifest.py    description of a folder and of its input
+    folder.py      a finished folder: its splits and documents, and checks
     text.py        a split of a folder, or of several by weights, as the rows of a run
-    framed.py      its documents end to end, each between special tokens, read from any place
-    rows.py        packed rows by their numbers, and batches of them in a shuffled order that takes no memory
-    in_order.py    documents read in order, as `polyformer.data.segments` has them in memory
+    framed.py      its documents end to end, each between special tokens, read from any position
+    rows.py        packed rows by their numbers, and batches of them in a shuffled order without memory
+    in_order.py    documents read in order, like `polyformer.data.segments` in memory
 
 A folder DIR:
 
     manifest.json           sources, tokenizer, shards with their sizes and checksums
     tokenizer/              the tokenizer's files
-    train-00000.tokens      token ids of the documents end to end, no special ones: uint16, or uint32
-    train-00000.ends        where each document ends among them: uint64
-    validation-00000.*      the same of the documents held out
+    train-00000.tokens      token ids of the documents end to end, without special tokens: uint16, or uint32
+    train-00000.ends        the end of each document among them: uint64
+    validation-00000.*      the same for the held-out documents
 """

@@ -1,4 +1,4 @@
-"""A finished folder of prepared text: its splits, each a sequence of documents mapped into memory."""
+"""A finished folder of prepared text: its splits, each a memory-mapped sequence of documents."""
 
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -14,8 +14,10 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 
 
 class PreparedFolder:
-    """A folder that `polyformer data prepare` finished. `InputError` for any other, and for files that are
-    missing or of another size."""
+    """A folder finished by `polyformer data prepare`.
+
+    Raises `InputError` for any other folder, and for files that are missing or have another size.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -28,7 +30,7 @@ class PreparedFolder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The one that made the tokens."""
+        """Return the tokenizer of the tokens."""
         tokenizer = load_tokenizer(self.folder / TOKENIZER)
         if tokenizer.fingerprint != self.manifest.settings.tokenizer:
             raise InputError(
@@ -37,28 +39,28 @@ class PreparedFolder:
         return tokenizer
 
     def split(self, name: str) -> "PreparedSplit | None":
-        """The documents of "train" or "validation"; None where there are none."""
+        """Return the documents of "train" or "validation"; None if there are none."""
         split = PreparedSplit(self, name)
         return split if len(split) else None
 
     def verify(self) -> None:
-        """Compare all that it holds with its checksums; `InputError` for the first file that differs."""
+        """Compare all files with their checksums; raises `InputError` for the first file that differs."""
         assert self.tokenizer
         for shard in self.manifest.shards:
             check_content(self.folder, shard)
 
 
 class PreparedSplit:
-    """The documents of one split, in the order of the sources; a document is its token ids, none special."""
+    """The documents of a split, in the order of the sources, as token ids without special tokens."""
 
     def __init__(self, source: PreparedFolder, name: str):
         self.source, self.name = source, name
         self.shards = source.manifest.of(name)
         self.token_starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
-        """Of each shard, and behind the last: the number of its first token among all."""
+        """The number of each shard's first token, and of all tokens."""
         self.starts = np.cumsum([0, *(shard.documents for shard in self.shards)])
-        """The same of documents."""
-        self._mapped = cache(self._map)  # a thousand shards are not mapped before they are read
+        """The number of each shard's first document, and of all documents."""
+        self._mapped = cache(self._map)  # maps each shard only when it is read
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -81,22 +83,22 @@ class PreparedSplit:
 
     @property
     def tokens(self) -> int:
-        """How many there are in all."""
+        """Return the number of tokens."""
         return int(self.token_starts[-1])
 
     @property
     def counts(self) -> dict[str, float]:
-        """Words and bytes of the text, as a language model's metrics ask; none where tokens lost some."""
+        """Return words and bytes of the text for a language model's metrics; {} if tokenization was lossy."""
         if not self.shards or self.name == "train" or not all(shard.lossless for shard in self.shards):
             return {}
         return {name: sum(getattr(shard, name) for shard in self.shards) for name in ("words", "bytes")}
 
     def arrays(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, ends) of a shard, mapped."""
+        """Return (tokens, ends) of a shard, memory-mapped."""
         return self._mapped(shard)
 
     def checked(self, ids: np.ndarray, shard: int) -> np.ndarray:
-        """`ids`, which were read from that shard; `InputError` where no vocabulary has them."""
+        """Return `ids` that were read from a shard; raises `InputError` for an id outside the vocabulary."""
         manifest = self.source.manifest
         if len(ids) and int(ids.max()) >= manifest.vocab_size:
             path = shard_files(self.source.folder, self.shards[shard])[0]

@@ -1,6 +1,6 @@
-"""All documents of a split end to end, each between two special tokens, read from any place.
+"""All documents of a split end to end, each between two special tokens, read from any position.
 
-b d0 d0 d0 e b d1 e b d2 d2 e        b: what stands before a document, e: what stands behind it
+b d0 d0 d0 e b d1 e b d2 d2 e        b: the token before a document, e: the token after it
 0            5      8
 """
 
@@ -16,7 +16,7 @@ from polyformer.data.prepared.folder import PreparedSplit
 
 @dataclass(frozen=True, eq=False)
 class FramedText:
-    """`split` with the tokens `before` and `behind` each document, which the files do not hold."""
+    """A split with the tokens `before` and `behind` each document, which the files do not contain."""
 
     split: PreparedSplit
     before: int
@@ -27,11 +27,11 @@ class FramedText:
 
     @cached_property
     def shard_starts(self) -> np.ndarray:
-        """Where each shard begins, and behind the last: [shards + 1]."""
+        """Return the start of each shard, and the end of the last: [shards + 1]."""
         return self.split.token_starts + 2 * self.split.starts
 
     def starts(self, step: int = 1) -> np.ndarray:
-        """Where documents 0, step, 2 step, ... begin, and behind the last document."""
+        """Return the starts of documents 0, step, 2 step, ..., and the end of the last document."""
         starts = []
         for shard, first in enumerate(self.split.starts[:-1].tolist()):
             ends = self.split.arrays(shard)[1]
@@ -41,7 +41,7 @@ class FramedText:
         return np.concatenate([*starts, [len(self)]])
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(number of its document, int64 token ids) of each document, or part of one, between two places."""
+        """Yield (document number, int64 token ids) of each document, or part of it, between two positions."""
         if start >= stop:
             return
         shard = int(np.searchsorted(self.shard_starts, start, "right")) - 1

@@ -1,4 +1,4 @@
-"""Prepared documents read in order: `polyformer.data.segments`, of which memory never holds an epoch."""
+"""Prepared documents read in order, like `polyformer.data.segments`, without an epoch in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,15 @@ from polyformer.data.packing import IGNORED
 from polyformer.data.prepared.framed import FramedText
 
 GROUPS = 2**22
-"""An epoch's order is kept as so many numbers at most: documents, or of more documents runs of neighbours."""
+"""The most entries of an epoch's order: documents, or groups of neighbouring documents."""
 
 
 @dataclass(frozen=True, eq=False)
 class MappedSegments:
-    """The batches of `Segments(documents, length, rows, seed)`; of more than `GROUPS` documents, groups of
-    neighbours are shuffled in place of documents."""
+    """The batches of `Segments(documents, length, rows, seed)`.
+
+    With more than `GROUPS` documents, groups of neighbours are shuffled instead of documents.
+    """
 
     text: FramedText
     length: int
@@ -26,7 +28,7 @@ class MappedSegments:
     pad_id: int
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on, as `Batches.epoch`."""
+        """Yield `(position after it, batch)` from `position` on, see `Batches.epoch`."""
         order = _Order(self.text, self.seed, epoch)
         total = len(self.text)
         length = max(1, -(-total // self.rows))
@@ -42,7 +44,7 @@ class MappedSegments:
             )
 
     def _row(self, order: "_Order", row: int, end: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
-        """Tokens, documents, labels of the columns `start` to `stop` of the row from place `row` to `end`."""
+        """Return tokens, documents and labels of columns `start` to `stop` of the row from `row` to `end`."""
         ids, documents = np.full(stop - start + 1, self.pad_id), np.full(stop - start + 1, order.padding)
         filled = 0
         for number, piece in order.pieces(row + start, min(row + stop + 1, end)):
@@ -53,11 +55,11 @@ class MappedSegments:
 
 
 class _Order:
-    """The documents of an epoch end to end, in its order; `padding` is the number of what is none."""
+    """The documents of an epoch end to end, in its order; `padding` is the document number of padding."""
 
     def __init__(self, text: FramedText, seed: int, epoch: int):
         self.text, count = text, len(text.split)
-        self.size = -(-count // GROUPS)  # documents of a group
+        self.size = -(-count // GROUPS)  # documents per group
         self.group_starts = text.starts(self.size)
         groups = len(self.group_starts) - 1
         self.order = np.random.default_rng([seed, epoch]).permutation(groups)
@@ -67,7 +69,7 @@ class _Order:
         self.padding = epoch * (count + 1) + count
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(number in the epoch, token ids) of each document, or part of one, between two places."""
+        """Yield (number in the epoch, token ids) of each document, or part of it, between two positions."""
         place = int(np.searchsorted(self.starts, start, "right")) - 1
         while start < stop:
             group, end = int(self.order[place]), min(stop, int(self.starts[place + 1]))

@@ -1,4 +1,4 @@
-"""What a folder of prepared text holds, and of what it was made."""
+"""The description of a folder of prepared text, and of its input."""
 
 import dataclasses
 from pathlib import Path
@@ -18,17 +18,17 @@ WIDEST_UINT16 = 2**16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place(Config):
-    """Between two documents: `row` rows of source number `source` are read; `due`: see `held_out.Due`."""
+    """A position between documents: after `row` rows of source number `source`. due: see `held_out.Due`."""
 
     source: int = 0
     row: int = 0
     due: float = 0.0
-    documents: int = 0  # read so far, of all sources
+    documents: int = 0  # read so far, from all sources
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source(Config):
-    """A file that was read, by its size and content; of a data set of the hub its name alone."""
+    """An input file with its size and content; for a data set of the hub only its name."""
 
     name: str
     bytes: int = 0
@@ -36,44 +36,47 @@ class Source(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """A file."""
+        """Return an example of a file."""
         return (cls(name="a.txt"),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard(Config):
-    """One pair of files. `words` and `lossless` (whether decoding gives the text back, in NFC) are counted of
-    held-out text alone, where metrics ask for them."""
+    """A pair of files.
+
+    `words` and `lossless` (whether decoding restores the text, in NFC) are counted only for held-out text,
+    for the metrics.
+    """
 
     split: Literal["train", "validation"]
     number: int
     tokens: int
     documents: int
-    bytes: int  # of UTF-8, of the text in NFC where it is held out
+    bytes: int  # of UTF-8; of the text in NFC if it is held out
     words: int = 0
     lossless: bool = True
     sha256: tuple[str, str]  # of the tokens, of the ends
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """A shard of nothing."""
+        """Return an empty shard."""
         return (cls(split="train", number=0, tokens=0, documents=0, bytes=0, sha256=("", "")),)
 
     @property
     def name(self) -> str:
-        """The name of its files, but for the suffix."""
+        """Return the name of its files without the suffix."""
         return f"{self.split}-{self.number:05}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(Config):
-    """What decides which tokens a folder holds, besides the sources."""
+    """Settings that, with the sources, determine the tokens of a folder."""
 
     tokenizer: str  # fingerprint
-    trained: str = ""  # the options of a tokenizer that was trained on the text
+    trained: str = ""  # options of a tokenizer that was trained on the text
     format: str | None = None
     column: str = "text"
-    validation: float = 0.005  # below 1 a share of the text, evenly spread; else so many documents, the first
+    validation: float = 0.005  # below 1 a share, evenly spaced; else the number of first documents
     shard_tokens: int = 2**27
 
     def __post_init__(self) -> None:
@@ -88,13 +91,13 @@ class Settings(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """With a tokenizer."""
+        """Return an example."""
         return (cls(tokenizer=""),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
-    """`place`: up to where the sources stand in shards; None once all of them do."""
+    """The content of manifest.json. place: the end of the written text in the sources; None when finished."""
 
     version: int = VERSION
     what: str = FORMAT
@@ -106,25 +109,25 @@ class Manifest(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """One that has begun."""
+        """Return an example that is not finished."""
         return (cls(settings=Settings(tokenizer=""), vocab_size=3, sources=()),)
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a token id in the files: little-endian uint16, of larger vocabularies uint32."""
+        """Return the dtype of token ids in the files: little-endian uint16, or uint32 if necessary."""
         return np.dtype("<u2" if self.vocab_size <= WIDEST_UINT16 else "<u4")
 
     def of(self, split: str) -> list[Shard]:
-        """The shards of a split, in order."""
+        """Return the shards of a split, in order."""
         return [shard for shard in self.shards if shard.split == split]
 
     def write(self, folder: Path) -> None:
-        """Replace that of `folder`."""
+        """Replace the manifest in `folder`."""
         write_json(folder / MANIFEST, self.to_dict())
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """That of `folder`; `InputError` where there is none, or one that cannot be read."""
+        """Return the manifest in `folder`; raises `InputError` if it is missing or cannot be read."""
         if not is_prepared(folder):
             raise InputError(
                 f"{folder}: no prepared text (it has no {MANIFEST}); make it by polyformer data prepare"
@@ -142,5 +145,5 @@ class Manifest(Config):
 
 
 def is_prepared(path: str | Path) -> bool:
-    """Whether `path` is a folder of prepared text, finished or not."""
+    """Return whether `path` is a folder of prepared text, finished or not."""
     return (Path(path) / MANIFEST).is_file() and (Path(path) / TOKENIZER).is_dir()

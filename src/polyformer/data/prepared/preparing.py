@@ -1,8 +1,8 @@
-"""Documents to shards of token ids, by several threads; stopped at any moment, it goes on after a shard.
+"""Conversion of documents to shards of token ids by several threads; it resumes after the last shard.
 
-`tokenizers` encodes outside of Python's lock, so that threads are as fast as processes (two threads twice as
-fast as one), share all memory, and end with the process, however that ends. Each has a tokenizer of its own:
-those of one would wait for each other's cache of words.
+`tokenizers` encodes outside of Python's lock, so that threads are as fast as processes (two threads are twice
+as fast as one), share all memory, and always end with the process. Each thread has a separate tokenizer:
+otherwise they would wait for the shared cache of words.
 """
 
 import dataclasses
@@ -36,15 +36,18 @@ from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 
 BLOCK = 2**19
-"""Characters that a thread encodes at a time, if a shard has no fewer tokens."""
+"""Characters that a thread encodes at once, unless a shard has fewer tokens."""
 
 SECONDS = 5.0
-"""Between two reports."""
+"""Seconds between two reports."""
 
 
 class Progress(NamedTuple):
-    """How far it is: tokens and documents in the folder, tokens of this run and its seconds, the sources that
-    are read of how many."""
+    """Progress of a preparation.
+
+    tokens, documents: in the folder. new, seconds: tokens and time of this run. source, sources: sources
+    read, and their total number.
+    """
 
     tokens: int
     documents: int
@@ -55,7 +58,7 @@ class Progress(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Documents of one split: ids end to end, the length of each, what is counted of their text."""
+    """Documents of a split: ids end to end, the length of each, and counts of their text."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -71,10 +74,10 @@ def prepare(
     workers: int,
     report: Callable[[Progress], None],
 ) -> Manifest:
-    """Prepare the text of the sources `names` in `folder`, where the tokenizer lies already; or what is left
-    to do of it. The folder is the same for any number of `workers`.
+    """Prepare the text of the sources `names` in `folder`, or resume its preparation.
 
-    Raises `InputError` where the folder holds other text, and where the sources hold none.
+    The folder must already contain the tokenizer. The result does not depend on the number of `workers`.
+    Raises `InputError` if the folder contains other text, or if the sources are empty.
     """
     if workers < 1:
         raise InputError(f"workers: expected 1 or more, got {workers}")
@@ -88,7 +91,7 @@ def prepare(
 
 
 def _begun(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tuple[Source, ...]) -> Manifest:
-    """The manifest of the folder, with the sources that are to be read; a new one where there is none."""
+    """Return the manifest of the folder, with the sources to read; create it if there is none."""
     size = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
     if not is_prepared(folder):
         manifest = Manifest(settings=settings, vocab_size=size, sources=sources)
@@ -114,7 +117,7 @@ def _begun(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tupl
 
 
 def _remove_unknown(folder: Path, manifest: Manifest) -> None:
-    """Remove what a process left that was killed: files half written, shards not in the manifest."""
+    """Remove the files of a killed process: partial files, and shards that are not in the manifest."""
     remove_partials(folder)
     known = {f"{shard.name}.{suffix}" for shard in manifest.shards for suffix in (TOKENS, ENDS)}
     for split in SPLITS:
@@ -124,7 +127,7 @@ def _remove_unknown(folder: Path, manifest: Manifest) -> None:
 
 
 class _Preparing:
-    """What is written while it goes on."""
+    """The state of a running preparation."""
 
     def __init__(self, folder: Path, manifest: Manifest, report: Callable[[Progress], None]):
         self.folder, self.manifest, self.report = folder, manifest, report
@@ -134,7 +137,7 @@ class _Preparing:
         self.writers: dict[str, ShardWriter] = {}
 
     def run(self, sources: Sequence[str], workers: int) -> Manifest:
-        """All that is left."""
+        """Prepare all remaining text."""
         settings, dtype = self.manifest.settings, self.manifest.dtype
         assert self.manifest.place is not None
         place, own = self.manifest.place, threading.local()
@@ -171,7 +174,7 @@ class _Preparing:
         }
 
     def _take(self, encoding: "Future[tuple[Block, dict[str, Encoded]]]", sources: int) -> Place:
-        """Write what was encoded; the place behind it."""
+        """Write an encoded block; return the position after it."""
         block, parts = encoding.result()
         for split, part in parts.items():
             writer = self.writers[split]
@@ -194,7 +197,7 @@ class _Preparing:
         return block.after
 
     def _commit(self, place: Place | None) -> None:
-        """Finish the shards, and say in the manifest that they are there."""
+        """Finish the shards and add them to the manifest."""
         shards = []
         for writer in self.writers.values():
             if writer.documents:
@@ -209,7 +212,7 @@ class _Preparing:
 
 
 def encoded(tokenizer: Tokenizer, block: Block, dtype: np.dtype) -> dict[str, Encoded]:
-    """The token ids of a block, by split."""
+    """Return the token ids of a block, by split."""
     parts = {}
     for split in SPLITS:
         texts = [text for text, held in zip(block.texts, block.held) if held == (split == "validation")]
@@ -223,7 +226,7 @@ def encoded(tokenizer: Tokenizer, block: Block, dtype: np.dtype) -> dict[str, En
 
 
 def _counted(tokenizer: Tokenizer, texts: list[str], ids: list[list[int]]) -> tuple[int, int, bool]:
-    """Bytes, words and whether nothing is lost, as the language model task counts them."""
+    """Return bytes, words and whether tokenization is lossless, as in the language model task."""
     composed = [unicodedata.normalize("NFC", text) for text in texts]
     decoded = (unicodedata.normalize("NFC", tokenizer.decode(document)) for document in ids)
     words = sum(len(text.split()) + text.count("\n") for text in composed)
@@ -236,7 +239,7 @@ def _bytes(texts: list[str]) -> int:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """`tokenizers` would spread each batch over threads of its own."""
+    """Disable the threads of `tokenizers`, which would otherwise process each batch with several threads."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,7 +1,7 @@
-"""What is read to be prepared: documents of many sources, which of them are held out, and blocks of them.
+"""Input of the preparation: documents of many sources, the held-out documents, and blocks.
 
-Where a block ends is decided by the texts alone, and a block can be read again from the place where the one
-before it ended. So what is prepared depends neither on the number of workers nor on where one was stopped.
+The end of a block depends only on the texts, and a block can be read again from the end of the previous
+block. So the result depends neither on the number of workers nor on interruptions.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from polyformer.data.sources import DataConfig, checked_rows
 
 @dataclass(frozen=True)
 class Block:
-    """Documents that are encoded together, which of them are held out, and the place behind them."""
+    """Documents that are encoded together, their held-out flags, and the position after them."""
 
     texts: list[str]
     held: list[bool]
@@ -30,8 +30,10 @@ class Block:
 
 
 def sources_of(names: Sequence[str]) -> list[tuple[str, Source]]:
-    """Every file that the names and patterns name, in their order, to be read by its name; a directory or a
-    data set of the hub is a source itself. `InputError` where there is none."""
+    """Return every file that matches the names and patterns, in order, with its name.
+
+    A directory or a data set of the hub is a single source. Raises `InputError` if there is none.
+    """
     sources = []
     for name in names:
         if name.startswith(HUB):
@@ -59,7 +61,7 @@ def _directory(name: str) -> Source:
 
 
 def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) -> Iterator[Block]:
-    """Blocks of about `size` characters from `start` to the end."""
+    """Yield blocks of about `size` characters from `start` to the end."""
     share = settings.validation if settings.validation < 1 else 0.0
     first = int(settings.validation) if settings.validation >= 1 else 0
     due, documents = Due(share, start.due), start.documents
@@ -83,15 +85,17 @@ def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) 
 
 
 def texts_of(source: str, settings: Settings) -> Iterator[str]:
-    """The texts of a source, maybe none."""
+    """Return the texts of a source, which may be empty."""
     columns = {} if settings.column == "text" else {"text": settings.column}
     config = DataConfig(path=source, format=settings.format, columns=columns, streaming=True)  # type: ignore[arg-type]
     return (row["text"] for row in checked_rows(config, ("text",), source, "train"))
 
 
 def pieces(text: str) -> Iterator[str]:
-    """`text`, or where it is longer than `PIECE` characters parts of it, cut behind a line, else a word: to
-    encode a text takes some hundred times its size of memory."""
+    """Yield `text`, or parts of at most `PIECE` characters, cut after a line if possible, else after a word.
+
+    Encoding a text requires some hundred times its size of memory.
+    """
     start = 0
     while len(text) - start > PIECE:
         limit = start + PIECE
@@ -102,7 +106,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def sample(names: Sequence[str], settings: Settings, characters: int) -> Iterator[str]:
-    """Texts to train a tokenizer on: the beginning of each source, about `characters` together."""
+    """Yield texts to train a tokenizer on: the beginning of each source, about `characters` in total."""
     sources = [name for name, _ in sources_of(names)]
     for source in sources:
         room = characters // len(sources)

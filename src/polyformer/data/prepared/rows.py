@@ -1,8 +1,8 @@
-"""Packed rows of prepared text, and batches of them in a shuffled order that is computed, not kept.
+"""Packed rows of prepared text, and batches of them in a shuffled order that is computed instead of stored.
 
-The order is a function of (seed, epoch), and a batch one of its number: a run resumes in the middle of an
-epoch at once, and each process of any number reads the rows of its own batches alone. Several texts are mixed
-as `polyformer.data.mixing` has it: each is read in an order of its own, drawn anew when it is used up.
+The order is a function of (seed, epoch), and a batch a function of its number: a run resumes in the middle of
+an epoch immediately, and each process reads only the rows of its batches. Several texts are mixed as in
+`polyformer.data.mixing`: each is read in a separate order, drawn anew when it is used up.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,15 @@ from polyformer.data.packing import packed_row
 from polyformer.data.permutation import shuffled
 from polyformer.data.prepared.framed import FramedText
 
-_MIXED = 3  # what a random stream is for; see polyformer.data.batching
+_MIXED = 3  # purpose of a random stream; see polyformer.data.batching
 
 
 @dataclass(frozen=True, eq=False)
 class PackedText:
-    """The rows of `polyformer.data.pack(documents, length, last="drop")`, each made when it is asked for; of
-    less text than a row, one padded row."""
+    """The rows of `polyformer.data.pack(documents, length, last="drop")`, each computed on access.
+
+    A text shorter than a row is one padded row.
+    """
 
     text: FramedText
     length: int
@@ -42,7 +44,7 @@ class PackedText:
 
 @dataclass(frozen=True, eq=False)
 class MappedBatches:
-    """Batches of `rows` rows of `parts`, drawn by `rates`; an epoch has as many rows as they all have."""
+    """Batches of `rows` rows of `parts`, drawn by `rates`; an epoch has the total number of their rows."""
 
     parts: Sequence[PackedText]
     rates: Sequence[float]
@@ -52,18 +54,18 @@ class MappedBatches:
     corrupt: Corrupt | None = None
 
     def shares(self, epoch: int) -> list[range]:
-        """Which places of its endless order an epoch takes of each part."""
+        """Return the range of each part's endless order that an epoch reads."""
         size = sum(map(len, self.parts))
         return [share_of_epoch(rate, size, epoch) for rate in self.rates]
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
-        """`(position after it, batch)` from `position` on, as `Batches.epoch`."""
+        """Yield `(position after it, batch)` from `position` on, see `Batches.epoch`."""
         first = Position(*position).batch
         for number, batch in enumerate(self.batches(epoch, first, 1), first + 1):
             yield Position(0, number), batch
 
     def batches(self, epoch: int, first: int, step: int) -> Iterator[Batch]:
-        """The batches first, first + step, first + 2 step, ... of an epoch; no others are read."""
+        """Yield the batches first, first + step, first + 2 step, ... of an epoch, without reading others."""
         shares = self.shares(epoch)
         ends = np.cumsum([len(share) for share in shares])
         for start in range(first * self.rows, int(ends[-1]), step * self.rows):
@@ -74,7 +76,7 @@ class MappedBatches:
             yield self.collate(self._rows(parts, drawn - ends[parts] + stops[parts], epoch))
 
     def _rows(self, parts: np.ndarray, places: np.ndarray, epoch: int) -> list[Row]:
-        """The rows at these places of the endless orders of these parts, both [rows]."""
+        """Return the rows at these places of the endless orders of these parts, both [rows]."""
         turns, numbers = np.divmod(places, np.array([len(part) for part in self.parts])[parts])
         for part, turn in {*zip(parts.tolist(), turns.tolist())}:
             same = (parts == part) & (turns == turn)

@@ -1,4 +1,4 @@
-"""The files of a shard: written beside their names, synced and renamed; mapped into memory to be read."""
+"""The files of a shard: written under temporary names, synced and renamed; memory-mapped for reading."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import writing
+from polyformer.core.files import open_file, writing
 from polyformer.data.prepared.manifest import Manifest, Shard
 
 TOKENS, ENDS = "tokens", "ends"
@@ -16,7 +16,7 @@ BLOCK = 2**22
 
 
 class ShardWriter:
-    """One shard while it is written. Documents go to the disk as they come; memory holds none of them."""
+    """A writer of a shard. Documents are written to the disk immediately and not kept in memory."""
 
     def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype):
         self.folder, self.split, self.number, self.dtype = folder, split, number, dtype
@@ -28,7 +28,7 @@ class ShardWriter:
         self._digests = [hashlib.sha256(), hashlib.sha256()]
 
     def add(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Append documents of so many tokens each, end to end in `ids`."""
+        """Append documents of these lengths, end to end in `ids`."""
         ends = self.tokens + np.cumsum(lengths, dtype=END_DTYPE)
         for number, array in enumerate((ids.astype(self.dtype, copy=False), ends)):
             content = np.ascontiguousarray(array).data
@@ -39,7 +39,7 @@ class ShardWriter:
         self.documents += len(lengths)
 
     def close(self) -> Shard:
-        """Give the files their names; what they hold."""
+        """Rename the files to their final names; return their description."""
         for path, file in zip(self._paths, self._files):
             with writing(path), file:
                 file.flush()
@@ -50,7 +50,7 @@ class ShardWriter:
         return Shard(**{name: getattr(self, name) for name in names}, sha256=(tokens, ends))
 
     def abandon(self) -> None:
-        """Leave nothing."""
+        """Remove the partial files."""
         for path, file in zip(self._paths, self._files):
             file.close()
             _partial(path).unlink(missing_ok=True)
@@ -61,22 +61,35 @@ def _partial(path: Path) -> Path:
 
 
 def shard_files(folder: Path, shard: Shard) -> tuple[Path, Path]:
-    """Its tokens and its ends."""
+    """Return the paths of its tokens and its ends."""
     return folder / f"{shard.name}.{TOKENS}", folder / f"{shard.name}.{ENDS}"
 
 
 def mapped(folder: Path, manifest: Manifest, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids [tokens], ends [documents]), of which only the pages that are read come into memory.
+    """Return (token ids [tokens], ends [documents]) of a shard. Tokens are loaded when they are read.
 
-    Raises `InputError` for a file that is missing or of another size.
+    Raises `InputError` for a file that is missing or has another size, and for ends that do not rise from 0
+    to the number of tokens. All ends are read once, 8 bytes per document.
     """
     counts = (manifest.dtype, shard.tokens), (END_DTYPE, shard.documents)
-    tokens, ends = (_mapped(path, *count) for path, count in zip(shard_files(folder, shard), counts))
+    paths = shard_files(folder, shard)
+    tokens, ends = (_mapped(path, *count) for path, count in zip(paths, counts))
+    _check_ends(paths[1], ends, shard.tokens)
     return tokens, ends
 
 
+def _check_ends(path: Path, ends: np.ndarray, tokens: int) -> None:
+    last = int(ends[-1]) if len(ends) else 0
+    if last != tokens:
+        raise damaged(path, f"ends the last document at token {last} of {tokens}")
+    for start in range(0, len(ends), BLOCK):
+        some = ends[start : start + BLOCK + 1]
+        if (some[1:] < some[:-1]).any():
+            raise damaged(path, "ends a document before it begins")
+
+
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """`InputError` for a file of a shard that is missing or of another size than it had."""
+    """Raise `InputError` if a file of a shard is missing or has another size than recorded."""
     for shard in manifest.shards:
         sizes = shard.tokens * manifest.dtype.itemsize, shard.documents * END_DTYPE.itemsize
         for path, size in zip(shard_files(folder, shard), sizes):
@@ -87,10 +100,10 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 
 
 def check_content(folder: Path, shard: Shard) -> None:
-    """`InputError` where a file of a shard does not hold what was written: reads all of it."""
+    """Raise `InputError` if a file of a shard differs from what was written; reads the whole file."""
     for path, expected in zip(shard_files(folder, shard), shard.sha256):
         digest = hashlib.sha256()
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while block := file.read(BLOCK):
                 digest.update(block)
         if digest.hexdigest() != expected:
@@ -98,7 +111,7 @@ def check_content(folder: Path, shard: Shard) -> None:
 
 
 def damaged(path: Path, why: str) -> InputError:
-    """An error for a file of a shard."""
+    """Return an error for a file of a shard."""
     return InputError(
         f"{path}: damaged: it {why}; put back a copy, or remove the folder and prepare the text again"
     )
@@ -106,5 +119,5 @@ def damaged(path: Path, why: str) -> InputError:
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not count:
-        return np.zeros(0, dtype)  # nothing can be mapped of an empty file
+        return np.zeros(0, dtype)  # an empty file cannot be mapped
     return np.asarray(np.memmap(path, dtype, "r", shape=(count,)))

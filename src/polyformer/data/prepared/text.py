@@ -1,7 +1,7 @@
-"""Prepared text as the rows of a run: a folder, or several as one by weights.
+"""Prepared text as the rows of a run: a folder, or several with weights.
 
-A mixture is a YAML file of folders, beside which it lies or absolute, and their weights: shares of the rows
-that training reads, in proportion.
+A mixture is a YAML file of folders, relative to the file or absolute, and their weights: proportional shares
+of the rows that training reads.
 
     books: 0.7
     ../web: 0.3
@@ -13,7 +13,8 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.parsing import YAML_BYTES, parse_yaml
+from polyformer.core.limits import YAML_BYTES
+from polyformer.core.parsing import parse_yaml
 from polyformer.data.prepared.folder import PreparedFolder, PreparedSplit
 from polyformer.data.prepared.manifest import MANIFEST, is_prepared
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
@@ -25,7 +26,7 @@ MIXTURES = (".yaml", ".yml")
 class PreparedText:
     """The documents of the same split of folders, drawn by `weights`; a row is {text, input_ids}.
 
-    The tokens are ready, none of them special; the text is what they decode to.
+    The tokens contain no special tokens; the text is their decoding.
     """
 
     def __init__(self, parts: Sequence[PreparedSplit], weights: Sequence[float]):
@@ -42,22 +43,22 @@ class PreparedText:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Return its name in messages."""
         return ", ".join(str(part.source.folder) for part in self.parts)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The one that made the tokens."""
+        """Return the tokenizer of the tokens."""
         return self.parts[0].source.tokenizer
 
     def tokenizer_for(self, config: TokenizerConfig) -> Tokenizer:
-        """The tokenizer of a new run; `InputError` where `config` names another one."""
+        """Return the tokenizer of a new run; raises `InputError` if `config` names another tokenizer."""
         if config.path is not None:
             self.check_tokenizer(load_tokenizer(config.path), f"tokenizer.path: {config.path}")
         return self.tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
-        """`InputError` where `tokenizer`, which is called `name`, did not make the tokens."""
+        """Raise `InputError` if `tokenizer`, called `name` in messages, did not produce the tokens."""
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise InputError(
                 f"{name}: not the tokenizer that {self.name} was prepared with ({len(tokenizer):,} tokens, "
@@ -66,7 +67,7 @@ class PreparedText:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Words and bytes of the text, where they are known of all parts."""
+        """Return words and bytes of the text, if they are known for all parts."""
         counts = [part.counts for part in self.parts]
         return (
             {name: sum(part[name] for part in counts) for name in ("words", "bytes")} if all(counts) else {}
@@ -74,20 +75,20 @@ class PreparedText:
 
 
 def is_prepared_source(path: str | None) -> bool:
-    """Whether `path` is a folder of prepared text, or a mixture of such."""
+    """Return whether `path` is a folder of prepared text, or a mixture of such folders."""
     return path is not None and (is_prepared(path) or _is_mixture(path))
 
 
 def prepared_files(path: str) -> list[Path]:
-    """What tells whether prepared text has changed: its manifests, with all checksums, and the mixture."""
+    """Return the files that show changes of prepared text: manifests, with all checksums, and the mixture."""
     mixture = [] if is_prepared(path) else [Path(path)]
     return [*mixture, *(folder / MANIFEST for folder in weighted_folders(path))]
 
 
 def open_prepared(path: str, split: str) -> PreparedText | None:
-    """The split of the folder, or of the mixture, `path`; None where it has none of it.
+    """Open a split of the folder, or of the mixture, `path`; None if the split does not exist.
 
-    Raises `InputError` for an unfinished or damaged folder, and for parts of several tokenizers.
+    Raises `InputError` for an unfinished or damaged folder, and for parts with different tokenizers.
     """
     folders = weighted_folders(path)
     parts = [(PreparedFolder(folder).split(split), weight) for folder, weight in folders.items()]
@@ -105,9 +106,9 @@ def _is_mixture(path: str) -> bool:
 
 
 def weighted_folders(path: str) -> dict[Path, float]:
-    """The folders of a mixture and their weights, in order; the folder `path` itself if it is no mixture.
+    """Return the folders of a mixture with their weights, in order; only `path` if it is not a mixture.
 
-    Raises `InputError` for a mixture that is none.
+    Raises `InputError` for an invalid mixture.
     """
     return _weights(Path(path)) if _is_mixture(path) else {Path(path): 1.0}
 

@@ -1,4 +1,4 @@
-"""What every rule of when to exit has in common."""
+"""The interface of exit rules."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,22 +11,20 @@ from polyformer.depth.base import Judge
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitRuleConfig(Config):
-    """Family of rules: `build(hidden_size, exits)` makes the module of a stack with so many ways out, the
-    end among them.
-    """
+    """The base class of rules: `build(hidden_size, exits)` returns the module; the end is an exit."""
 
     def build(self, hidden_size: int, exits: int) -> "ExitRule":
-        """The module with new weights."""
+        """Return the module with new weights."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidates:
-    """The tokens that may leave by exit number `number`, counted from 0.
+    """The tokens that may leave at exit `number`, counted from 0.
 
-    state, before: [1, N, E], the outputs of the exit's layer and of the one below. hidden: [1, N, E], what
-    the head would read. predict: its predictions. kept: what the rule made of the first layer's states for
-    these tokens, [N, X], or of the source, where it did.
+    state, before: [1, N, E], the outputs of the exit's layer and of the layer below. hidden: [1, N, E], the
+    input of the head if they leave. predict: the head's predictions. kept: the result of `first` for these
+    tokens, [N, X], or of `read`, if the rule has one.
     """
 
     number: int
@@ -39,8 +37,8 @@ class Candidates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Course:
-    """A text in training, which ran to the end: states [B, T, E] after every exit's layer, and what the head
-    would read there, the end among both. kept: as for `Candidates`, [B, T, X]."""
+    """A training text that ran through all layers: states [B, T, E] after every exit's layer, and the head's
+    input for each, both including the end. kept: as for `Candidates`, [B, T, X]."""
 
     states: list[Tensor]
     hidden: list[Tensor]
@@ -49,22 +47,22 @@ class Course:
 
 
 class ExitRule(nn.Module):
-    """How far a prediction can be trusted. `reads_source`: whether it needs an encoder-decoder's source."""
+    """The confidence of a prediction. `reads_source`: whether the rule needs an encoder-decoder's source."""
 
     reads_source = False
 
     def first(self, state: Tensor) -> Tensor | None:
-        """What it makes of the states [B, T, E] after the first layer, [B, T, X]; None where nothing."""
+        """Return the features [B, T, X] of the states [B, T, E] after the first layer, or None."""
         return None
 
     def read(self, source: Tensor, valid: Tensor | None) -> Tensor | None:
-        """What it makes of the source [B, S, E], real where `valid` [B, S], [B, X]; None where nothing."""
+        """Return the features [B, X] of the source [B, S, E], which is real where `valid` [B, S], or None."""
         return None
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """[N], from 0 to 1."""
+        """Return the confidence [N], from 0 to 1."""
         raise NotImplementedError
 
     def loss(self, course: Course) -> Tensor | None:
-        """Its training loss, a scalar; None where it learns nothing."""
+        """Return the rule's training loss, a scalar; None if it learns nothing."""
         return None

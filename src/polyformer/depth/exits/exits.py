@@ -1,4 +1,4 @@
-"""The exits of one stack, and what happens at them during a call."""
+"""The exits of a stack, and the decisions at them during a call."""
 
 import copy
 import dataclasses
@@ -23,18 +23,21 @@ from polyformer.position import Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitsConfig(DepthConfig):
-    """Tokens leave a decoder after one of `layers`, counted from 1; by default after any but the last."""
+    """Early exits: a token can leave the decoder before the last layer.
+
+    Tokens leave a decoder after one of `layers`, counted from 1; by default after any layer except the last.
+    """
 
     layers: tuple[int, ...] | None = None
     rule: ExitRuleConfig = ClassifierConfig()
-    threshold: float | tuple[float, ...] = 1.0  # of the rule's confidence; or one for each exit
-    decay: float | None = None  # how fast the threshold falls with the position; None for not at all
-    decay_length: int = 512  # the longest text, in tokens, by which positions are divided
+    threshold: float | tuple[float, ...] = 1.0  # of the rule's confidence; or a number for each exit
+    decay: float | None = None  # rate of decrease with the position; None for a constant threshold
+    decay_length: int = 512  # the longest text in tokens, the divisor of positions
     translation: Literal["none", "linear"] = "none"  # of an exit's states, before its norm
     training: Literal["aligned", "mixed"] = "aligned"
-    loss_weights: Literal["layer", "equal"] = "layer"  # of the exits: by number of the layer, or all alike
+    loss_weights: Literal["layer", "equal"] = "layer"  # of the exits: the number of the layer, or all equal
     rule_loss: float = 1.0
-    alone: bool = False  # of the model, only exits and rule are trained
+    alone: bool = False  # train only exits and rule, not the rest of the model
     calibration: CalibrationConfig | None = dataclasses.field(default=None, compare=False)
 
     kind: ClassVar[str] = "exits"
@@ -72,7 +75,7 @@ class ExitsConfig(DepthConfig):
 
     @classmethod
     def examples(cls) -> tuple["ExitsConfig", ...]:
-        """Rules with and without weights, both ways of training, a falling threshold, linear translations."""
+        """Return rules with and without weights, both trainings, a threshold with decay, translations."""
         return (
             cls(threshold=0.5, translation="linear"),
             cls(threshold=0.2, decay=4.0, rule=ExitRuleConfig.from_dict("softmax", "rule")),
@@ -81,7 +84,7 @@ class ExitsConfig(DepthConfig):
         )
 
     def build(self, shape: Shape, norm: NormConfig | None) -> "Exits":
-        """A norm for each exit where the stack ends in one, a translation where asked for, and the rule."""
+        """Return rule and exits; exits have a norm if the stack has a final norm."""
         layers = tuple(range(1, shape.num_layers)) if self.layers is None else self.layers
         if layers and layers[-1] >= shape.num_layers:
             raise InputError(
@@ -96,7 +99,7 @@ class ExitsConfig(DepthConfig):
 
 
 class Exit(nn.Module):
-    """h [..., E] -> what the head reads: norm(h), or norm(h + A h)."""
+    """The head's input for a state h [..., E]: norm(h), or norm(h + A h)."""
 
     def __init__(self, hidden_size: int, norm: NormConfig | None, linear: bool):
         super().__init__()
@@ -104,12 +107,12 @@ class Exit(nn.Module):
         self.norm = nn.Identity() if norm is None else norm.build(hidden_size)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Of the shape of h."""
+        """Return a tensor of the shape of h."""
         return self.norm(h if self.map is None else h + self.map(h))
 
 
 class Exits(Depth):
-    """The exits after `layers`, of which the last is the end of the stack and has no module of its own."""
+    """The exits after `layers`; the last is the end of the stack and has no separate module."""
 
     def __init__(self, config: ExitsConfig, hidden_size: int, layers: Sequence[int], norm: NormConfig | None):
         super().__init__()
@@ -122,7 +125,7 @@ class Exits(Depth):
         self.thresholds = list(threshold) if isinstance(threshold, tuple) else [threshold] * count
 
     def added(self, final_norm: nn.Module) -> None:
-        """Begin where the end of the model is: the exits of a model that was trained without."""
+        """Initialize exits that are added to a trained model as copies of its final norm."""
         with torch.no_grad():
             for exit in self.exits:
                 assert isinstance(exit, Exit)
@@ -131,11 +134,11 @@ class Exits(Depth):
                     exit.map.weight.zero_()
 
     def begin(self, call: Call) -> "Exiting":
-        """All tokens at the bottom."""
+        """Return the decisions of a new call, in which no token has left."""
         return Exiting(self, call)
 
     def threshold(self, number: int, pos: Tensor) -> Tensor:
-        """lambda'(t) of exit `number` at the positions [...], of their shape."""
+        """Return lambda'(t) of exit `number` at the positions [...], in their shape."""
         start = torch.full(pos.shape, self.thresholds[number], device=pos.device)
         if self.config.decay is None:
             return start
@@ -143,19 +146,19 @@ class Exits(Depth):
         return (0.9 * start + 0.1 * falling).clamp(0, 1)
 
     def weight(self, number: int) -> float:
-        """Of the loss at way out `number`; all add up to 1."""
+        """Return the weight of the loss at exit `number`; the sum of all is 1."""
         own = self.layers if self.config.loss_weights == "layer" else [1] * len(self.layers)
         return own[number] / sum(own)
 
 
 class Exiting(Halting):
-    """One call: who left where, and with what."""
+    """The exits of a call: which tokens left, and with which head input."""
 
     def __init__(self, exits: Exits, call: Call):
         super().__init__(call)
         self.exits, self.before = exits, call.x
         self.left: Tensor | None = None  # [B, T] bool
-        self.hidden = self.end = call.x  # [B, T, E], what the head reads of those who left, and of the others
+        self.hidden = self.end = call.x  # [B, T, E], the head's input of tokens that left, and of the others
         self.kept: Tensor | None = None
         if call.source is not None:
             self.kept = exits.rule.read(call.source, call.source_valid)
@@ -171,7 +174,7 @@ class Exiting(Halting):
             self.planned = torch.randint(len(exits.layers), call.x.shape[:2], device=call.x.device)
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
-        """Those who leave after this layer; none at the end, which all reach who are still there."""
+        """Return the tokens that leave after this layer; none at the end."""
         before, self.before = self.before, x
         if not layer and self.kept is None:
             self.kept = self.exits.rule.first(x)
@@ -186,7 +189,7 @@ class Exiting(Halting):
         state = active.gathered(x)
         hidden = self.exits.exits[number](state)
         leaves = self._leaves(number, active, state, active.gathered(before), hidden)
-        if bool(leaves.any()):
+        if not leaves.is_meta and bool(leaves.any()):
             out = Active(active.mask, active.index[leaves])
             self.hidden = out.scattered(hidden[:, leaves], self.hidden)
             left = torch.zeros_like(active.mask) if self.left is None else self.left
@@ -194,7 +197,7 @@ class Exiting(Halting):
         return leaves
 
     def _leaves(self, number: int, active: Active, state: Tensor, before: Tensor, hidden: Tensor) -> Tensor:
-        """Which of the active tokens leave at exit `number`, [N] bool."""
+        """Return which of the active tokens leave at exit `number`, [N] bool."""
         if self.planned is not None:
             return self.planned.flatten()[active.index] == number
         rows, length = self.depths.shape
@@ -207,12 +210,12 @@ class Exiting(Halting):
         return self.exits.rule.confidence(candidates) >= self.exits.threshold(number, pos)
 
     def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of each token what its way out makes of its state."""
+        """Return for each token the head's input from its exit."""
         self.end = y = super().output(x, finished)
         return y if self.left is None else torch.where(self.left.unsqueeze(-1), self.hidden.to(y.dtype), y)
 
     def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
-        """Where training is aligned: what the other exits add to the loss of the end, and the rule's own."""
+        """Return, for aligned training, the additional loss of the other exits and the loss of the rule."""
         if not self.aligned or not self.exits.exits:
             return {}
         hidden = [exit(state) for exit, state in zip(self.exits.exits, self.states)]
@@ -229,9 +232,9 @@ class Exiting(Halting):
 
 
 def set_threshold(model: nn.Module, threshold: float | Sequence[float]) -> None:
-    """Every stack of `model` with exits from now on of this threshold, or of one for each exit.
+    """Set the threshold of every stack of `model` with exits, or a threshold for each exit.
 
-    Raises `InputError` where there are no exits, or another number of them.
+    Raises `InputError` if there are no exits, or another number of them.
     """
     stacks = [module for module in model.modules() if isinstance(module, Exits)]
     if not stacks:

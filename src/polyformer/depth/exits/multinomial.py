@@ -1,9 +1,9 @@
-"""Rules that choose the exit beforehand: for a token by its first layer, for a sequence by its source.
+"""Rules that choose the exit in advance: for a token from its first layer, for a sequence from its source.
 
     q(n) = softmax(W h + b)_n        h = h_1 of the token, or the mean of the encoder's output
 
 A token leaves at the likeliest exit (`greedy`), as in the paper, or where q(1) + ... + q(n) reaches the
-threshold, which lets one trained rule give any speed. Elbayad et al. 2020, sections 4.1 and 4.2.
+threshold, so that a single trained rule supports any speed. Elbayad et al. 2020, sections 4.1 and 4.2.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from polyformer.ops.pooling import pool
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultinomialConfig(ExitRuleConfig):
-    """For every token, by its state after the first layer."""
+    """Multinomial exit: the state after the first layer predicts the exit of each token."""
 
     oracle: OracleConfig = OracleConfig()
     greedy: bool = False
@@ -29,12 +29,12 @@ class MultinomialConfig(ExitRuleConfig):
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.2"
 
     def build(self, hidden_size: int, exits: int) -> "Multinomial":
-        """One matrix."""
+        """Return the rule, which has a matrix and a bias."""
         return Multinomial(self, hidden_size, exits)
 
 
 class Multinomial(ExitRule):
-    """q(n) of the token."""
+    """The distribution q(n) of a token."""
 
     def __init__(self, config: "MultinomialConfig | SequenceConfig", hidden_size: int, exits: int):
         super().__init__()
@@ -42,18 +42,18 @@ class Multinomial(ExitRule):
         self.choice = nn.Linear(hidden_size, exits)
 
     def first(self, state: Tensor) -> Tensor:
-        """The logits of q."""
+        """Return the logits of q."""
         return self.choice(state)
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """q(1) + ... + q(n), or 1 from the likeliest exit on."""
+        """Return q(1) + ... + q(n), or if `greedy` 1 from the likeliest exit on, else 0."""
         assert candidates.kept is not None
         if self.config.greedy:
             return (candidates.kept.argmax(-1) <= candidates.number).to(candidates.kept.dtype)
         return candidates.kept.softmax(-1).cumsum(-1)[:, candidates.number]
 
     def loss(self, course: Course) -> Tensor:
-        """Cross-entropy with the oracle's exits."""
+        """Return the cross-entropy with the oracle's exits."""
         assert course.kept is not None
         labelled = course.judge.labelled
         best = self.config.oracle.exits(course)
@@ -63,7 +63,7 @@ class Multinomial(ExitRule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceConfig(ExitRuleConfig):
-    """For all tokens of a translation alike, by the mean of its source."""
+    """Sequence exit: the mean of the encoder's output predicts one exit for the whole translation."""
 
     oracle: OracleConfig = OracleConfig()
     greedy: bool = False
@@ -72,21 +72,21 @@ class SequenceConfig(ExitRuleConfig):
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.1"
 
     def build(self, hidden_size: int, exits: int) -> "Sequence":
-        """One matrix."""
+        """Return the rule, which has a matrix and a bias."""
         return Sequence(self, hidden_size, exits)
 
 
 class Sequence(Multinomial):
-    """q(n) of the source."""
+    """The distribution q(n) of a source."""
 
     reads_source = True
 
     def first(self, state: Tensor) -> None:
-        """Nothing."""
+        """Return None."""
         return
 
     def read(self, source: Tensor | None, valid: Tensor | None) -> Tensor:
-        """The logits of q."""
+        """Return the logits of q."""
         if source is None:
             raise InputError(
                 "depth.rule: 'sequence' reads the source of an encoder-decoder; use 'multinomial'"
@@ -94,6 +94,6 @@ class Sequence(Multinomial):
         return self.choice(pool(source, valid, "mean"))
 
     def loss(self, course: Course) -> Tensor:
-        """Cross-entropy with the oracle's exits of whole sequences."""
+        """Return the cross-entropy with the oracle's exits of whole sequences."""
         assert course.kept is not None
         return F.cross_entropy(course.kept[:, 0], self.config.oracle.exits(course, whole=True))

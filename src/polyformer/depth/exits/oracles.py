@@ -1,10 +1,10 @@
-"""The exits that training would have chosen: what classifiers of exits learn from.
+"""Oracles: the best exits in hindsight, which are the labels of exit classifiers.
 
 With LL_t^n the log-likelihood of the label of token t at exit n, and C_t^n whether the prediction is right,
 
     n*_t = argmax_n sum_t' kappa(t, t') LL_t'^n - penalty n        kappa(t, t') = exp(-|t - t'|^2 / sigma)
 
-("likelihood"), or with C in place of LL ("correctness"). `sigma` 0 looks at the token alone. For a whole
+("likelihood"), or with C instead of LL ("correctness"). `sigma` 0 uses only the token itself. For a whole
 sequence the sum is over its tokens, with weight 1. Elbayad et al. 2020, sections 4.1 and 4.2.
 """
 
@@ -22,7 +22,7 @@ from polyformer.depth.exits.base import Course
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OracleConfig(Config):
-    """`penalty`: what an exit further costs."""
+    """The options of an oracle. `penalty`: the cost of each further exit."""
 
     by: Literal["likelihood", "correctness"] = "likelihood"
     penalty: float = 0.1
@@ -37,7 +37,7 @@ class OracleConfig(Config):
 
     @torch.no_grad()
     def exits(self, course: Course, whole: bool = False) -> Tensor:
-        """The best exit of every token, counted from 0, [B, T]; of every sequence, [B], for `whole`."""
+        """Return the best exit of every token, counted from 0, [B, T]; if `whole`, of every sequence, [B]."""
         gains = torch.stack([self._gain(course, hidden) for hidden in course.hidden], -1)
         gains = gains * course.judge.labelled.unsqueeze(-1)
         if whole:

@@ -1,4 +1,4 @@
-"""What is kept of the calibration of a threshold."""
+"""The record of the calibration of a threshold."""
 
 import dataclasses
 
@@ -7,10 +7,11 @@ from polyformer.core.config import Config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationConfig(Config):
-    """What a threshold promises: with probability `confidence` over the texts that it was found with, the
-    expected loss of quality is at most `risk`.
+    """The guarantee of a threshold: with probability `confidence` over the calibration texts, the expected
+    loss of quality is at most `risk`.
 
-    measure: of what. texts: how many it was found with. layers: how many layers a token then took on average.
+    measure: of the quality. texts: number of calibration texts. layers: mean number of layers of a token with
+    this threshold.
     """
 
     risk: float

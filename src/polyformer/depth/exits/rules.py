@@ -1,4 +1,4 @@
-"""Rules that judge a token's state at the exit itself: by its prediction, its rest, or a learned unit."""
+"""Rules that use a token's state at the exit: its prediction, its saturation, or a learned unit."""
 
 import dataclasses
 import math
@@ -15,21 +15,24 @@ from polyformer.depth.exits.oracles import OracleConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxResponseConfig(ExitRuleConfig):
-    """The likeliest token's probability less the next one's. Costs the vocabulary's product at every exit."""
+    """Softmax confidence: the gap between the probabilities of the two likeliest tokens.
+
+    Costs the product with the vocabulary matrix at every exit.
+    """
 
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Schuster et al. 2022 (CALM), section 3.5"
 
     def build(self, hidden_size: int, exits: int) -> "SoftmaxResponse":
-        """Without weights."""
+        """Return the rule, which has no weights."""
         return SoftmaxResponse()
 
 
 class SoftmaxResponse(ExitRule):
-    """p_(1) - p_(2)."""
+    """The confidence p_(1) - p_(2)."""
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """Of the head's predictions of the hidden states."""
+        """Return the gap for the head's predictions from the hidden states."""
         if candidates.predict is None:
             raise InputError("depth.rule: 'softmax' reads the predictions of a language model's head")
         likeliest = candidates.predict(candidates.hidden)[0].float().softmax(-1).topk(2, -1).values
@@ -38,31 +41,33 @@ class SoftmaxResponse(ExitRule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateSaturationConfig(ExitRuleConfig):
-    """The cosine of a token's states after this layer and the one before it."""
+    """State saturation: the cosine of a token's states after this layer and the one before."""
 
     kind: ClassVar[str] = "saturation"
     paper: ClassVar[str] = "Schuster et al. 2022 (CALM), section 3.5"
 
     def build(self, hidden_size: int, exits: int) -> "StateSaturation":
-        """Without weights."""
+        """Return the rule, which has no weights."""
         return StateSaturation()
 
 
 class StateSaturation(ExitRule):
-    """cos(h_n, h_(n-1))."""
+    """The confidence cos(h_n, h_(n-1))."""
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """0 where they point apart."""
+        """Return the cosine, or 0 if it is negative."""
         return F.cosine_similarity(candidates.state[0], candidates.before[0], dim=-1).clamp_min(0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(ExitRuleConfig):
-    """A unit at every exit, chi_n = logistic(w_n . h_n + b_n).
+    """Learned exit classifier: a logistic unit at every exit gives the confidence.
 
-    `target`: what it learns. "consistency": whether the prediction here is that of the end, each exit apart
-    (CALM's). "exit": to leave at the exit that an `oracle` names, q(n) = chi_n prod_(m<n) (1 - chi_m), the
-    geometric-like classifier of Elbayad et al.
+    The unit of exit n is chi_n = logistic(w_n . h_n + b_n).
+
+    `target`: the training target. "consistency": whether the prediction at the exit is equal to the final
+    prediction, independently for each exit (CALM's). "exit": the exit of an `oracle`, with q(n) = chi_n
+    prod_(m<n) (1 - chi_m), the geometric-like classifier of Elbayad et al.
     """
 
     target: Literal["consistency", "exit"] = "consistency"
@@ -77,16 +82,16 @@ class ClassifierConfig(ExitRuleConfig):
 
     @classmethod
     def examples(cls) -> tuple["ClassifierConfig", ...]:
-        """With both targets."""
+        """Return an example of each target."""
         return cls(), cls(target="exit")
 
     def build(self, hidden_size: int, exits: int) -> "Classifier":
-        """A vector and a bias for each exit but the end."""
+        """Return the rule, which has a vector and a bias for each exit except the end."""
         return Classifier(self, hidden_size, exits)
 
 
 class Classifier(ExitRule):
-    """chi_n."""
+    """The logistic units chi_n of all exits."""
 
     def __init__(self, config: ClassifierConfig, hidden_size: int, exits: int):
         super().__init__()
@@ -95,15 +100,15 @@ class Classifier(ExitRule):
         self.bias = nn.Parameter(torch.zeros(exits - 1))
 
     def logits(self, number: int, state: Tensor) -> Tensor:
-        """Of states [..., E] at exit `number`, [...]."""
+        """Return the logits [...] of states [..., E] at exit `number`."""
         return state @ self.weight[number].to(state.dtype) + self.bias[number].to(state.dtype)
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """chi_n."""
+        """Return chi_n."""
         return self.logits(candidates.number, candidates.state[0]).sigmoid()
 
     def loss(self, course: Course) -> Tensor:
-        """Binary cross-entropy at each exit, or cross-entropy with the oracle's."""
+        """Return the binary cross-entropy at each exit, or the cross-entropy with the oracle's exits."""
         labelled = course.judge.labelled
         logits = torch.stack([self.logits(n, state) for n, state in enumerate(course.states[:-1])], -1)
         if self.config.target == "exit":

@@ -1,13 +1,14 @@
-"""A rule that reads the prediction itself, over the few tokens that are predicted most often.
+"""A rule that uses the prediction itself, restricted to the tokens that are predicted most often.
 
-The softmax response costs the vocabulary's product at every exit, in a small model as much as several layers.
-Over a shortlist V' of the vocabulary it costs |V'| / |V| of that,
+The softmax response costs the product with the vocabulary matrix at every exit, which in a small model is the
+cost of several layers. A shortlist V' of the vocabulary reduces this to |V'| / |V|,
 
     p = softmax(W' x + b')      confidence p_(1) - p_(2)
 
-with x what the head would read at the exit, and W' [|V'|, E] and b' what its output matrix and bias have for
-V'. Which tokens these are says a text: `polyformer convert --fit` (calibration/fitting.py). Until then both
-are 0, and no token leaves. A prediction outside the shortlist may look sure; calibration counts its cost.
+with x the head's input at the exit, and W' [|V'|, E] and b' the rows of its output matrix and bias for V'.
+The tokens of V' are determined from a text: `polyformer convert --fit` (calibration/fitting.py). Until then
+both are 0, and no token leaves. The rule can be overconfident about predictions outside the shortlist;
+calibration accounts for this.
 """
 
 import dataclasses
@@ -23,7 +24,10 @@ from polyformer.depth.exits.base import Candidates, ExitRule, ExitRuleConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShortlistConfig(ExitRuleConfig):
-    """`tokens`: of the vocabulary, at most."""
+    """Shortlist confidence: the gap between the two likeliest tokens of a small vocabulary.
+
+    `tokens`: the maximum size of the shortlist.
+    """
 
     tokens: int = 1024
 
@@ -35,12 +39,12 @@ class ShortlistConfig(ExitRuleConfig):
             raise InputError(f"tokens: two are compared, expected 2 or more, got {self.tokens}")
 
     def build(self, hidden_size: int, exits: int) -> "Shortlist":
-        """Rows to be filled."""
+        """Return the rule with zero rows, to be filled later."""
         return Shortlist(self, hidden_size)
 
 
 class Shortlist(ExitRule):
-    """p_(1) - p_(2) by `rows` [|V'|, E] and `bias` [|V'|], which nothing trains."""
+    """The confidence p_(1) - p_(2) from `rows` [|V'|, E] and `bias` [|V'|], which are not trained."""
 
     rows: Tensor
     bias: Tensor
@@ -51,7 +55,7 @@ class Shortlist(ExitRule):
         self.register_buffer("bias", torch.zeros(config.tokens))
 
     def confidence(self, candidates: Candidates) -> Tensor:
-        """Of what the head would read."""
+        """Return the gap for the head's input."""
         hidden = candidates.hidden[0]
         logits = F.linear(hidden, self.rows.to(hidden.dtype), self.bias.to(hidden.dtype))
         likeliest = logits.float().softmax(-1).topk(2, -1).values

@@ -1,1 +1,1 @@
-"""Ways of computing one `Request`: each module has `refuses(request, return_lse)` and `run(request)`."""
+"""Backends that compute a `Request`: each module has `refuses(request, return_lse)` and `run(request)`."""

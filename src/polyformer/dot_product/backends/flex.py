@@ -1,7 +1,7 @@
-"""Compiled FlexAttention on CUDA, its BlockMask made from the layout and never from a dense mask.
+"""Compiled FlexAttention on CUDA with a BlockMask that comes from the layout, never from a dense mask.
 
-On a CPU too, by name and without gradients: torch's kernel there has no backward pass and no log-sum-exp, and
-`auto` leaves it out, because every pattern, shape and score function takes seconds to compile.
+On a CPU it runs only if it is named, and without gradients: torch's CPU kernel has no backward pass and no
+log-sum-exp. `auto` skips it there because each pattern, shape and score function takes seconds to compile.
 """
 
 import dataclasses
@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 
 from polyformer.dot_product.request import Request, transformed
+from polyformer.ops.compiled_code import separate_by_instructions
+from polyformer.ops.second_order import mark_first_order
 from polyformer.patterns.base import Pattern, ScoreMod
 from polyformer.patterns.layout import Interval, intersect, unite
 from polyformer.patterns.mods import Mod
 from polyformer.sequence.context import Context
 
 BLOCK = 128
-"""Queries and keys per block of a BlockMask: FlexAttention's own default."""
+"""Queries and keys per block of a BlockMask: the default of FlexAttention."""
 
 
 COMPILATIONS = 200
-"""Different patterns and score functions in one process at most, before FlexAttention runs uncompiled."""
+"""Largest number of different patterns and score functions per process that FlexAttention compiles."""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request, or None."""
+    """Return why this backend cannot run the request, or None."""
     device = request.q.device.type
     if request.dropout:
         return "FlexAttention has no dropout"
@@ -66,7 +68,7 @@ def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
 
 @functools.cache
 def _lacks() -> str | None:
-    """What this machine lacks to compile for its CPU, or None."""
+    """Return what this machine lacks to compile for its CPU, or None."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
@@ -81,7 +83,7 @@ def _lacks() -> str | None:
 
 
 def run(request: Request) -> tuple[Tensor, Tensor | None]:
-    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]; None for that on a CPU."""
+    """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], which is None on a CPU."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
@@ -97,13 +99,19 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         enable_gqa=request.groups > 1,
         return_aux=None if device.type == "cpu" else AuxRequest(lse=True),
     )
-    return (result, None) if device.type == "cpu" else (result[0], result[1].lse)
+    if device.type == "cpu":
+        return result, None
+    out, lse = result[0], result[1].lse
+    for part in (out, lse):
+        mark_first_order(part, "FlexAttention (backend 'flex')")
+    return out, lse
 
 
 def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
-    """The BlockMask of a pattern: the layout's intervals in blocks, `some` outwards and `full` inwards.
+    """Return the BlockMask of a pattern: the intervals of the layout in blocks.
 
-    Batch and heads are broadcast: the layout holds for all of them. Kept with the context.
+    `some` is rounded outwards and `full` inwards. The layout is valid for all rows and heads, so batch and
+    heads are broadcast. The context stores the mask.
     """
     return context.once(("block mask", pattern, device), lambda: _block_mask(pattern, context, device))
 
@@ -128,7 +136,7 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
 
 
 def _moved(request: Request, context: Context) -> ScoreMod | None:
-    """The score_mod with the terms by distance, all by the offset of `context`."""
+    """Return the score_mod with the relative terms, all with the offset of `context`."""
     mod = request.score_mod
     if isinstance(mod, Mod) and mod.start:
         request = dataclasses.replace(request, score_mod=dataclasses.replace(mod, start=context.offset))
@@ -136,17 +144,17 @@ def _moved(request: Request, context: Context) -> ScoreMod | None:
 
 
 def moving(context: Context, device: torch.device) -> Context:
-    """`context` with its offset in a tensor, read when the kernel runs.
+    """Return `context` with its offset in a tensor that the kernel reads when it runs.
 
-    A number would be compiled in, and once it changes become a dynamic one, which FlexAttention does not
-    take.
+    A Python number would be a constant of the compiled kernel. After its first change it would become a
+    dynamic number, which FlexAttention does not support.
     """
     offset: Any = torch.tensor(context.offset, device=device)
     return dataclasses.replace(context, q_start=offset, memo={})
 
 
 def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:
-    """What each block of queries needs: a layout may cut rows shorter than a block, which are joined here."""
+    """Return the keys of each block of queries; rows of the layout shorter than a block are joined."""
     joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
     for row in pattern.layout(context, BLOCK):
         block = row.start // BLOCK
@@ -156,14 +164,17 @@ def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...]
 
 
 def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, [1, 1, rows], and which, padded with zeros: [1, 1, rows, columns]."""
+    """Return the number of blocks per row, [1, 1, rows], and their indices padded with zeros.
+
+    The indices are [1, 1, rows, columns].
+    """
     counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
     indices = torch.tensor([row + [0] * (columns - len(row)) for row in rows], dtype=torch.int32)
     return counts[None, None].to(device), indices[None, None].to(device)
 
 
 def _attention(device: str) -> Callable[..., Any]:
-    """FlexAttention, compiled; inside a graph that is being compiled anyway, as it is."""
+    """Return compiled FlexAttention, or the plain function inside a graph that is being compiled anyway."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention if torch.compiler.is_compiling() else _compiled(device)
@@ -174,12 +185,13 @@ def _compiled(device: str) -> Callable[..., Any]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    # The kernel for a CPU cannot be compiled where a number that a mask captures has become dynamic.
+    separate_by_instructions()
+    # The CPU kernel cannot be compiled if a number that a mask captures has become dynamic.
     compiled = torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
 
     def call(*args: Any, **options: Any) -> Any:
-        # Every mod needs a compilation of its own. After dynamo's default of 8 it would give up and compute
-        # all scores at once, without a word.
+        # Each mod needs a separate compilation. After dynamo's default of 8, the function would silently run
+        # uncompiled and compute all scores at once.
         with config.patch(recompile_limit=COMPILATIONS):
             return compiled(*args, **options)
 

@@ -1,7 +1,7 @@
-"""torch's fused attention, for what it can do exactly: no score_mod, and a mask that is short or none.
+"""torch's fused attention, for the calls that it computes exactly: no score_mod, and no mask or a small mask.
 
-Biases by distance, and what vectors of distances add to the scores, are a mask of numbers, where that is
-small and no gradient is wanted.
+Biases by distance and terms of distance vectors in the scores become a mask of numbers if this mask is small
+and no gradient is required.
 """
 
 import dataclasses
@@ -13,27 +13,30 @@ from torch.autograd import forward_ad
 
 from polyformer.dot_product.relative import Relative
 from polyformer.dot_product.request import Request, indices
+from polyformer.ops.second_order import mark_first_order
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.implied import Causal, Full
 from polyformer.patterns.layout import count
 from polyformer.sequence.context import Context
 
 MASK_LIMIT = 1 << 22
-"""Entries of the boolean mask that may be built: one of 4 MiB; longer inputs belong to `tiled` or `flex`."""
+"""Largest number of entries of a boolean mask (4 MiB); longer inputs are for `tiled` or `flex`."""
 
 SPARSE_FROM = 1 << 23
-"""Multiplications of q k^T from which it pays to skip the keys that a sparse pattern does not need."""
+"""Number of multiplications of q k^T from which skipping the unneeded keys of a sparse pattern is faster."""
 
 BIAS_LIMIT = 1 << 18
-"""Numbers of a mask of biases that may be built for all heads, or for all heads and rows of the batch."""
+"""Largest number of entries of a mask of biases for all heads, or for all heads and rows of the batch."""
 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
-"""Scores that torch may hold at once where its fused kernels do not apply and it computes densely; fewer of
-them where it also drops some on a CPU, for which `tiled` has quicker numbers (ops/dropout.py)."""
+"""Largest number of scores for calls that torch computes densely because no fused kernel applies.
+
+The limit is lower for dropout on a CPU because `tiled` has a faster generator (ops/dropout.py).
+"""
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request, or None."""
+    """Return why this backend cannot run the request, or None."""
     if request.score_mod is not None or (request.relative is not None and not _short_terms(request)):
         return "a score_mod or relative terms change the scores"
     if return_lse:
@@ -62,15 +65,15 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 
 
 def run(request: Request) -> tuple[Tensor, None]:
-    """Output [B, H, Tq, Dv]."""
+    """Return output [B, H, Tq, Dv], and None for the log-sum-exp."""
     return plan(request)(request.q, request.k, request.v, request.dropout), None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: its rows that see nothing.
+    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: the rows of the mask without a key.
 
-    hides: whether there are keys that some query may not see.
+    hides: whether some query may not see some key.
     """
 
     mask: Tensor | None
@@ -81,7 +84,7 @@ class Plan:
     hides: bool
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-        """Output [B, H, Tq, Dv]."""
+        """Return output [B, H, Tq, Dv]."""
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -92,11 +95,18 @@ class Plan:
             scale=self.scale,
             enable_gqa=self.grouped,
         )
+        if not torch.compiler.is_compiling() and _is_fused(out):
+            mark_first_order(out, "torch's fused attention (backend 'sdpa')")
         return out if self.empty is None else out.masked_fill(self.empty, 0.0)
 
 
+def _is_fused(out: Tensor) -> bool:
+    """Return whether a fused kernel computed `out`; the dense form has gradients of every order."""
+    return out.grad_fn is not None and out.grad_fn.name().startswith("ScaledDotProduct")
+
+
 def plan(request: Request) -> Plan:
-    """What all calls of one context have in common: its layers' calls differ in q, k and v alone."""
+    """Return the plan shared by all calls of a context: the calls of its layers differ only in q, k and v."""
     plain, context, relative = _plain(request), request.context, request.relative
     mask = empty = None
     if plain is None:
@@ -105,6 +115,7 @@ def plan(request: Request) -> Plan:
         mask, empty = context.once(("mask", pattern, request.q.device), lambda: _mask(pattern, request))
     if relative is not None:
         bias, seen = _bias(relative, request), mask
+        # torch takes a mask or `is_causal`, not both: with biases, causality is part of the mask.
         if plain == "causal":
             seen = torch.ones(bias.shape[2:], dtype=torch.bool, device=bias.device).tril()
         mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
@@ -114,8 +125,10 @@ def plan(request: Request) -> Plan:
 
 
 def _short_terms(request: Request) -> bool:
-    """Whether the terms may be numbers added to the scores: few of them, and none rounded to halves but what
-    was given as a number."""
+    """Return whether the terms may be a mask of numbers: the mask is small, and its precision is sufficient.
+
+    Terms computed from vectors require float32 or more, because a mask has the type of the queries.
+    """
     relative, q = request.relative, request.q
     if relative is None or torch.is_grad_enabled() or not relative.tables.keys() <= {"bias", "position_keys"}:
         return False
@@ -126,23 +139,24 @@ def _short_terms(request: Request) -> bool:
 
 
 def _bias(relative: Relative, request: Request) -> Tensor:
-    """What is added to the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
+    """Return the terms for the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
     _, _, q_idx, kv_idx = indices(request)
     entry = relative.entry(request.context.distance(q_idx, kv_idx))
     terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
     if relative.position_keys is not None:
         content = request.q if relative.content is None else relative.content
-        rows = (content * request.scale).transpose(0, 1).flatten(1, 2)  # of a head: its keys are read once
+        # Join the batch rows of each head into a single product, which reads its position keys only once.
+        rows = (content * request.scale).transpose(0, 1).flatten(1, 2)
         by_distance = (rows @ relative.position_keys.mT).unflatten(1, (-1, content.shape[2])).transpose(0, 1)
         terms.append(by_distance.gather(-1, entry.expand(*by_distance.shape[:2], *entry.shape)))
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
-    """The mask, and the rows that see nothing.
+    """Return the mask, and its rows without a key.
 
-    A row that sees nothing is given every key and its output is set to zero: the kernels differ in what
-    they make of such a row, forward and backward.
+    A row without a key gets all keys in the mask, and its output is set to zero later: the kernels differ in
+    their results for such a row, forward and backward.
     """
     mask = pattern.mask(request.context, *indices(request))
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
@@ -151,22 +165,22 @@ def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
 
 
 def _share(pattern: Pattern, context: Context) -> float:
-    """The share of all pairs of query and key that the layout names."""
+    """Return the fraction of all pairs of query and key that the layout lists."""
     rows = pattern.layout(context, 128)
     needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
     return needed / (context.q_len * context.kv_len)
 
 
 def sees_all(request: Request) -> bool:
-    """Whether it is plain that every query sees every key."""
+    """Return whether every query is known to see every key."""
     return _plain(request) == "full"
 
 
 def _plain(request: Request) -> str | None:
-    """ "full" or "causal" when no mask is needed, else None.
+    """Return "full" or "causal" if no mask is needed, else None.
 
-    SDPA aligns `is_causal` at the top left, ours at the bottom right: they agree when no keys come before
-    the first query. One query that is the last key's own sees everything.
+    SDPA aligns `is_causal` at the top left, this library at the bottom right: both agree if no keys come
+    before the first query. A single query at the slot of the last key sees all keys.
     """
     context, pattern = request.context, request.pattern
     if pattern is None or isinstance(pattern, Full):

@@ -1,1 +1,1 @@
-"""Calls of `attend` that cost less as several: by document, by head, by residue class of the slots."""
+"""Splits of a call of `attend` into cheaper calls: by document, by head, by residue class of the slots."""

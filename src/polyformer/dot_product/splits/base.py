@@ -1,4 +1,4 @@
-"""What the three ways to split a call have in common."""
+"""Base of the three ways to split a call."""
 
 import abc
 import dataclasses
@@ -10,12 +10,12 @@ from torch import Tensor
 from polyformer.dot_product.request import Request
 
 Result = tuple[Tensor, Tensor | None]
-"""Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], None where nobody asked for it."""
+"""Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], None if it was not requested."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split(abc.ABC):
-    """One call as several smaller calls `requests`, whose results `join` puts together."""
+    """A call as several smaller calls `requests`; `join` joins their results."""
 
     requests: tuple[Request, ...] = dataclasses.field(repr=False)
 
@@ -24,8 +24,8 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
-        """The result of the whole call from those of `requests`, in their order."""
+        """Return the result of the whole call from the results of `requests`, in their order."""
 
     @abc.abstractmethod
     def label(self, indices: Sequence[int]) -> str:
-        """What the requests of these indices are, for people."""
+        """Return a readable description of the requests with these indices."""

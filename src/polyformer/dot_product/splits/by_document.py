@@ -1,6 +1,6 @@
-"""Packed documents that see themselves whole: each in a call of its own, so that torch needs no mask.
+"""Packed documents without further masking: a separate call for each document, so that torch needs no mask.
 
-A row of documents costs the sum of the squares of their lengths, and nothing is computed across them.
+A row of documents costs the sum of the squares of their lengths; no scores between documents are computed.
 """
 
 import dataclasses
@@ -16,29 +16,29 @@ from polyformer.patterns.implied import Causal, implied
 from polyformer.sequence.context import Context
 
 WORTH_A_CALL = 32
-"""Tokens that a document has on average from which on a call of its own pays."""
+"""Average number of tokens per document from which on a separate call is faster."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByDocument(Split):
-    """Every document in a call of its own, put side by side again."""
+    """A separate call for each document; the results are concatenated."""
 
     name: ClassVar[str] = "by document"
 
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
-        """out = [out_1 .. out_n], along the tokens."""
-        known = [lse for lse in lses if lse is not None]  # some backends give it unasked
+        """Return out = [out_1 .. out_n], concatenated along the tokens."""
+        known = [lse for lse in lses if lse is not None]  # some backends always return it
         return torch.cat(list(outs), 2), torch.cat(known, 2) if len(known) == len(outs) else None
 
     def label(self, indices: Sequence[int]) -> str:
-        """How many documents, of how many tokens."""
+        """Return the number of documents and their lengths."""
         lengths = sorted(self.requests[index].context.q_len for index in indices)
         tokens = f"{lengths[0]}" if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]}"
         return f"{len(lengths)} document{'s' * (len(lengths) > 1)} of {tokens} tokens"
 
 
 def by_document(request: Request) -> ByDocument | None:
-    """The call document by document, where they alone (and time) limit who sees whom; else None."""
+    """Return the call split by document if documents (and causality) are the only limits; else None."""
     lengths = document_lengths(request)
     if lengths is None:
         return None
@@ -52,7 +52,7 @@ def by_document(request: Request) -> ByDocument | None:
 
 
 def document_lengths(request: Request) -> list[int] | None:
-    """The lengths of the documents, where calls of their own are exact and pay; else None."""
+    """Return the lengths of the documents if separate calls are exact and faster; else None."""
     context = request.context
     if context.q_doc is None or request.q.shape[0] != 1 or request.q.is_cuda or context.offset:
         return None
@@ -65,7 +65,7 @@ def document_lengths(request: Request) -> list[int] | None:
 
 
 def _lengths(q_doc: Tensor | None, kv_doc: Tensor | None) -> list[int]:
-    """Of the documents in turn; none where queries and keys are not the same tokens."""
+    """Return the lengths of the documents in turn; empty if queries and keys are not the same tokens."""
     assert q_doc is not None
     assert kv_doc is not None
     if not torch.equal(q_doc, kv_doc):

@@ -1,4 +1,4 @@
-"""Heads with patterns of their own: those that share a pattern in one call, which then has one for all."""
+"""Heads with different patterns: a separate call for each group of heads that share a pattern."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,30 +15,31 @@ from polyformer.patterns.base import Pattern, ScoreMod
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByHead(Split):
-    """Groups of heads, each in a call with the pattern that they share. heads: those of each call."""
+    """Calls for groups of heads that share a pattern. heads: the heads of each call."""
 
     heads: tuple[tuple[int, ...], ...]
 
     name: ClassVar[str] = "by head"
 
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
-        """out = [out_1 .. out_H], along the heads, in their order before the split."""
+        """Return out = [out_1 .. out_H], concatenated along the heads in their order before the split."""
         order = torch.tensor([head for group in self.heads for head in group], device=outs[0].device)
         back = order.argsort()
-        known = [lse for lse in lses if lse is not None]  # some backends give it unasked
+        known = [lse for lse in lses if lse is not None]  # some backends always return it
         lse = torch.cat(known, 1).index_select(1, back) if len(known) == len(outs) else None
         return torch.cat(list(outs), 1).index_select(1, back), lse
 
     def label(self, indices: Sequence[int]) -> str:
-        """The numbers of the heads."""
+        """Return the indices of the heads."""
         heads = sorted(head for index in indices for head in self.heads[index])
         return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
 
 
 def by_head(request: Request, together: bool) -> ByHead | None:
-    """The call by groups of heads that share a pattern; None where all heads do.
+    """Return the call split into groups of heads that share a pattern; None if all heads share it.
 
-    None also where the backend can compute them `together`: a key has one query head, no pattern has a step.
+    Return None also if the backend can compute the heads `together`: each key has a single query head and no
+    pattern has a step.
     """
     if request.pattern is None:
         return None
@@ -56,7 +57,7 @@ def by_head(request: Request, together: bool) -> ByHead | None:
 
 
 def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Request:
-    """The call of these heads alone, with `pattern` in place of its own."""
+    """Return the call for only these heads, with `pattern` as their pattern."""
     device, number = request.q.device, request.q.shape[1]
     index = torch.tensor(heads, device=device)
     kv_index = index // request.groups
@@ -73,5 +74,5 @@ def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Reque
 
 
 def _renumbered(score_mod: ScoreMod, heads: Tensor) -> ScoreMod:
-    """`score_mod` for a call whose head h is head `heads[h]`."""
+    """Return `score_mod` for a call in which head h is head `heads[h]` of the whole call."""
     return lambda score, b, h, q_idx, kv_idx: score_mod(score, b, heads[h], q_idx, kv_idx)

@@ -1,9 +1,9 @@
-"""Strided and dilated patterns: tokens a multiple of `stride` slots apart side by side, where it is dense.
+"""Strided and dilated patterns: tokens at multiples of `stride` slots become neighbours in a dense call.
 
-Such patterns touch every block of keys, though they need few keys of each. Among the tokens of one residue
-class of the slots the same pattern is dense: a dilated window is a window, every l-th key is every key. The
-residue classes of a batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T / stride, D], for any
-backend. A union is split into disjoint parts by their step, whose results are joined by log-sum-exp.
+Such patterns touch every block of keys, but need few keys of each block. Within a residue class of the slots
+the same pattern is dense: a dilated window is a window, every l-th key is every key. The residue classes of a
+batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T / stride, D], for any backend. A union is
+split into disjoint parts by their step, and the results of the parts are joined by log-sum-exp.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ from polyformer.patterns.residue_class import (
 from polyformer.sequence.context import Context
 
 ALTERNATIVES = 8
-"""An intersection of unions with more alternatives than this is left whole."""
+"""Maximum number of alternatives of an intersection of unions; beyond it the intersection is not split."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByResidueClass(Split):
-    """Disjoint parts of the pattern, each in a call of its own over the residue classes of its step.
+    """Separate calls for disjoint parts of the pattern, each over the residue classes of its step.
 
-    Where the step is 1 that is the call itself. whole: the call before the split.
+    A part of step 1 keeps the tokens in their order. whole: the call before the split.
     """
 
     whole: Request = dataclasses.field(repr=False)
@@ -49,7 +49,7 @@ class ByResidueClass(Split):
     needs_lse: ClassVar[bool] = True
 
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
-        """out = sum_i e^(lse_i - lse) out_i with lse = log sum_i e^lse_i, in the order of the tokens."""
+        """Return out = sum_i e^(lse_i - lse) out_i, lse = log sum_i e^lse_i, in the order of the tokens."""
         ordered_outs, ordered_lses = [], []
         for step, out, lse in zip(self.steps, outs, lses):
             assert lse is not None, "parts are joined by it"
@@ -58,12 +58,12 @@ class ByResidueClass(Split):
         return join_by_lse(ordered_outs, ordered_lses)
 
     def label(self, indices: Sequence[int]) -> str:
-        """The steps."""
+        """Return the steps of the parts."""
         return f"step{'s' * (len(indices) > 1)} {', '.join(str(self.steps[index]) for index in indices)}"
 
 
 def by_residue_class(request: Request) -> ByResidueClass | None:
-    """The call split by the steps of its pattern; None where its only step is 1, or queries are few."""
+    """Return the call split by the steps of its pattern; None if its only step is 1, or for few queries."""
     parts = None if request.pattern is None else disjoint_by_step(request.pattern, request.context.q_len)
     if parts is None:
         return None
@@ -75,9 +75,9 @@ def by_residue_class(request: Request) -> ByResidueClass | None:
 
 
 def disjoint_by_step(pattern: Pattern, queries: int) -> dict[int, Pattern] | None:
-    """Disjoint parts of a pattern by their step; None where there is one part of step 1.
+    """Return disjoint parts of a pattern by their step; None if there is only a part of step 1.
 
-    A step that leaves a residue class fewer than 2 of the queries counts as 1.
+    A step with fewer than 2 queries per residue class counts as 1.
     """
     groups: dict[int, list[Pattern]] = {1: []}
     for alternative in alternatives(pattern):
@@ -91,13 +91,14 @@ def disjoint_by_step(pattern: Pattern, queries: int) -> dict[int, Pattern] | Non
     before: Pattern | None = None
     for step, members in groups.items():
         union = functools.reduce(operator.or_, members)
+        # Remove the keys of the parts before: a key in two parts would count twice in the sum.
         parts[step] = union if before is None else Without(union, before)
         before = union if before is None else before | union
     return parts
 
 
 def alternatives(pattern: Pattern) -> list[Pattern]:
-    """Patterns whose union is `pattern`: (A | B) & C gives A & C and B & C."""
+    """Return patterns with the union `pattern`: A & C and B & C for (A | B) & C."""
     if isinstance(pattern, Or):
         return [*alternatives(pattern.left), *alternatives(pattern.right)]
     if isinstance(pattern, And):
@@ -108,11 +109,12 @@ def alternatives(pattern: Pattern) -> list[Pattern]:
 
 
 def join_by_lse(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over several sets of keys, from outputs [B, H, T, D] and log-sum-exps [B, H, T] of each."""
+    """Return attention over several sets of keys, from outputs [B, H, T, D] and log-sum-exps [B, H, T]."""
     if len(outs) == 1:
         return outs[0], lses[0]
     each = torch.stack(lses, -1)
     total = safe_logsumexp(each)
+    # A query without keys in any set has lse -inf everywhere: replace it, as -inf - (-inf) is NaN.
     shares = torch.exp(each - total.masked_fill(total == -torch.inf, 0.0).unsqueeze(-1))
     out = sum(out * share.unsqueeze(-1) for out, share in zip(outs, shares.unbind(-1)))
     assert isinstance(out, Tensor)
@@ -120,7 +122,7 @@ def join_by_lse(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]
 
 
 def to_residue_classes(request: Request, stride: int) -> Request:
-    """The same call with each residue class as a batch row; its pattern must have this stride."""
+    """Return the same call with each residue class as a batch row; its pattern must have this stride."""
     if stride == 1:
         return request
     context = request.context
@@ -130,6 +132,7 @@ def to_residue_classes(request: Request, stride: int) -> Request:
         residue_class_context(context, stride),
     )
     front, keys = context.offset % stride, inner.kv_len * stride
+    # Keys are padded to whole steps. Causality or `kv_valid` masks the new keys; else they become padding.
     if keys > context.kv_len and context.kv_valid is None and not context.causal:
         real = torch.arange(keys, device=request.k.device).view(1, -1) < context.kv_len
         valid = residue_class_table(real.expand(len(request.k), -1), 0, keys, stride, edge=False)
@@ -147,7 +150,7 @@ def to_residue_classes(request: Request, stride: int) -> Request:
 
 
 def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
-    """Results [B * stride, H, T', ...] in the order of the call's queries: [B, H, Tq, ...]."""
+    """Return results [B * stride, H, T', ...] in the order of the queries of the call: [B, H, Tq, ...]."""
     if stride == 1:
         return x
     front = request.context.offset % stride
@@ -156,7 +159,7 @@ def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
 
 
 def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
-    """`score_mod` for a call over residue classes: it is asked about the slots that the tokens come from."""
+    """Return `score_mod` for a call over residue classes: it receives the original slots of the tokens."""
     inner = residue_class_context(context, stride)
 
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -167,7 +170,7 @@ def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
 
 
 def _relative(request: Request, stride: int, inner: Context) -> Relative:
-    """The entries of the distances that are multiples of `stride`, counted in steps of it."""
+    """Return the entries of distances that are multiples of `stride`, with distances in units of `stride`."""
     relative = request.relative
     assert relative is not None
     least, greatest = inner.offset - inner.kv_len + 1, inner.offset + inner.q_len - 1
@@ -181,11 +184,11 @@ def _relative(request: Request, stride: int, inner: Context) -> Relative:
 
 
 def _padded(x: Tensor, front: int, length: int) -> Tensor:
-    """x [B, H, T, D] with zeros on both sides, `length` tokens in all."""
+    """Return x [B, H, T, D] padded with zeros on both sides to `length` tokens."""
     after = length - front - x.shape[2]
     return F.pad(x, (0, 0, front, after)) if front or after else x
 
 
 def _split(x: Tensor, stride: int) -> Tensor:
-    """[B, H, T, D] -> [B * stride, H, T / stride, D]."""
+    """Return x [B, H, T, D] as [B * stride, H, T / stride, D]."""
     return x.unflatten(2, (-1, stride)).movedim(3, 1).flatten(0, 1)

@@ -1,6 +1,6 @@
-"""Keys and values sent to the processes whose queries need them, their gradients sent back and added up.
+"""Exchange of keys and values: each process receives the keys of its queries and returns their gradients.
 
-On the `meta` device, where shapes alone are traced, nothing is sent, and no process group is needed.
+On the `meta` device, which only traces shapes, nothing is sent, and no process group is needed.
 """
 
 from collections.abc import Sequence
@@ -9,29 +9,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.dot_product.spread.needs import Needs
 from polyformer.dot_product.spread.traffic import count_transfer
+from polyformer.ops.second_order import WHOLE, first_order
 from polyformer.patterns.layout import Interval, intersect, unite
 from polyformer.sequence.shares import Share
 
 
 class _ToPeers(torch.autograd.Function):
-    """Rows [N, ...], so many for each process in turn -> the rows that those send here."""
+    """An all-to-all of rows [N, ...], grouped by process, with a backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]
     ) -> Tensor:
-        """One all-to-all."""
+        """Return the rows that the other processes send to this process."""
         ctx.group, ctx.what, ctx.sent, ctx.received = group, what, sent, received
         return _sent(rows, group, what, sent, received)
 
     @staticmethod
-    @once_differentiable
+    @first_order("a sequence that is spread over processes", WHOLE)
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients go where the rows came from."""
+        """Send the gradients back to the processes that sent the rows."""
         rows = _sent(grad, ctx.group, f"gradients of {ctx.what}", ctx.received, ctx.sent)
         return rows, None, None, None, None
 
@@ -47,11 +47,11 @@ def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[i
 
 
 class _Gathered(torch.autograd.Function):
-    """A tensor of every process, of one shape in all -> those of all processes, [P, ...]."""
+    """An all-gather of a tensor with the same shape in all processes, with a backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: Share, what: str) -> Tensor:
-        """One all-gather."""
+        """Return the tensors of all processes, [P, ...]."""
         ctx.group, ctx.what = share.group, what
         x = x.contiguous()
         everybody = [torch.empty_like(x) for _ in share.runs]
@@ -61,9 +61,9 @@ class _Gathered(torch.autograd.Function):
         return torch.stack(everybody)
 
     @staticmethod
-    @once_differentiable
+    @first_order("a sequence that is spread over processes", WHOLE)
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of what this process showed, added up over all that saw it."""
+        """Return the gradient of the tensor of this process, summed over all processes that received it."""
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
         others = len(grad) - 1
@@ -72,7 +72,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def total(x: Tensor, share: Share) -> Tensor:
-    """The sum of x over the processes of a share, without a gradient."""
+    """Return the sum of x over the processes of a share, without a gradient."""
     x = x.clone()
     if len(share.runs) > 1 and not x.is_meta:
         dist.all_reduce(x, group=share.group)
@@ -80,15 +80,20 @@ def total(x: Tensor, share: Share) -> Tensor:
 
 
 def total_of_parts(x: Tensor, share: Share) -> Tensor:
-    """The sum of x over the processes of a share; its gradient counts this process's part as often as there
-    are processes, so that the mean of their gradients is that of the sum."""
+    """Return the sum of x over the processes of a share.
+
+    The gradient of the part of this process is multiplied by the number of processes, so that the mean of the
+    gradients of all processes is the gradient of the sum.
+    """
     part = x * len(share.runs)
+    # The value is the total, but the gradient flows only through `part`.
     return part + (total(x.detach(), share) - part).detach()
 
 
 def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
-    """x [B, T, ...] of all slots, from that of each process's tokens; without a gradient."""
+    """Return x [B, T, ...] of all slots, gathered from the tokens of each process; without a gradient."""
     lengths = [sum(stop - start for start, stop in runs) for runs in share.runs]
+    # An all-gather requires equal shapes: pad to the longest run and cut afterwards.
     room = x.new_zeros(x.shape[0], max(lengths), *x.shape[2:])
     room[:, : x.shape[1]] = x.detach()
     gathered = gather(room, share, what)
@@ -97,35 +102,38 @@ def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
 
 
 def gather(x: Tensor, share: Share, what: str) -> Tensor:
-    """x of every process of a share, which has one shape in all: [P, ...]."""
+    """Return x of every process of a share, [P, ...]; x must have the same shape in all of them."""
     return _Gathered.apply(x, share, what) if len(share.runs) > 1 else x.unsqueeze(0)
 
 
 class _Anchored(torch.autograd.Function):
-    """`out`, in whose graph `other` stands too: all processes take part in the backward pass of an exchange,
-    one whose queries used nothing of it too."""
+    """The identity of `out` with `other` in its graph.
+
+    All processes must take part in the backward pass of an exchange, even if their queries used none of its
+    keys.
+    """
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, other: Tensor) -> Tensor:
-        """`out` as it is."""
+        """Return `out` unchanged."""
         ctx.shape, ctx.dtype, ctx.device = other.shape, other.dtype, other.device
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Nothing for `other`."""
+        """Return the gradient of `out`, and zeros for `other`."""
         return grad, torch.zeros((), dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
 
 
 def anchored(out: Tensor, other: Tensor) -> Tensor:
-    """`out` with an edge to `other`, which gets zeros for gradients."""
+    """Return `out` with an edge of the graph to `other`, which receives zeros as gradients."""
     return _Anchored.apply(out, other) if torch.is_grad_enabled() and other.requires_grad else out
 
 
 def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") -> Tensor:
-    """The keys that this process needs, [B, Hkv, N, D + Dv]: in rising order of slots, k and v side by side.
+    """Return the concatenated k and v that this process needs, [B, Hkv, N, D + Dv], in ascending slot order.
 
-    k [B, Hkv, T, D], v [B, Hkv, T, Dv]: of the slots that the process holds, in its order, which rises.
+    k [B, Hkv, T, D], v [B, Hkv, T, Dv]: the keys and values of the process, in ascending slot order.
     """
     share, rank = needs.share, needs.share.rank
     processes, held = range(len(share.runs)), share.keys.slots(k.device)
@@ -141,10 +149,11 @@ def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") 
         list(map(len, received)),
     )
     rows = torch.cat([rows.index_select(0, torch.searchsorted(held, own)), arrived])
+    # The rows are ordered by process: restore the order of the slots.
     return rows.index_select(0, torch.cat([own, *received]).argsort()).movedim(0, 2)
 
 
 def _slots(runs: Sequence[Interval], device: torch.device) -> Tensor:
-    """The slots of these runs, in order."""
+    """Return the slots of these runs, in order."""
     none = torch.zeros(0, dtype=torch.long, device=device)
     return torch.cat([none, *(torch.arange(start, stop, device=device) for start, stop in runs)])

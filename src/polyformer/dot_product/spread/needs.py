@@ -1,4 +1,4 @@
-"""Which keys the queries of each process need, from the pattern's layout: every process knows it of all."""
+"""The keys that the queries of each process need, from the layout of the pattern, known to every process."""
 
 import dataclasses
 import itertools
@@ -11,13 +11,13 @@ from polyformer.sequence.context import Context
 from polyformer.sequence.shares import Run, Share, balanced, contiguous
 
 UNEVEN = 1.25
-"""How many times the average a process may have to compute before its slots are in two runs."""
+"""Largest ratio of the work of the busiest process to the average at which each process has a single run."""
 
 PROBES = 8
-"""Runs of queries of each process that are asked for their keys, to find how much it has to compute."""
+"""Number of runs of queries per process in the estimate of its work."""
 
 FEW = 4
-"""Runs of keys that a run of queries meets in calls of their own; more are one run, with gaps of zeros."""
+"""Largest number of runs of keys with separate calls; more runs are merged, with zeros in the gaps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +28,15 @@ class Part:
     keys: tuple[Interval, ...]
 
     def spans(self) -> tuple[Interval, ...]:
-        """The runs of keys to compute with: `keys`, or what lies between the first and the last where they
-        are many."""
+        """Return the runs of keys for separate calls: `keys`, or a single run from first to last if many."""
         return self.keys if len(self.keys) <= FEW else ((self.keys[0][0], self.keys[-1][1]),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What the processes of a share need of one another for one call.
+    """The keys that the processes of a share need from each other for a call.
 
-    parts: of each process, its runs of queries. keys: of each process, all keys that its queries may see.
+    parts: the runs of queries of each process. keys: all keys that the queries of each process may see.
     """
 
     share: Share = dataclasses.field(repr=False)
@@ -45,29 +44,30 @@ class Needs:
     keys: tuple[tuple[Interval, ...], ...]
 
     def sent(self, sender: int, receiver: int) -> tuple[Interval, ...]:
-        """The slots whose keys one process sends to another, in rising order."""
+        """Return the slots of the keys that `sender` sends to `receiver`, in ascending order."""
         if sender == receiver:
             return ()
         return intersect(self.keys[receiver], unite(self.share.key_runs[sender]))
 
     def part_needed(self) -> float:
-        """Of the keys that processes do not hold themselves, the part that their queries need."""
+        """Return the fraction of the keys of other processes that the queries of the processes need."""
         processes = len(self.keys)
         every = (processes - 1) * sum(stop - start for runs in self.share.key_runs for start, stop in runs)
         return sum(map(self.received, range(processes))) / max(every, 1)
 
     def received(self, rank: int) -> int:
-        """How many keys a process gets from all others."""
+        """Return the number of keys that a process receives from all others."""
         return sum(count(self.sent(sender, rank)) for sender in range(len(self.keys)))
 
 
 def choose_runs(
     patterns: Iterable[Pattern | None], whole: Context, processes: int
 ) -> tuple[tuple[Run, ...], ...]:
-    """The runs of slots of every process, for layers with these patterns.
+    """Return the runs of slots of every process, for layers with these patterns.
 
-    One run each where that shares out the work of all layers evenly, as windows do, for the keys of others
-    are then at its edges alone; else an early and a late one, which balance it.
+    Each process has a single run if this balances the work of all layers, for example with windows: then only
+    the edges of a run need keys of other processes. Otherwise each process has an early run and a late run,
+    which together balance the work.
     """
     limits, busiest = implied(whole), 1.0
     for pattern in patterns:
@@ -77,7 +77,7 @@ def choose_runs(
 
 
 def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
-    """How many times the average the busiest process would compute, if each had one run of the slots."""
+    """Return the work of the busiest process divided by the average if each process has a single run."""
     work = []
     for part in contiguous(whole.q_len, processes):
         step = -(-(part[0][1] - part[0][0]) // PROBES) or 1
@@ -88,17 +88,20 @@ def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
 
 
 def _cuts(pattern: Pattern | None, whole: Context, run: Run) -> list[int]:
-    """Inside a run."""
+    """Return the cuts of the pattern inside a run."""
     return [] if pattern is None else [edge for edge in pattern.cuts(whole) if run[0] < edge < run[1]]
 
 
 def _keys(pattern: Pattern | None, whole: Context, start: int, stop: int) -> tuple[Interval, ...]:
-    """That these queries may see."""
+    """Return the keys that these queries may see."""
     return clip(0, whole.kv_len, whole.kv_len) if pattern is None else pattern.keys(whole, start, stop).some
 
 
 def find_needs(pattern: Pattern | None, whole: Context, share: Share, every: bool = False) -> Needs:
-    """The needs of a call of `pattern`, with all that the context forbids in it. every: all need all keys."""
+    """Return the needs of a call of `pattern`, which includes the limits of the context.
+
+    every: all processes need all keys.
+    """
     pattern = None if every else pattern
 
     def keys_of(start: int, stop: int) -> tuple[Interval, ...]:

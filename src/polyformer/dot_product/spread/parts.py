@@ -1,4 +1,4 @@
-"""A call on one process's queries as calls of its runs of queries, each over a run of the keys they need."""
+"""The parts of a call on a process: a call for each run of queries and each run of keys that they need."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -15,13 +15,13 @@ from polyformer.patterns.mods import broadcasts
 from polyformer.sequence.spread import cut
 
 Compute = Callable[[Request], tuple[Tensor, Tensor]]
-"""Computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""
+"""Function that computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""
 
 
 def part_request(request: Request, first: int, part: Part, span: Interval, k: Tensor, v: Tensor) -> Request:
-    """The call of a part's queries over the keys k, v of the slots `span`.
+    """Return the call of the queries of a part over the keys k, v of the slots `span`.
 
-    first: which of the process's queries the part's first one is.
+    first: the index of the first query of the part among the queries of the process.
     """
     whole, count, (key, _) = request.context.whole, part.queries[1] - part.queries[0], span
     assert whole is not None
@@ -41,7 +41,7 @@ def part_request(request: Request, first: int, part: Part, span: Interval, k: Te
 
 
 def _moved(score_mod: ScoreMod, query: int, key: int) -> ScoreMod:
-    """`score_mod` where query 0 is the process's query `query`, and key 0 the slot `key`."""
+    """Return `score_mod` for a part with query 0 at index `query` of the process and key 0 at slot `key`."""
 
     @broadcasts
     def moved(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def _moved(score_mod: ScoreMod, query: int, key: int) -> ScoreMod:
 
 
 def numbered(parts: Iterable[Part]) -> Iterable[tuple[int, Part]]:
-    """Each part of a process with the number of its first query among the process's own."""
+    """Yield each part of a process with the index of its first query among the queries of the process."""
     first = 0
     for part in parts:
         yield first, part
@@ -59,7 +59,7 @@ def numbered(parts: Iterable[Part]) -> Iterable[tuple[int, Part]]:
 
 
 def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
-    """Of kv [B, Hkv, N, W], which has the slots `held`, those of `span`; zeros where it has none."""
+    """Return the slots `span` of kv [B, Hkv, N, W], which has the slots `held`; zeros for missing slots."""
     starts, first = [], 0
     for start, stop in held:
         starts.append(first)
@@ -69,6 +69,7 @@ def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
         for (start, stop), at in zip(held, starts)
         if intersect(((start, stop),), (span,))
     ]
+    # A single piece without gaps is a view: no copy.
     if [(start, stop) for start, stop, _ in pieces] == [span]:
         return kv.narrow(2, pieces[0][2], span[1] - span[0])
     there = torch.cat([torch.arange(a - span[0], b - span[0], device=kv.device) for a, b, _ in pieces])
@@ -77,7 +78,10 @@ def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
 
 
 def nothing_seen(request: Request, count: int, wide: bool = False) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of queries that may see no key; `wide`: both in float32 or more, to add to."""
+    """Return output and log-sum-exp of queries that may see no key.
+
+    wide: both have float32 or more, for sums.
+    """
     q, precise = request.q, torch.promote_types(request.q.dtype, torch.float32)
     out = q.new_zeros(*q.shape[:2], count, request.v.shape[3], dtype=precise if wide else q.dtype)
     return out, torch.full(out.shape[:3], -torch.inf, dtype=precise, device=q.device)

@@ -1,7 +1,7 @@
-"""A ring: the keys of every process pass from process to process, while the last ones are computed with.
+"""Ring attention: the keys of every process pass from process to process, overlapped with computation.
 
-No process has more keys at a time than its own and those of two others. In the backward pass they go around
-once more, their gradients behind them, and parts are computed again:
+A process never has more keys in memory than its own keys and the keys of two other processes. In the backward
+pass the keys pass around the ring again, followed by their gradients, and the parts are recomputed:
 
     out = sum_i w_i out_i      w_i = e^(lse_i - lse)      lse = log sum_i e^lse_i      over the parts i
     grad out_i = w_i grad out
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.dot_product.relative import TABLES, Relative
 from polyformer.dot_product.request import Request
@@ -26,12 +25,13 @@ from polyformer.dot_product.spread.needs import Needs
 from polyformer.dot_product.spread.parts import Compute, nothing_seen, numbered, part_request
 from polyformer.dot_product.spread.traffic import count_transfer
 from polyformer.ops.precision import as_written
+from polyformer.ops.second_order import WHOLE, first_order
 from polyformer.patterns.layout import intersect
 from polyformer.sequence.shares import Share
 
 
 def refuses_ring(request: Request) -> str | None:
-    """Why a call cannot be computed in parts that are computed again; None where it can."""
+    """Return why a call cannot be computed in parts that are recomputed, or None."""
     if request.score_mod is not None:
         return "gradients of what a score_mod reads do not come back from a ring"
     if request.dropout:
@@ -40,25 +40,26 @@ def refuses_ring(request: Request) -> str | None:
 
 
 def run_ring(request: Request, needs: Needs, compute: Compute) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, Dv] and log-sum-exp [B, H, T] of this process's queries."""
+    """Return output [B, H, T, Dv] and log-sum-exp [B, H, T] of the queries of this process."""
     kv = torch.cat([request.k, request.v], -1)
     return _Ring.apply(request, needs, compute, request.q, kv, *_tensors(request.relative))
 
 
 class _Ring(torch.autograd.Function):
-    """q [B, H, T, D], k and v side by side, the tensors of relative terms -> output and log-sum-exp."""
+    """The ring as a function of q [B, H, T, D], concatenated k and v, and the tensors of relative terms."""
 
     @staticmethod
     @as_written
     def forward(
         ctx: Any, request: Request, needs: Needs, compute: Compute, q: Tensor, kv: Tensor, *terms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The parts of every process's keys in turn, joined as they come."""
+        """Return output and log-sum-exp, joined over the keys of all processes as they arrive."""
         request = _with(request, q, terms)
         own = needs.parts[needs.share.rank]
         joined = [nothing_seen(request, part.queries[1] - part.queries[0], wide=True) for part in own]
         chunk = kv
         for owner in _turns(needs.share):
+            # Start the transfer before the computation, so that both overlap.
             hop = _start(chunk, needs.share, owner, "keys and values")
             for number, call in _calls(request, needs, owner, chunk):
                 outs, lses = zip(joined[number], compute(call))
@@ -71,15 +72,15 @@ class _Ring(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @first_order("a sequence that is spread over processes", WHOLE)
     @as_written
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        """The keys go around again; the gradients of a process's keys follow one step behind them."""
+        """Pass the keys around again; the gradients of the keys of a process follow a step later."""
         q, kv, out, lse, *terms = ctx.saved_tensors
         request, needs, compute = ctx.call
         share, chunk, behind = needs.share, kv, None
         leaves = [x.detach().requires_grad_() for x in (q, *terms)]
-        totals = [torch.zeros_like(x, dtype=lse.dtype) for x in leaves]  # of as many terms as processes
+        totals = [torch.zeros_like(x, dtype=lse.dtype) for x in leaves]  # sums over all processes: float32
         for owner in _turns(share):
             hop = _start(chunk, share, owner, "keys and values")
             keys = chunk.detach().requires_grad_()
@@ -105,9 +106,9 @@ def _gradients(
     needs: Needs,
     whole: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> list[Tensor]:
-    """Of `leaves`, from the parts (number of the run of queries, out, lse) of one process's keys.
+    """Return the gradients of `leaves`, from the parts (number of the run of queries, out, lse) of a process.
 
-    whole: grad out, grad lse, out and lse of all of this process's queries.
+    whole: grad out, grad lse, out and lse of all queries of this process.
     """
     starts = [first for first, _ in numbered(needs.parts[needs.share.rank])]
     outputs, gradients = [], []
@@ -116,6 +117,7 @@ def _gradients(
             continue
         here = slice(starts[number], starts[number] + out_i.shape[2])
         grad, grad_lse, out, lse = (x[:, :, here] for x in whole)
+        # A query without keys has lse = -inf: 0 instead avoids -inf - (-inf) = NaN.
         weight = (lse_i.detach() - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
         apart = (grad * (out_i.detach() - out)).sum(-1, dtype=weight.dtype)
         outputs += [out_i, lse_i]
@@ -126,12 +128,12 @@ def _gradients(
 
 
 def _turns(share: Share) -> Iterator[int]:
-    """Whose keys are here, step by step: this process's own, then those of the processes before it."""
+    """Yield the owner of the present keys for each step: this process, then the processes before it."""
     return ((share.rank - step) % len(share.runs) for step in range(len(share.runs)))
 
 
 def _calls(request: Request, needs: Needs, owner: int, kv: Tensor) -> Iterator[tuple[int, Request]]:
-    """The calls of this process's runs of queries, by number, over the keys kv of process `owner`."""
+    """Yield the calls of the runs of queries of this process, by number, over the keys kv of `owner`."""
     width = request.q.shape[3]
     for number, (first, part) in enumerate(numbered(needs.parts[needs.share.rank])):
         at = 0
@@ -146,23 +148,23 @@ def _calls(request: Request, needs: Needs, owner: int, kv: Tensor) -> Iterator[t
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Hop:
-    """What is on its way here, and what on its way to the next process."""
+    """The tensors that are being received and sent; `outgoing` is kept alive until the transfer ends."""
 
     incoming: Tensor
     outgoing: Tensor
     works: list[dist.Work]
 
     def arrived(self) -> Tensor:
-        """What came, once it is there."""
+        """Wait for the transfers and return the received tensor."""
         for work in self.works:
             work.wait()
         return self.incoming
 
 
 def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -> _Hop:
-    """Sends x [B, Hkv, T, W], of process `owner`, to the next process, and begins to receive what follows.
+    """Start to send x [B, Hkv, T, W] of process `owner` to the next process, and to receive the next tensor.
 
-    The last step's keys stay where they are; gradients go on, `home`.
+    The keys of the last step are not sent; gradients are, with `home`, because they must reach their owner.
     """
     processes = len(share.runs)
     if processes == 1 or (not home and owner == (share.rank + 1) % processes):
@@ -172,7 +174,7 @@ def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -
     length = sum(stop - start for start, stop in runs)
     incoming = x.new_empty(*x.shape[:2], length, x.shape[3])
     count_transfer(what, x.nbytes, incoming.nbytes)
-    if x.is_meta:  # shapes alone are traced
+    if x.is_meta:  # only shapes are traced
         return _Hop(incoming, x, [])
     group = share.group or dist.group.WORLD
     assert group is not None, "processes without a group have nothing to exchange"
@@ -185,14 +187,14 @@ def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -
 
 
 def _tensors(relative: Relative | None) -> list[Tensor]:
-    """Of relative terms, in a fixed order."""
+    """Return the tensors of relative terms, in a fixed order."""
     if relative is None:
         return []
     return [x for name in (*TABLES, "content") if (x := getattr(relative, name)) is not None]
 
 
 def _with(request: Request, q: Tensor, terms: Sequence[Tensor]) -> Request:
-    """The request with other queries, and with `_tensors` of its relative terms replaced."""
+    """Return the request with other queries, and with `_tensors` of its relative terms replaced."""
     relative = request.relative
     if relative is not None:
         names = [name for name in (*TABLES, "content") if getattr(relative, name) is not None]

@@ -1,14 +1,14 @@
-"""`attend` over processes: keys come to the queries, which are computed in parts and joined by log-sum-exp.
+"""Context-parallel `attend`: keys are sent to the queries, and the parts are joined by log-sum-exp.
 
-Three ways, of which the first is the definition:
+There are three methods; the first is the reference:
 
-    all      every process gets all keys: an all-gather
-    needed   every process gets the keys that the layout of the pattern names for its queries: an all-to-all
-    ring     the keys of every process pass from process to process while the last ones are computed with
+    all      every process receives all keys: an all-gather
+    needed   every process receives the keys that the layout lists for its queries: an all-to-all
+    ring     the keys of every process pass from process to process, overlapped with computation
 
-Where a layout names few keys, the second sends the least. Where it names most of them, the ring sends little
-more, waits less, and holds the keys of three processes at a time, not of all; for that it computes parts
-again in the backward pass.
+If a layout lists few keys, `needed` sends the least. If it lists most keys, `ring` sends little more, waits
+less, and has the keys of only three processes in memory instead of all; in return it recomputes the parts in
+the backward pass.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from polyformer.dot_product.spread.ring import refuses_ring, run_ring
 
 
 def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, Dv] and log-sum-exp [B, H, T] of this process's queries, its keys exchanged first."""
+    """Exchange the keys; return output [B, H, T, Dv] and log-sum-exp [B, H, T] of the process's queries."""
     rank, width = needs.share.rank, request.k.shape[3]
     kv = exchange(request.k, request.v, needs)
     results = []
@@ -44,8 +44,10 @@ def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Ten
 
 
 def in_order(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The runs of queries one behind the other: outputs [B, H, T, Dv], laid by tokens, as what reads all
-    heads of a token asks for, and log-sum-exps [B, H, T]."""
+    """Return the concatenated runs of queries: outputs [B, H, T, Dv] and log-sum-exps [B, H, T].
+
+    The memory of the outputs is ordered by token, as the following layer reads all heads of a token.
+    """
     if len(results) == 1:
         return results[0]
     outs, lses = zip(*results)
@@ -55,13 +57,13 @@ def in_order(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 WAYS = {"all": run_exchanged, "needed": run_exchanged, "ring": run_ring}
 
 WORTH_A_RING = 0.5
-"""The share of the keys of others that processes need, from which on these pass in a ring."""
+"""Fraction of the keys of other processes that the queries need, from which on `auto` uses a ring."""
 
 
 def choose_way(request: Request) -> tuple[Needs, str, str]:
-    """What the processes need of one another, how they get it, and why so: the same in every process.
+    """Return the needs of the processes, the method of the exchange and the reason for it.
 
-    Raises `InputError` where a ring is asked for that the call does not allow.
+    The result is the same in every process. Raises `InputError` for a ring if the call does not allow it.
     """
     context, pattern = request.context, request.pattern
     share, whole = context.share, context.whole

@@ -1,4 +1,4 @@
-"""What processes send one another for attention, counted in bytes where somebody asks."""
+"""Counting of the bytes that processes exchange for attention."""
 
 import dataclasses
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ from polyformer.core.tap import Tap
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One exchange as this process sees it: what it was for, and the bytes that it sent and received."""
+    """A single exchange of this process: its purpose and the bytes sent and received."""
 
     what: str
     sent: int
@@ -19,10 +19,10 @@ _tap: Tap[Transfer] = Tap("transfers")
 
 
 def counted_transfers() -> AbstractContextManager[list[Transfer]]:
-    """Collects the exchanges inside, in order; those of the backward pass too, where it runs inside."""
+    """Collect the exchanges in the context, in order, including a backward pass that runs in it."""
     return _tap.collected()
 
 
 def count_transfer(what: str, sent: int, received: int) -> None:
-    """Shows an exchange to whoever collects."""
+    """Pass an exchange to all active collectors."""
     _tap.show(Transfer(what, sent, received))

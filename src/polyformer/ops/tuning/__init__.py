@@ -1,10 +1,11 @@
-"""What is fastest on this machine: measured once, kept in the user's cache folder, the same for every run.
+"""Choices of the fastest way on this machine: measured once, cached in the user's cache folder, the same for
+every run.
 
-A `Section` holds the choices of one part of the library: which library computes a product, how many queries a
-tile has. It is measured when first asked for, in a fraction of a second, and kept by processor, threads and
-versions. `POLYFORMER_TUNING` pins all sections: "fixed" to the choices written in the code, a file's name to
-what `polyformer tune --out FILE` wrote into it. Different choices round differently: a training run records
-the ones it was made with and goes on with them.
+A `Section` holds the choices of one part of the library: the library that computes a product, or the number
+of queries in a tile. It is measured when first needed, in a fraction of a second, and cached by processor,
+threads and versions. `POLYFORMER_TUNING` pins all sections: "fixed" to the choices in the code, a file name
+to the output of `polyformer tune --out FILE`. Different choices round differently: a training run records its
+choices and resumes with them.
 """
 
 from polyformer.ops.tuning.section import Section, adopted, recorded

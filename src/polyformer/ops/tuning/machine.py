@@ -1,4 +1,4 @@
-"""What the choices of a machine depend on: its processor, what it may use of it, the versions."""
+"""The properties of a machine that the choices depend on: processor, instruction set, versions."""
 
 import functools
 import importlib.metadata
@@ -9,15 +9,17 @@ from pathlib import Path
 import torch
 
 CORE_CACHE = 1 << 20
-"""Bytes of cache a core has of its own where the system does not say."""
+"""Bytes of a core's private cache if the system does not report it."""
 
 LAST_CACHE = 32 << 20
-"""Bytes of the last cache where the system does not say."""
+"""Bytes of the last-level cache if the system does not report it."""
 
 
 @functools.cache
 def processor() -> str:
-    """Its name with family and model, for virtual machines call very different ones by the same name."""
+    """Return the name with family and model, as virtual machines give very different processors the same
+    name.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -29,7 +31,7 @@ def processor() -> str:
 
 
 def instruction_set() -> str:
-    """The widest vectors that torch may use here ("AVX512", "AVX2"), and oneDNN's limit if one is set."""
+    """Return the widest vectors that torch may use ("AVX512", "AVX2"), and oneDNN's limit if one is set."""
     own = torch.backends.cpu.get_cpu_capability()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
     return f"{own}, oneDNN up to {limit}" if limit else own
@@ -37,18 +39,18 @@ def instruction_set() -> str:
 
 @functools.cache
 def core_cache() -> int:
-    """Bytes of the second-level cache, which on today's processors a core has to itself."""
+    """Return the bytes of the second-level cache, which is private to a core on current processors."""
     return _size("SC_LEVEL2_CACHE_SIZE", CORE_CACHE)
 
 
 @functools.cache
 def last_cache() -> int:
-    """Bytes of the last cache before memory, as far as one processor's cores share it."""
+    """Return the bytes of the last-level cache shared by one processor's cores."""
     return _size("SC_LEVEL3_CACHE_SIZE", LAST_CACHE)
 
 
 def _size(name: str, default: int) -> int:
-    """What the system says, or `default` where it says nothing."""
+    """Return the value that the system reports, or `default`."""
     try:
         size = os.sysconf(name)
     except (AttributeError, ValueError, OSError):
@@ -57,7 +59,7 @@ def _size(name: str, default: int) -> int:
 
 
 def described() -> dict[str, str]:
-    """All that the choices are kept by, except the number of threads."""
+    """Return all properties that identify the choices, except the number of threads."""
     return {
         "processor": processor(),
         "instruction set": instruction_set(),

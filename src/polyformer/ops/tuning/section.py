@@ -1,4 +1,4 @@
-"""A section of choices: asked for by the code that uses them, measured when first asked for."""
+"""A section of choices: read by the code that uses them, measured when first needed."""
 
 import contextlib
 import threading
@@ -23,12 +23,12 @@ class Section(Generic[C]):
     """The choices of one part of the library.
 
     Args:
-        name: what the file calls it.
-        fixed: the choices where nothing may be measured: under `POLYFORMER_TUNING=fixed` and in deterministic
+        name: the name in the file.
+        fixed: the choices if measuring is not allowed: with `POLYFORMER_TUNING=fixed` and in deterministic
             mode (`torch.use_deterministic_algorithms`).
-        measure: finds the best choices on this machine, with torch's present number of threads, in half a
-            second at most; tensors it makes are on the CPU and draw nothing from torch's generator. Others
-            wait meanwhile, so it gives no work to threads that may ask for a section.
+        measure: finds the best choices on this machine, for torch's current number of threads, within half a
+            second; its tensors must be on the CPU and not use torch's generator. Other threads wait
+            meanwhile, so it must not give work to threads that may read a section.
     """
 
     sections: ClassVar["dict[str, Section]"] = {}
@@ -40,7 +40,7 @@ class Section(Generic[C]):
         Section.sections[name] = self
 
     def __call__(self) -> C:
-        """The choices in force for this thread's number of threads."""
+        """Return the current choices for this thread's number of threads."""
         if torch.are_deterministic_algorithms_enabled():
             return self.fixed
         if self.imposed is not None:
@@ -50,7 +50,7 @@ class Section(Generic[C]):
 
     @contextlib.contextmanager
     def using(self, choice: C) -> Iterator[None]:
-        """These choices for all threads, whatever was measured, as long as the body runs."""
+        """Use these choices in all threads while the body runs, instead of measured choices."""
         before, self.imposed = self.imposed, choice
         try:
             yield
@@ -58,12 +58,12 @@ class Section(Generic[C]):
             self.imposed = before
 
     def key(self, threads: int | None = None) -> str:
-        """What the file calls the choices for so many threads, by default as many as this thread has."""
+        """Return the name of the choices in the file for a number of threads, by default this thread's."""
         threads = threads or torch.get_num_threads()
         return f"{self.name}, {threads} thread{'' if threads == 1 else 's'}"
 
     def measured(self) -> C:
-        """The choices, measured now; the caller's modes and generators are left alone."""
+        """Return the choices, measured now; the caller's modes and generators do not change."""
         with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             return self.measure()
 
@@ -81,12 +81,12 @@ class Section(Generic[C]):
         choice = self._read(_adopted) or self._read(store.kept())
         if choice is None:
             choice = self.measured()
-            # Of two processes that measured at once, both take what the first wrote.
+            # If two processes measured at the same time, both use the choices of the first writer.
             choice = self._read({self.key(): store.keep(self.key(), choice.to_dict())}) or choice
         return choice
 
     def _read(self, choices: store.Choices) -> C | None:
-        """This section's part of a file; None where it has none, or not one that can be understood."""
+        """Return this section's part of a file; None if it has none, or an invalid one."""
         try:
             return None if self.key() not in choices else type(self.fixed).from_dict(choices[self.key()])
         except InputError:
@@ -94,7 +94,7 @@ class Section(Generic[C]):
 
 
 def recorded() -> store.Choices:
-    """The choices that this process has used so far."""
+    """Return the choices that this process has used so far."""
     with _lock:
         return {
             section.key(threads): choice.to_dict()
@@ -105,9 +105,9 @@ def recorded() -> store.Choices:
 
 @contextlib.contextmanager
 def adopted(choices: store.Choices) -> Iterator[None]:
-    """The choices that a run was made with come before this machine's own, as long as the body runs.
+    """Let the recorded choices of a run override this machine's while the body runs.
 
-    Only `POLYFORMER_TUNING` comes before them.
+    Only `POLYFORMER_TUNING` takes precedence over them.
     """
     global _adopted
     with _lock:
@@ -125,13 +125,13 @@ def adopted(choices: store.Choices) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Ask for all choices anew: pins and files may have changed."""
+    """Forget all choices, as pins and files may have changed."""
     with _lock:
         for section in Section.sections.values():
             section.by_threads.clear()
 
 
 def remeasured() -> store.Choices:
-    """All sections measured now, for this thread's number of threads."""
+    """Return the choices of all sections, measured now for this thread's number of threads."""
     with _lock:
         return {section.key(): section.measured().to_dict() for section in Section.sections.values()}

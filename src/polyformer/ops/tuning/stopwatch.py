@@ -1,4 +1,4 @@
-"""How long calls take, for choosing the fastest."""
+"""Timing of calls, to choose the fastest."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ def least_seconds(
     decided: Callable[[Mapping[K, float]], bool] = lambda least: False,
     before: Callable[[], object] | None = None,
 ) -> dict[K, float]:
-    """The shortest of `rounds` runs of each call, all in turn, after one that is not counted.
+    """Return the shortest of `rounds` runs of each call, all in turn, after a warm-up run.
 
-    The shortest: what else runs on the machine can only lengthen one. The first finds new memory, and oneDNN
-    compiles its kernels. No more rounds are run once what was measured so far is `decided`. before: runs
-    before each call, untimed, such as what empties the caches.
+    The shortest, because other load on the machine can only lengthen a run. The warm-up allocates memory, and
+    oneDNN compiles its kernels. No more rounds are run once the results are `decided`. before: runs before
+    each call, untimed, for example to empty the caches.
     """
     least = dict.fromkeys(calls, float("inf"))
     for turn in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""The file of choices: one a machine, in the user's cache folder. A damaged file counts as none."""
+"""The file of choices of a machine, in the user's cache folder. A damaged file counts as missing."""
 
 import hashlib
 import json
@@ -10,24 +10,24 @@ import filelock
 import platformdirs
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import read_json, write_json
+from polyformer.core.files import atomic_write, json_bytes, read_json
 from polyformer.ops.tuning.machine import described
 
 PIN = "POLYFORMER_TUNING"
 FIXED = "fixed"
 
 Choices = dict[str, dict[str, Any]]
-"""What sections chose, by name and threads: "products, 2 threads"."""
+"""The choices of sections, by name and threads: "products, 2 threads"."""
 
 
 def path() -> Path:
-    """The file of this machine."""
+    """Return the file of this machine."""
     key = hashlib.sha256(json.dumps(described(), sort_keys=True).encode()).hexdigest()[:16]
     return Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "tuning" / f"{key}.json"
 
 
 def load(file: Path) -> Choices:
-    """What the file says; raises `InputError` where there is none or it is damaged."""
+    """Return the choices in the file; raises `InputError` if it is missing or damaged."""
     data = read_json(file, dict)
     choices = data.get("choices")
     if not isinstance(choices, dict) or not all(isinstance(part, dict) for part in choices.values()):
@@ -36,7 +36,7 @@ def load(file: Path) -> Choices:
 
 
 def kept() -> Choices:
-    """This machine's choices so far; empty where its file is absent, damaged or cannot be read."""
+    """Return this machine's choices so far; empty if the file is missing, damaged or unreadable."""
     try:
         return load(path())
     except (InputError, OSError):
@@ -44,9 +44,9 @@ def kept() -> Choices:
 
 
 def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
-    """Add a choice to this machine's file; what another process wrote there first is returned and stays.
+    """Add a choice to this machine's file; a choice that another process wrote first is kept and returned.
 
-    A file that cannot be written is no error: the next process will measure again.
+    A file that cannot be written is not an error: the next process will measure again.
     """
     file = path()
     try:
@@ -56,18 +56,25 @@ def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
             if name in choices:
                 return choices[name]
             save(file, {**choices, name: choice})
-    except (InputError, OSError, RuntimeError):  # the last: there is no home folder
+    except (InputError, OSError, RuntimeError):  # RuntimeError: there is no home folder
         pass
     return choice
 
 
 def save(file: Path, choices: Choices) -> None:
-    """Write the file, whole or not at all."""
-    write_json(file, {"machine": described(), "choices": choices})
+    """Write the file atomically."""
+    atomic_write(file, encoded(choices))
+
+
+def encoded(choices: Choices) -> bytes:
+    """Return the content of a file of choices."""
+    return json_bytes({"machine": described(), "choices": choices})
 
 
 def pinned() -> Choices | None:
-    """The choices that `POLYFORMER_TUNING` pins, {} for the fixed ones; None where nothing is pinned."""
+    """Return the choices that `POLYFORMER_TUNING` pins, {} for the fixed choices; None if
+    nothing is pinned.
+    """
     pin = os.environ.get(PIN)
     if not pin:
         return None

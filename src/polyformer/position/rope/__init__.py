@@ -1,4 +1,4 @@
-"""Rotary positions, and what extends them to texts longer than a model was trained on."""
+"""Rotary positions, and their extensions to texts longer than in training."""
 
 from polyformer.position.rope.context_extension import RopeExtensionConfig
 from polyformer.position.rope.rope import RopeConfig

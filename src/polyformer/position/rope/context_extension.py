@@ -1,7 +1,7 @@
-"""RoPE context extension: lower frequencies, with which a model trained on short texts reads longer ones.
+"""RoPE context extension: lower frequencies, so that a model trained on short texts can process longer texts.
 
-All are static, the same at every length, as a cache of rotated keys requires: the "dynamic" ones, which
-change with the length of the text, disagree with the keys that they have cached.
+All extensions are static, the same at every length, as a KV cache of rotated keys requires. "Dynamic"
+extensions change with the length of the text, so their rotations disagree with the cached keys.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeExtensionConfig(Config):
-    """Family of ways to read texts `factor` times longer than those of training."""
+    """Family of RoPE extensions to texts `factor` times longer than in training."""
 
     factor: float
 
@@ -27,40 +27,41 @@ class RopeExtensionConfig(Config):
 
     @property
     def size(self) -> float:
-        """What rotated channels are multiplied by; scores by its square."""
+        """Return the factor of rotated channels; scores are multiplied by its square."""
         return 1.0
 
     def extended(self, theta: Tensor, base: float) -> Tensor:
-        """New frequencies [W/2] for `theta`, those of the model as trained."""
+        """Return new frequencies [W/2] for the frequencies `theta` of training."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpolationConfig(RopeExtensionConfig):
-    """Position interpolation: all positions divided by `factor`."""
+    """Position interpolation: all positions are divided by `factor`."""
 
     kind: ClassVar[str] = "interpolation"
     paper: ClassVar[str] = "Chen et al. 2023 (position interpolation), section 2.3"
 
     def extended(self, theta: Tensor, base: float) -> Tensor:
-        """theta / factor."""
+        """Return theta / factor."""
         return theta / self.factor
 
     @classmethod
     def examples(cls) -> tuple["InterpolationConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return (cls(factor=2.0),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NtkConfig(RopeExtensionConfig):
-    """NTK-aware: a larger base; the fastest pair rotates as before, the slowest `factor` times slower."""
+    """NTK-aware: a larger base keeps the fastest pair and slows the slowest pair down by `factor`."""
 
     kind: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), section 3.1"
 
     def extended(self, theta: Tensor, base: float) -> Tensor:
-        """(base * factor^(W / (W - 2)))^(-2m / W)."""
+        """Return (base * factor^(W / (W - 2)))^(-2m / W)."""
+        # The same as theta_m factor^(-m / (W/2 - 1)): times 1 for the first pair, 1 / factor for the last.
         last = max(len(theta) - 1, 1)
         return theta * self.factor ** (
             -torch.arange(len(theta), device=theta.device, dtype=theta.dtype) / last
@@ -68,18 +69,18 @@ class NtkConfig(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["NtkConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return (cls(factor=2.0),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnConfig(RopeExtensionConfig):
-    """YaRN: pairs that rotate often over the old length stay, those that rotate rarely are interpolated."""
+    """YaRN: pairs that rotate often over the length of training stay, pairs that rotate rarely slow down."""
 
     original_max_positions: int  # the length of training
-    beta_fast: float = 32.0  # rotations over that length, from which on a pair stays
-    beta_slow: float = 1.0  # rotations, up to which a pair is interpolated
-    attention_factor: float | None = None  # the size of rotated channels; by default 0.1 ln(factor) + 1
+    beta_fast: float = 32.0  # pairs with more rotations over that length do not change
+    beta_slow: float = 1.0  # pairs with fewer rotations are interpolated in full
+    attention_factor: float | None = None  # factor of rotated channels; by default 0.1 ln(factor) + 1
 
     kind: ClassVar[str] = "yarn"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), sections 3.2 to 3.4"
@@ -98,11 +99,14 @@ class YarnConfig(RopeExtensionConfig):
 
     @property
     def size(self) -> float:
-        """attention_factor, or 0.1 ln(factor) + 1."""
+        """Return `attention_factor`, or by default 0.1 ln(factor) + 1."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
     def extended(self, theta: Tensor, base: float) -> Tensor:
-        """Between the two bounds, rounded outwards to whole pairs, interpolation sets in evenly."""
+        """Return theta with interpolation that grows linearly between the two bounds.
+
+        The bounds are rounded outwards to whole pairs.
+        """
         first = max(math.floor(self._pair(self.beta_fast, len(theta), base)), 0)
         last = min(math.ceil(self._pair(self.beta_slow, len(theta), base)), 2 * len(theta) - 1)
         pairs = torch.arange(len(theta), device=theta.device, dtype=theta.dtype)
@@ -110,22 +114,23 @@ class YarnConfig(RopeExtensionConfig):
         return theta * (1 - share + share / self.factor)
 
     def _pair(self, rotations: float, pairs: int, base: float) -> float:
-        """The (fractional) pair that rotates so often over the length of training."""
+        """Return the (fractional) pair with this number of rotations over the length of training."""
+        # Solve original_max_positions * base^(-2m / W) = 2 pi rotations for m, with W = 2 pairs.
         return pairs * math.log(self.original_max_positions / (rotations * 2 * math.pi)) / math.log(base)
 
     @classmethod
     def examples(cls) -> tuple["YarnConfig", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return (cls(factor=2.0, original_max_positions=64),)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Config(RopeExtensionConfig):
-    """Llama 3.1: pairs that rotate rarely over the old length are interpolated, others in part."""
+    """Llama 3.1: pairs that rotate rarely over the length of training are interpolated, others in part."""
 
     original_max_positions: int  # the length of training
-    low_freq_factor: float = 1.0  # rotations over that length, up to which a pair is interpolated
-    high_freq_factor: float = 4.0  # rotations, from which on a pair stays
+    low_freq_factor: float = 1.0  # pairs with fewer rotations over that length are interpolated in full
+    high_freq_factor: float = 4.0  # pairs with more rotations do not change
 
     kind: ClassVar[str] = "llama3"
     paper: ClassVar[str] = "Grattafiori et al. 2024 (Llama 3), the code of version 3.1"
@@ -141,7 +146,7 @@ class Llama3Config(RopeExtensionConfig):
             )
 
     def extended(self, theta: Tensor, base: float) -> Tensor:
-        """Between the two bounds interpolation sets in evenly with the number of rotations."""
+        """Return theta with interpolation that changes linearly in the rotations between the two bounds."""
         rotations = self.original_max_positions * theta / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         stays = ((rotations - self.low_freq_factor) / width).clamp(0, 1)
@@ -149,5 +154,5 @@ class Llama3Config(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["Llama3Config", ...]:
-        """Small instances that the contract tests run."""
+        """Return small instances for the contract tests."""
         return (cls(factor=2.0, original_max_positions=64),)

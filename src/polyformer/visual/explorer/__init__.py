@@ -1,4 +1,4 @@
-"""The explorer: one page, without a network, on which a model's attention on a text is seen."""
+"""The explorer: one page, without network access, which shows a model's attention on a text."""
 
 from polyformer.visual.explorer.explore import page_of
 from polyformer.visual.explorer.notebook import Explorer, explore

@@ -1,4 +1,4 @@
-"""Who sees whom in a call, as intervals of keys for each query: as small as the pattern is sparse."""
+"""The attended pairs of a call as intervals of keys for each query, which are few for a sparse pattern."""
 
 from typing import Any
 
@@ -10,22 +10,24 @@ from polyformer.visual.explorer.buffers import Buffers
 
 
 class AllowedKeys:
-    """Collects masks, a tile of queries at a time, for heads that differ or for all alike."""
+    """A collector of masks, tile by tile of queries, separate for each head or shared by all heads."""
 
     def __init__(self, keys: int):
         self.keys = keys
         self.tiles: list[tuple[Tensor, Tensor]] = []
 
     def add(self, columns: Tensor, allowed: Tensor) -> None:
-        """allowed: [H or 1, T, K] bool over the key slots `columns` [K]."""
+        """Add the mask allowed [H or 1, T, K] bool over the key slots `columns` [K]."""
         self.tiles.append((columns.cpu(), allowed.cpu()))
 
     def pairs(self, heads: int) -> int:
-        """How many a page's heads have together."""
+        """Return the number of pairs over all heads of a page."""
         return sum(int(mask.sum()) * heads // len(mask) for _, mask in self.tiles)
 
     def written(self, buffers: Buffers, heads: int) -> dict[str, Any]:
-        """`allowed` and `allowed_of_head`; heads of equal masks share a list. None where all is allowed."""
+        """Return `allowed` and `allowed_of_head`; heads with equal masks share a list. None for full
+        attention.
+        """
         if all(len(columns) == self.keys and bool(mask.all()) for columns, mask in self.tiles):
             return {"allowed": None}
         shared = all(len(mask) == 1 for _, mask in self.tiles)
@@ -42,11 +44,13 @@ class AllowedKeys:
         return {"allowed": allowed, "allowed_of_head": of_head * heads if shared else of_head}
 
     def _intervals(self, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """offsets [Tq + 1], and the intervals start <= key < stop of query i from offsets[i] on, int32."""
+        """Return offsets [Tq + 1], and intervals start <= key < stop, from offsets[i] on for query i,
+        int32.
+        """
         counts, starts, stops = [torch.zeros(1, dtype=torch.long)], [], []
         for columns, masks in self.tiles:
             mask = masks[min(head, len(masks) - 1)]
-            apart = torch.ones(len(columns) + 1, dtype=torch.bool)  # slots that do not follow one another
+            apart = torch.ones(len(columns) + 1, dtype=torch.bool)  # gaps between the slots
             apart[1:-1] = columns[1:] != columns[:-1] + 1
             edge = torch.zeros(len(mask), 1, dtype=torch.bool)
             before, after = torch.cat([edge, mask], 1)[:, :-1], torch.cat([mask, edge], 1)[:, 1:]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 ALIGNED = 8
-"""Bytes: where an array begins is a multiple of it, so that a page can take a view of any type."""
+"""The alignment of an array in bytes, so that a page can create a view of any type."""
 
 TYPES = ("uint8", "int8", "int16", "int32", "float16", "float32")
 
 
 class Buffers:
-    """Collects arrays; what `add` gives goes into the page's JSON."""
+    """A collector of arrays; the results of `add` go into the page's JSON."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -21,7 +21,7 @@ class Buffers:
         self.places: dict[tuple[str, bytes], int] = {}
 
     def add(self, array: np.ndarray) -> dict[str, Any]:
-        """Where the array lies, its type and its shape; equal arrays lie there once."""
+        """Return the array's offset, its type and its shape; equal arrays are stored once."""
         name = str(array.dtype)
         assert name in TYPES, name
         content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -34,5 +34,5 @@ class Buffers:
         return {"at": self.places[key], "dtype": name, "shape": list(array.shape)}
 
     def base64(self) -> str:
-        """All bytes, in order."""
+        """Return all bytes, in order."""
         return base64.b64encode(b"".join(self.parts)).decode()

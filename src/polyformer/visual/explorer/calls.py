@@ -1,4 +1,4 @@
-"""The calls of attention that a model makes on one text, and what is measured of each."""
+"""The calls of attention that a model makes on one text, and the measurements of each."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -17,12 +17,12 @@ from polyformer.visual.explorer.value_matrix import Mix, value_matrix
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One layer's attention: a `request` of softmax attention, or any mechanism as `mix` of `values`.
+    """The attention of one layer: a `request` of softmax attention, or any mechanism as `mix` of `values`.
 
-    stack: "encoder" or "decoder", whose queries they are; keys: whose keys. marks: what is said of its
-    tokens, such as their buckets. projected: the queries [G] that have projections of their own, and their
-    request. weights: what gives [H, Tq, Tk], of a mechanism whose values say nothing of them. slots: where
-    the keys are no tokens, which tokens start <= j < stop each stands for, [Tk, 2].
+    stack: "encoder" or "decoder", the stack of the queries; keys: the stack of the keys. marks: attributes of
+    its tokens, such as their buckets. projected: the queries [G] that have separate projections, and their
+    request. weights: a function that returns [H, Tq, Tk], if the values of the mechanism do not determine
+    them. slots: if the keys are not tokens, the tokens start <= j < stop of each key, [Tk, 2].
     """
 
     stack: str
@@ -40,11 +40,11 @@ class Call:
 
     @property
     def cross(self) -> bool:
-        """Whether the keys are of another sequence."""
+        """Return whether the keys are of another sequence."""
         return self.stack != self.keys
 
     def tiles(self) -> Iterator[Tile]:
-        """Of softmax attention the weights, a run of queries at a time."""
+        """Return an iterator over the weights of softmax attention by ranges of queries."""
         assert self.request is not None
         sink = next((said for said in self.marks if isinstance(said, Mark) and said.name == SINK), None)
         if sink is not None:
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """As it is called on the page."""
+        """The name of the call on the page."""
         return f"{self.stack} layer {self.layer + 1}, {'cross' if self.cross else 'self'}-attention"
 
 
@@ -73,12 +73,12 @@ class Measured:
 
     @property
     def memory(self) -> int:
-        """Keys before the first query's own."""
+        """The number of keys before the first query's own key."""
         alone = self.call.cross or self.call.slots is not None
         return 0 if alone else max(0, self.shape[2] - self.shape[1])
 
     def weights(self) -> Tensor:
-        """[H, Tq, Tk], float32, whatever the attention is."""
+        """Return the weights [H, Tq, Tk], float32, for any attention."""
         if self.matrix is not None:
             return self.matrix
         weights = torch.zeros(self.shape)
@@ -88,7 +88,7 @@ class Measured:
 
 
 def measured(call: Call) -> Measured:
-    """The call looked through once."""
+    """Return the measurements of a call, from one pass over it."""
     if call.request is not None:
         return _of_pairs(call, call.request)
     matrix = _matrix(call).cpu()
@@ -100,7 +100,7 @@ def measured(call: Call) -> Measured:
 
 
 def _matrix(call: Call) -> Tensor:
-    """[H, Tq, Tk], float32, of a call that is no softmax over pairs of vectors."""
+    """Return the matrix [H, Tq, Tk], float32, of a call without softmax over pairs of vectors."""
     if call.weights is not None:
         return call.weights().float()
     assert call.mix is not None

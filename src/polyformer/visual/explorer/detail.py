@@ -1,4 +1,4 @@
-"""What a page computes weights from: queries and keys, as precise as there is room for; or the weights."""
+"""The data from which a page computes weights: queries and keys, as precise as possible; or the weights."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from polyformer.visual.explorer.calls import Measured
 from polyformer.visual.explorer.score_changes import changes, numbers
 
 PRECISIONS = {"float32": 4, "float16": 2, "int8": 1}
-"""Bytes of a number of q and k; int8 has a scale for each vector."""
+"""The bytes per number of q and k; int8 has a scale for each vector."""
 
 
 def size(site: Measured, precision: str) -> int:
-    """Bytes of a site's detail."""
+    """Return the bytes of a site's detail."""
     heads, queries, keys = site.shape
     if site.call.request is None:
         return 2 * heads * queries * keys
@@ -29,8 +29,11 @@ def size(site: Measured, precision: str) -> int:
 
 
 def planned(sites: Sequence[Measured], room: int) -> tuple[str, list[int]]:
-    """The finest precision in which the details of all sites take at most `room` bytes, and these sites; in
-    the coarsest as many, evenly spread, as there is room for."""
+    """Return the finest precision in which the details of all sites take at most `room` bytes, and these
+    sites.
+
+    If even the coarsest precision takes more, the sites are the most that fit, evenly spread.
+    """
     for precision in PRECISIONS:
         if sum(size(site, precision) for site in sites) <= room:
             return precision, list(range(len(sites)))
@@ -42,7 +45,7 @@ def planned(sites: Sequence[Measured], room: int) -> tuple[str, list[int]]:
 
 
 def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
-    """The site's detail, its arrays in `buffers`."""
+    """Return the site's detail, with its arrays in `buffers`."""
     if site.call.request is None:
         return {"kind": "weights", "values": buffers.add(site.weights().half().numpy())}
     request, *_ = _requests(site)
@@ -75,14 +78,17 @@ def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
 
 
 def _requests(site: Measured) -> list[Request]:
-    """Those of the call: its own, and that of queries that have projections of their own."""
+    """Return the requests of the call: its own, and the request of queries with separate projections."""
     own, projected = site.call.request, site.call.projected
     return [] if own is None else [own] if projected is None else [own, projected[1]]
 
 
 def _vectors(site: Measured) -> Iterator[tuple[str, Tensor]]:
-    """What meets in products, by its name on the page, [H, T, D]: queries and keys, and vectors of distances
-    with what meets those, where it is not queries and keys themselves."""
+    """Yield the vectors of the dot products [H, T, D], by their name on the page.
+
+    These are queries and keys, and vectors of distances with the vectors that are multiplied by them, unless
+    these are the queries and keys themselves.
+    """
     request, *others = _requests(site)
     q = request.q[0]
     if site.call.projected is not None:
@@ -102,7 +108,7 @@ def _vectors(site: Measured) -> Iterator[tuple[str, Tensor]]:
 
 
 def rounded(x: Tensor, precision: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """x [H, T, D], and for int8 the scale [H, T] of each vector."""
+    """Return x [H, T, D] at the precision, and for int8 the scale [H, T] of each vector."""
     values = x.detach().float().cpu().numpy()
     if precision != "int8":
         return values.astype(precision), None

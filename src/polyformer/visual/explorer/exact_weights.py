@@ -1,4 +1,4 @@
-"""The weights of one call of `attend`, a tile of queries at a time: what is never seen is never computed."""
+"""The weights of one call of `attend`, tile by tile of queries, without the pairs that are never attended."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from polyformer.dot_product.request import Request
+from polyformer.ops.precision import at_least_float32
 from polyformer.ops.softmax import softmax
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.layout import unite
 from polyformer.patterns.score_steps import steps_of
 
 TILE = 128
-"""Queries computed at once."""
+"""The number of queries that are computed at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class Tile:
 
     columns: [K] key slots; weights: [H, stop - start, K], float32; allowed: [H or 1, stop - start, K] bool;
     lse: [H, stop - start], the log-sum-exp of the scores. changes: [H, stop - start, K] for each step of the
-    request's `score_mod`, what it adds to the scores that it gets.
+    request's `score_mod`, the difference between its output and input scores.
     """
 
     start: int
@@ -36,11 +37,14 @@ class Tile:
 
 @torch.no_grad()
 def tiles(request: Request) -> Iterator[Tile]:
-    """All queries, in order, with
+    """Yield all queries, in order, with
 
     weights = softmax(score_mod(q k^T scale + relative terms)) over the keys that the pattern allows.
+
+    Scores have the precision of queries and keys, and at least float32.
     """
-    q, k = request.q[:1].float(), request.k[:1].repeat_interleave(request.groups, 1).float()
+    q = at_least_float32(request.q[:1])
+    k = at_least_float32(request.k[:1].repeat_interleave(request.groups, 1))
     context, heads = request.context, q.shape[1]
     relative = request.relative and request.relative.score_mod(q, k, request.scale, context)
     b = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=q.device)
@@ -55,14 +59,16 @@ def tiles(request: Request) -> Iterator[Tile]:
         changes = []
         for _, mod in steps_of(request.score_mod):
             before, scores = scores, mod(scores, b, h, q_idx, columns).expand_as(scores)
-            changes.append((scores - before).masked_fill(before.isneginf(), 0.0)[0])
+            changes.append((scores - before).masked_fill(before.isneginf(), 0.0)[0].float())
         allowed = _allowed(request, heads, b, q_idx, columns)
         weights, lse = softmax(scores[0], allowed)
-        yield Tile(start, stop, columns, weights, allowed, lse, tuple(changes))
+        yield Tile(start, stop, columns, weights.float(), allowed, lse.float(), tuple(changes))
 
 
 def beside_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
-    """The tiles, where of each query's attention the share `sink` [H, Tq], float32, goes to no key."""
+    """Yield the tiles with the share `sink` [H, Tq], float32, of each query's attention taken from the
+    keys.
+    """
     for tile in ordinary:
         keys = 1 - sink[:, tile.start : tile.stop].to(tile.weights.device)
         weights, lse = tile.weights * keys.unsqueeze(2), tile.lse - keys.log()
@@ -70,7 +76,7 @@ def beside_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
 
 
 def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) -> Iterator[Tile]:
-    """The tiles of all queries, those of the queries `rows` [G] in place of the ordinary; both on the CPU."""
+    """Yield the tiles of all queries, with the queries `rows` [G] replaced by `others`; all on the CPU."""
     parts = list(others)
     for tile in ordinary:
         inside = (rows >= tile.start) & (rows < tile.stop)
@@ -89,7 +95,7 @@ def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) ->
 
 
 def _over(tile: Tile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies of weights and what is allowed [H, T, keys] over all keys, and of the log-sum-exps."""
+    """Return copies of weights and allowed pairs [H, T, keys] over all keys, and of the log-sum-exps."""
     heads, queries, _ = tile.weights.shape
     weights, allowed = torch.zeros(heads, queries, keys), torch.zeros(heads, queries, keys, dtype=torch.bool)
     columns = tile.columns.cpu()
@@ -99,7 +105,7 @@ def _over(tile: Tile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _columns(request: Request, start: int, stop: int, heads: int) -> Tensor:
-    """The key slots that some head's query in the run may see."""
+    """Return the key slots that some head's query in the range may see."""
     if request.pattern is None:
         return torch.arange(request.context.kv_len)
     patterns = {request.pattern.head_pattern(head) for head in range(heads)}
@@ -110,7 +116,7 @@ def _columns(request: Request, start: int, stop: int, heads: int) -> Tensor:
 
 
 def _allowed(request: Request, heads: int, b: Tensor, q_idx: Tensor, columns: Tensor) -> Tensor:
-    """Who sees whom, [H or 1, Tq, K]; one for all heads where they do not differ."""
+    """Return the attended pairs, [H or 1, Tq, K]; a single head if all heads are equal."""
     shape = len(q_idx), len(columns)
     if request.pattern is None:
         return torch.ones(1, *shape, dtype=torch.bool, device=columns.device)

@@ -1,4 +1,4 @@
-"""A page on which a model's attention on a text is seen: `explore`."""
+"""The page that shows a model's attention on a text: `explore`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,20 +17,20 @@ from polyformer.visual.explorer.reading import Picture, Reading
 from polyformer.visual.explorer.record import recorded_calls
 
 MEGABYTES = 20
-"""Of a page, by default."""
+"""The default size of a page in megabytes."""
 
 MATRIX_TOKENS = 2048
-"""Tokens of the longest text of which a mechanism other than softmax is shown: its matrix is n x n."""
+"""The most tokens of a text for a mechanism other than softmax: its matrix is n x n."""
 
 
 def page_of(
     *readings: Reading, title: str = "Attention explorer", subtitle: str = "", megabytes: float = MEGABYTES
 ) -> str:
-    """The page of one reading, or of two beside each other: HTML that needs nothing else.
+    """Return the page of one reading, or of two next to each other: HTML without other files.
 
-    megabytes: the size of the page, at most: beyond it, numbers are rounded to fewer bits and then layers
-    have thumbnails alone, which the page says. Raises `InputError` for no reading or more than two, for a
-    model whose attention cannot be seen, and for a text that is too long for a mechanism other than softmax.
+    megabytes: the largest size of the page: beyond it, numbers are rounded to fewer bits and then layers have
+    only thumbnails, which the page reports. Raises `InputError` for no reading or more than two, for a model
+    whose attention cannot be observed, and for a text that is too long for a mechanism other than softmax.
     """
     if not 1 <= len(readings) <= 2:
         raise InputError(f"readings: expected 1, or 2 to compare, got {len(readings)}")
@@ -64,7 +64,7 @@ def _calls(reading: Reading) -> list[Call]:
 
 
 def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -> dict[str, Any]:
-    """A run of the page, without details."""
+    """Return a run of the page, without details."""
     parameters = sum(parameter.numel() for parameter in reading.model.parameters())
     layers = len({(site.call.stack, site.call.layer) for site in sites})
     return {
@@ -81,7 +81,7 @@ def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -
 
 
 def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
-    """The image of a run."""
+    """Return the image of a run."""
     height, width, channels = picture.pixels.shape
     return {
         "height": height,
@@ -96,7 +96,7 @@ def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
 
 
 def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, Any]:
-    """A site of the page, without its detail."""
+    """Return a site of the page, without its detail."""
     call, summaries = site.call, site.summaries
     allowed = {"allowed": None} if site.allowed is None else site.allowed.written(buffers, site.shape[0])
     return {
@@ -130,7 +130,7 @@ def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, 
 
 
 def _lookup(said: Lookup, buffers: Buffers) -> dict[str, Any]:
-    """What queries of the first row look up."""
+    """Return the lookups of the queries of the first row."""
     integers = {"entries": said.entries, "rows": said.rows, "tokens": said.tokens}
     return {
         "name": said.name,
@@ -144,7 +144,7 @@ def _lookup(said: Lookup, buffers: Buffers) -> dict[str, Any]:
 
 
 def _marks(site: Measured, reading: Reading) -> list[Mark]:
-    """By name the last mark of as many tokens as the call has; and which keys are a memory's."""
+    """Return, by name, the last mark with a value per token of the call, and a mark for a memory's keys."""
     _, queries, keys = site.shape
     lengths = {"tokens": queries, "queries": queries, "keys": keys}
     marks = [said for said in site.call.marks if isinstance(said, Mark)]
@@ -157,13 +157,13 @@ def _marks(site: Measured, reading: Reading) -> list[Mark]:
 
 
 def _numbers(values: Tensor) -> np.ndarray:
-    """[H or 1, T]: labels as int16, amounts as float32."""
+    """Return the values [H or 1, T]: labels as int16, amounts as float32."""
     numbers = values.float() if values.is_floating_point() else values.short()
     return numbers.cpu().numpy()
 
 
 def _notes(run: dict[str, Any], precision: str, megabytes: float) -> list[str]:
-    """What the page does not hold, and why."""
+    """Return the contents that the page omits, with the reasons."""
     notes = []
     without = [site["name"] for site in run["sites"] if site["detail"] is None]
     if without:

@@ -1,4 +1,4 @@
-"""The explorer in Python: of a model and what it reads, a page that a notebook shows and a file keeps."""
+"""The explorer in Python: a page for a model and its input, to show in a notebook or save to a file."""
 
 import dataclasses
 import html
@@ -10,30 +10,32 @@ import numpy as np
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
+from polyformer.core.files import write_output
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.model import Transformer
+from polyformer.inside.loading import load_by_transformers
+from polyformer.model import Transformer, VisionTransformer
 from polyformer.visual.explorer.explore import MEGABYTES, page_of
 from polyformer.visual.explorer.other_images import OtherImages, part_for
 from polyformer.visual.explorer.other_texts import OtherTexts
 from polyformer.visual.explorer.own_images import OwnImages
+from polyformer.visual.explorer.own_patches import OwnPatches
 from polyformer.visual.explorer.own_texts import OwnTexts
 from polyformer.visual.explorer.reading import Reading
 
 HEIGHT = 780
-"""Of the page within a notebook, in CSS pixels."""
+"""The height of a page within a notebook, in CSS pixels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explorer:
-    """A page. As the value of a notebook's cell it is shown, in a frame that can reach nothing outside."""
+    """A page, which a notebook's cell shows in a frame without access to anything outside."""
 
     html: str
     height: int = HEIGHT
 
     def save(self, path: str | Path) -> None:
-        """Write the page into a file, whole or not at all."""
-        atomic_write(Path(path), self.html.encode())
+        """Write the page to a file; an existing file is replaced atomically."""
+        write_output(path, self.html.encode())
 
     def _repr_html_(self) -> str:
         frame = f"width: 100%; height: {self.height}px; border: 0"
@@ -56,20 +58,20 @@ def explore(
     megabytes: float = MEGABYTES,
     **options: Any,
 ) -> Explorer:
-    """The page of `model` and what it reads: a model of ours or of transformers'.
+    """Return the page of `model`, a model of ours or of transformers', and its input.
 
     Args:
         what: a text; token ids, a list or a tensor [T] or [1, T], or a mapping with `input_ids` and for an
             encoder-decoder `decoder_input_ids`; an image, uint8 [H, W] or [H, W, 1 or 3] or Pillow's; or a
             `Reading`.
-        against: another model, or something else to read, to compare with.
-        tokenizer: what makes tokens of a text and shows them; of a vision model its image processor. By
-            default what lies in the folder that the model was loaded from.
-        megabytes: the size of the page, at most (see `page_of`).
-        options: of texts `target`; of texts and models of ours also `generate` and `segment`, as
-            `polyformer explore` has them.
+        against: another model, or another input, to compare with.
+        tokenizer: the tokenizer of texts; for a vision model its image processor. By
+            default it is loaded from the folder of the model.
+        megabytes: the largest size of the page (see `page_of`).
+        options: for texts `target`; for texts and models of ours also `generate` and `segment`, as in
+            `polyformer explore`.
 
-    Raises `InputError` for what the model does not read, and where a tokenizer is needed and missing.
+    Raises `InputError` for an input that the model cannot read, and if a tokenizer is required but missing.
     """
     readings = [reading(model, what, tokenizer, options)]
     if isinstance(against, nn.Module):
@@ -82,11 +84,16 @@ def explore(
 def reading(
     model: nn.Module, what: Any, tokenizer: Any, options: Mapping[str, Any], name: str = "model"
 ) -> Reading:
-    """What `explore` makes a page of; see there."""
+    """Return the reading for the page; see `explore`."""
     if isinstance(what, Reading):
         return what
     own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
     pixels = _pixels(what)
+    sees = next((part for part in model.modules() if isinstance(part, VisionTransformer)), None)
+    if sees is not None and pixels is None:
+        raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
+    if sees is not None and pixels is not None:
+        return OwnPatches(name, sees).of_pixels(pixels)
     part = model if own is not None else part_for(model, pixels is not None)
     if pixels is not None:
         if own is not None:
@@ -103,7 +110,7 @@ def reading(
 
 
 def _pixels(what: Any) -> np.ndarray | None:
-    """An image as an array; None for what is none."""
+    """Return an image as an array; None for anything else."""
     if isinstance(what, np.ndarray):
         return what if what.dtype == np.uint8 and what.ndim in (2, 3) else None
     if hasattr(what, "getbands"):  # Pillow's
@@ -112,7 +119,7 @@ def _pixels(what: Any) -> np.ndarray | None:
 
 
 def _ids(what: Any) -> list[int]:
-    """Token ids as a list."""
+    """Return token ids as a list."""
     if isinstance(what, Tensor | np.ndarray):
         what = what.tolist()
     if isinstance(what, Sequence) and len(what) == 1 and isinstance(what[0], Sequence):
@@ -126,7 +133,7 @@ def _ids(what: Any) -> list[int]:
 
 
 def _ours(model: Transformer) -> Any:
-    """The tokenizer in the folder of a model; None where it was loaded from none, or has none."""
+    """Return the tokenizer in the folder of a model; None if there is no folder or no tokenizer."""
     if model.folder is None:
         return None
     try:
@@ -136,15 +143,13 @@ def _ours(model: Transformer) -> Any:
 
 
 def _theirs(model: Any, kind: str, needed: bool = True) -> Any:
-    """What lies beside the weights of a model of transformers."""
-    import transformers
-
+    """Return the tokenizer or image processor next to the weights of a model of transformers."""
+    folder = getattr(model, "name_or_path", None)
     try:
-        return getattr(transformers, kind).from_pretrained(model.name_or_path)
-    except (AttributeError, OSError, ValueError) as error:
+        if not folder:
+            raise InputError("the model was loaded from no folder that holds one")
+        return load_by_transformers(kind, folder)
+    except InputError as error:
         if not needed:
             return None
-        raise InputError(
-            f"tokenizer: the folder of this model, {model.name_or_path or 'which has none'}, holds none; "
-            "give tokenizer=..."
-        ) from error
+        raise InputError(f"tokenizer: {error}; give tokenizer=...") from error

@@ -13,12 +13,11 @@ from polyformer.visual.explorer.reading import Picture, Reading, run_alone
 from polyformer.visual.explorer.windows import Windows
 
 PARTS = ("vision_model", "vision_tower", "visual"), ("text_model", "language_model")
-"""What models of transformers call their part for images, and that for texts."""
+"""Names of the parts for images, and of the parts for texts, in models of transformers."""
 
 
 def part_for(model: Any, images: bool) -> Any:
-    """Of a model with a part for images and one for texts, as CLIP and LLaVA, that for one; itself for any
-    other."""
+    """Return the part for images or texts of a model with both (CLIP, LLaVA); any other model itself."""
     vision, text = (
         next(filter(None, (getattr(model, name, None) for name in names)), None) for names in PARTS
     )
@@ -27,18 +26,19 @@ def part_for(model: Any, images: bool) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OtherImages:
-    """What makes readings of a `model` of transformers whose input is pixels, by its image `processor`."""
+    """A reader of images with a `model` of transformers for pixels, and its image `processor`."""
 
     name: str
     model: Any
     processor: Any
 
     def of_pixels(self, pixels: np.ndarray) -> Reading:
-        """The model reads an image, uint8 [H, W] or [H, W, 1 or 3], scaled as its processor says."""
+        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], scaled by the processor."""
         pixels = image(pixels)
         pixels = pixels.repeat(3 // pixels.shape[2], 2)
         values = self.processor(images=pixels, input_data_format="channels_last", return_tensors="pt")
-        values = values["pixel_values"].to(next(self.model.parameters()).device)
+        parameter = next(part for part in self.model.parameters() if part.is_floating_point())
+        values = values["pixel_values"].to(parameter)
         if values.dim() != 4 or len(values) != 1:
             raise InputError(
                 f"model: {type(self.processor).__name__} makes pixel_values {[*values.shape]} of an image, "
@@ -65,7 +65,7 @@ class OtherImages:
         )
 
     def _of_windows(self, values: Tensor, patch: tuple[int, int], windows: Windows) -> Reading:
-        """Of a model whose stages have fewer and larger patches, one after the other."""
+        """Return the reading of a model that has fewer and larger patches in each stage."""
         with torch.no_grad(), windows.watched():
             run_alone(self.model, {"pixel_values": values})
         grids = windows.stages()
@@ -99,7 +99,7 @@ class OtherImages:
         return hidden.shape[1] if isinstance(hidden, Tensor) and hidden.dim() == 3 else -1
 
     def _seen(self, values: Tensor) -> np.ndarray:
-        """The pixels as the model has them, uint8 [H, W, 3]."""
+        """Return the pixels that the model reads, uint8 [H, W, 3]."""
         pixels = values[0].float().cpu()
         if getattr(self.processor, "do_normalize", False):
             mean, deviation = (

@@ -13,15 +13,16 @@ from polyformer.visual.explorer.reading import Reading, shown
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OtherTexts:
-    """What makes readings of a `model` of transformers; without its `tokenizer` tokens are shown as ids."""
+    """A reader of texts with a `model` of transformers; without its `tokenizer` tokens are shown as ids."""
 
     name: str
     model: Any
     tokenizer: Any = None
 
     def of_text(self, text: str, target: str | None = None) -> Reading:
-        """The model reads `text`; target: what the decoder of an encoder-decoder reads, by default the
-        same."""
+        """Return the reading of `text`; target: the decoder's input in an encoder-decoder, by default
+        `text`.
+        """
         if self.tokenizer is None:
             raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
         inputs = dict(self.tokenizer(text, return_tensors="pt", return_attention_mask=False))
@@ -29,7 +30,7 @@ class OtherTexts:
         return self._reading(inputs, goal)
 
     def of_ids(self, ids: Sequence[int], target: Sequence[int] | None = None) -> Reading:
-        """The same for token ids."""
+        """Return the reading of token ids."""
         goal = None if target is None else torch.tensor([[*target]])
         return self._reading({"input_ids": torch.tensor([[*ids]])}, goal)
 

@@ -17,14 +17,14 @@ COLOURS = " red", " green", " blue"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnImages:
-    """What makes readings of a `model` of the task `image`, whose colours have so many `levels`."""
+    """A reader of images with a `model` of the task `image` with `levels` levels per colour."""
 
     name: str
     model: Transformer
     levels: int
 
     def of_pixels(self, pixels: np.ndarray) -> Reading:
-        """The model reads an image, uint8 [H, W] or [H, W, 1 or 3], behind its start token."""
+        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], after the start token."""
         pixels = image(pixels)
         height, width, channels = pixels.shape
         size = (height, width) if channels == 1 else (height, width, channels)
@@ -49,7 +49,7 @@ class OwnImages:
 
 
 def image(pixels: np.ndarray) -> np.ndarray:
-    """[H, W, 1 or 3] of an image with or without an axis of channels; `InputError` for what is none."""
+    """Return an image with or without a channel axis as [H, W, 1 or 3]; raises `InputError` otherwise."""
     pixels = np.asarray(pixels)
     channels = (*pixels.shape, 1)[2:3]
     if (

@@ -13,12 +13,12 @@ from polyformer.model import Transformer
 from polyformer.visual.explorer.reading import Reading, shown
 
 NEW_TOKENS = 32
-"""That an encoder-decoder writes, at most, where nothing says how many."""
+"""The default maximum of tokens that an encoder-decoder generates."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnTexts:
-    """What makes readings of `model`; without a `tokenizer` tokens are shown as their ids."""
+    """A reader of texts with `model`; without a `tokenizer` tokens are shown as their ids."""
 
     name: str
     model: Transformer
@@ -26,17 +26,17 @@ class OwnTexts:
 
     @property
     def both(self) -> bool:
-        """Whether it is an encoder-decoder."""
+        """Return whether the model is an encoder-decoder."""
         return self.model.encoder is not None and self.model.decoder is not None
 
     def of_text(
         self, text: str, target: str | None = None, generate: int | None = None, segment: int | None = None
     ) -> Reading:
-        """The model reads `text`.
+        """Return the reading of `text`.
 
-        target: what the decoder of an encoder-decoder reads, by default what it writes. generate: how many
-        tokens the model writes, at most. segment: a model with a memory reads the text in segments of so many
-        tokens, of which the last is shown.
+        target: the input of an encoder-decoder's decoder, by default the generated text. generate: the
+        largest number of generated tokens. segment: a model with a memory reads the text in segments of this
+        number of tokens; the page shows the last segment.
         """
         if self.tokenizer is None:
             raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
@@ -53,7 +53,7 @@ class OwnTexts:
         generate: int | None = None,
         segment: int | None = None,
     ) -> Reading:
-        """The same for token ids."""
+        """Return the reading of token ids."""
         if segment is not None:
             self._check_segment(segment, target is None and generate is None)
             return self._last_segment(ids, segment)
@@ -70,7 +70,7 @@ class OwnTexts:
             output = self.model.generate(inputs["input_ids"], max_new_tokens=generate or NEW_TOKENS)
             start = self._begin if self.both else [*ids]
             prompt = len(start)
-            row = [*start, *output.new_tokens()[0][:-1]]  # nothing was asked of the last
+            row = [*start, *output.new_tokens()[0][:-1]]  # the last token was not an input
             inputs[own] = torch.tensor([row], device=place)
         rows = {"encoder" if self.model.encoder is not None else "decoder": inputs["input_ids"]}
         if self.both:
@@ -114,7 +114,7 @@ class OwnTexts:
         )
 
     def token(self, number: int) -> str:
-        """As what a token is shown; a preset's vocabulary may have more than its tokenizer of bytes."""
+        """Return the text of a token; a preset's vocabulary may be larger than its tokenizer of bytes."""
         if self.tokenizer is None or number >= len(self.tokenizer):
             return f"[{number}]"
         return self.tokenizer.decode([number], keep_special=True)
@@ -125,5 +125,5 @@ class OwnTexts:
 
 
 def _present(token: int | None) -> list[int]:
-    """A special token, where there is one."""
+    """Return a special token, if there is one."""
     return [] if token is None else [token]

@@ -1,4 +1,4 @@
-"""The page: one file with data, style and script inside, which may load nothing and run nothing else."""
+"""The page: one file with data, style and script inside, which may not load or run anything else."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from polyformer.visual.explorer.buffers import Buffers
 
 
 def write(header: dict[str, Any], buffers: Buffers) -> str:
-    """The page of `header`, whose references point into `buffers`."""
+    """Return the page of `header`, with references into `buffers`."""
     script, style = asset("explorer.js"), asset("explorer.css")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -31,7 +31,7 @@ def write(header: dict[str, Any], buffers: Buffers) -> str:
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this module."""
+    """Return the text of a file next to this module."""
     return (files("polyformer") / "visual" / "explorer" / name).read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What a page is made of: a model and what it reads, and as what its tokens are shown."""
+"""The input of a page: a model, its input, and the text of its tokens."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from polyformer.core.errors import InputError, reason_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Picture:
-    """An image whose patches are tokens, in raster order.
+    """An image with patches as tokens, in raster order.
 
     pixels: uint8 [H, W, 1 or 3]. patch: its height and width in pixels. first: tokens before the first patch.
-    tokens: of each patch; 3 where each colour of a pixel is one. patches: by stack the size of its patches,
-    where it is another one's.
+    tokens: tokens per patch; 3 if each colour of a pixel is a token. patches: the size of patches by stack,
+    if it differs.
     """
 
     pixels: np.ndarray
@@ -28,13 +28,14 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """A model and what it reads.
+    """A model and its input.
 
-    inputs: what the model takes, one row: `input_ids` [1, T], and for an encoder-decoder `decoder_input_ids`.
-    tokens: as what each token is shown, by stack ("encoder", "decoder"). prompt: how many of the decoder's
-    tokens the model was given, where it generated the rest. before: what stands in each slot of the memory of
-    earlier segments that the `state` among the inputs has, of which the first `compressed` stand for several
-    tokens each. stored: what has entered the store of a memory, in order. picture: the image that was read.
+    inputs: the arguments of the model, one row: `input_ids` [1, T], and for an encoder-decoder
+    `decoder_input_ids`. tokens: the text of each token, by stack ("encoder", "decoder"). prompt: the number
+    of the decoder's tokens in the prompt, if the model generated the rest. before: the text of each slot in
+    the memory of earlier segments, which is in the `state` among the inputs; each of the first `compressed`
+    slots represents several tokens. stored: the tokens in the store of a memory, in order. picture: the image
+    of the input.
     """
 
     name: str
@@ -49,18 +50,21 @@ class Reading:
 
 
 def shown(rows: Mapping[str, Tensor], decode: Callable[[int], str]) -> dict[str, list[str]]:
-    """As what each token of each row [1, T] is shown."""
+    """Return the text of each token in each row [1, T]."""
     return {stack: [decode(number) for number in ids[0].tolist()] for stack, ids in rows.items()}
 
 
 def run_alone(model: Any, inputs: Mapping[str, Tensor]) -> Any:
-    """What a model of transformers makes of the inputs; raises `InputError` where it asks for more, as those
-    do that read an image and a text together, or fails in any other way."""
+    """Return the output of a model of transformers for the inputs.
+
+    Raises `InputError` if the model requires more inputs, like models of an image and a text, or fails in any
+    other way.
+    """
     try:
         return model(**inputs)
     except InputError:
         raise
-    except Exception as error:  # each model raises its own
+    except Exception as error:  # each model raises its own errors
         reason = reason_of(error)
         names = " and ".join(inputs)
         raise InputError(f"model: {type(model).__name__} cannot read {names} alone: {reason}") from error

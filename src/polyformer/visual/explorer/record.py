@@ -1,4 +1,4 @@
-"""The calls of attention in one pass of a model, seen by hooks: it computes what it does anyway."""
+"""The calls of attention in one forward pass of a model, recorded by hooks without effect on its numbers."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from polyformer.depth.recording import recorded_depths
 from polyformer.dot_product.observed import observed
 from polyformer.dot_product.request import Request
 from polyformer.inside.find import Layer, attention_layers
-from polyformer.model import Transformer
+from polyformer.model import Transformer, VisionTransformer
 from polyformer.ops.softmax import recorded
 from polyformer.stack.global_projections import GLOBAL
 from polyformer.visual.explorer.calls import Call
@@ -29,33 +29,36 @@ IMPLEMENTATION = "polyformer"
 
 @torch.no_grad()
 def recorded_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
-    """Every call of attention, in order, while `model` reads `inputs` (one row), in evaluation.
+    """Return every call of attention, in order, while `model` reads `inputs` (one row) in evaluation mode.
 
-    model: one of ours, wrapped for transformers or not, or one of transformers'. Raises `InputError` for one
-    whose layers do not ask `AttentionInterface` what to run.
+    model: a model of ours, wrapped for transformers or not, or a model of transformers. Raises `InputError`
+    for a model that does not dispatch through `AttentionInterface`.
     """
     training = model.training
     model.eval()
     try:
-        own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
+        kinds = Transformer, VisionTransformer
+        own = next((part for part in model.modules() if isinstance(part, kinds)), None)
         return _of_theirs(model, inputs) if own is None else _of_ours(model, own, inputs)
     finally:
         model.train(training)
 
 
-def _of_ours(model: nn.Module, own: Transformer, inputs: Mapping[str, Tensor]) -> list[Call]:
+def _of_ours(
+    model: nn.Module, own: Transformer | VisionTransformer, inputs: Mapping[str, Tensor]
+) -> list[Call]:
     calls: list[Call] = []
     beside: list[_FeedForwardHooks] = []
     with contextlib.ExitStack() as stack:
         requests = stack.enter_context(observed())
         depths = stack.enter_context(recorded_depths())
         marks = stack.enter_context(marked())
-        for side, module in (("encoder", own.encoder), ("decoder", own.decoder)):
+        for side, module in (("encoder", own.encoder), ("decoder", getattr(own, "decoder", None))):
             if module is None:
                 continue
             rest = _FeedForwardHooks(side=side, requests=requests, calls=calls, marks=marks)
             beside.append(rest)
-            for layer in dict.fromkeys(module.sequence):  # layers of one group are one module
+            for layer in dict.fromkeys(module.sequence):  # layers of a group share one module
                 stack.enter_context(hooked(layer.feedforward, rest.before, rest.after))
                 kinds = {side: (layer.attention, module.mechanism)}
                 if layer.cross_attention is not None:
@@ -77,7 +80,7 @@ def _of_ours(model: nn.Module, own: Transformer, inputs: Mapping[str, Tensor]) -
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Watching:
-    """Hooks around a module that add to `calls` what it asked `attend`, and what it said of its tokens."""
+    """Hooks around a module that add to `calls` its requests to `attend`, and the marks of its tokens."""
 
     requests: list[Request]
     calls: list[Call]
@@ -86,7 +89,7 @@ class _Watching:
     said: int = 0
 
     def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Notes which requests and marks are the module's own."""
+        """Record where the module's own requests and marks begin."""
         self.begun, self.said = len(self.requests), len(self.marks)
 
     @property
@@ -95,21 +98,21 @@ class _Watching:
         return self.requests[self.begun :]
 
     def new_marks(self) -> list[Said]:
-        """The marks since the module was called, or since they were asked for."""
+        """Return the marks since the module was called, or since the last call of this method."""
         new, self.said = self.marks[self.said :], len(self.marks)
         return new
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Hooks(_Watching):
-    """Adds every call of a mechanism of ours; its layer: how many of its kind ran before."""
+    """Hooks that add every call of a mechanism of ours; its layer is the number of earlier such calls."""
 
     side: str
     keys: str
     config: MechanismConfig
 
     def after(self, mechanism: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Adds the call."""
+        """Add the call."""
         q, k, v, context, state, position = arguments
         layer = sum((call.stack, call.keys) == (self.side, self.keys) for call in self.calls)
         config = self.config.at(layer)
@@ -117,7 +120,7 @@ class _Hooks(_Watching):
         text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
         slots = next((said.tokens[0] for said in marks if isinstance(said, SlotKeys)), None)
         call = Call(self.side, self.keys, layer, config.kind, text, marks=marks, slots=slots)
-        # Where the one request is of the call's own tokens, the mechanism is softmax attention to them.
+        # If the only request has the call's own context, the mechanism is softmax attention to its tokens.
         softmax = isinstance(mechanism, SoftmaxAttention) or slots is not None
         if len(self.own) == 1 and (softmax or self.own[0].context is context):
             self.calls.append(dataclasses.replace(call, request=self.own[0]))
@@ -137,7 +140,7 @@ class _Hooks(_Watching):
             self.calls.append(dataclasses.replace(call, mix=mix, values=v))
 
     def rest(self, attention: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Adds to the call what its heads computed beside the mechanism."""
+        """Add to the call the computations of its heads outside the mechanism."""
         call = self.calls[-1]
         call.marks.extend(self.new_marks())
         marks = [said for said in call.marks if isinstance(said, Mark)]
@@ -149,19 +152,19 @@ class _Hooks(_Watching):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _FeedForwardHooks(_Watching):
-    """Collects what the feed-forwards of a stack say, layer by layer."""
+    """Hooks that collect the marks of a stack's feed-forward layers, by layer."""
 
     side: str
     of_layers: list[list[Said]] = dataclasses.field(default_factory=list)
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Of the next layer."""
+        """Add the marks of the next layer."""
         self.of_layers.append(self.new_marks())
 
 
 @contextlib.contextmanager
 def hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
-    """Calls both around every call of `module` inside; `before` may be None."""
+    """Call both hooks around every call of `module` within the context; `before` may be None."""
     handles = [module.register_forward_hook(after)]
     if before is not None:
         handles.append(module.register_forward_pre_hook(before))
@@ -199,13 +202,13 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _TheirHooks(_Watching):
-    """Adds the call of `attend` that a layer of transformers makes."""
+    """Hooks that add the call of `attend` by a layer of transformers."""
 
     layer: Layer
     windows: Windows
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        """Adds the call; a layer is of a decoder where it sees the past alone, or reads another sequence."""
+        """Add the call; a layer belongs to a decoder if its attention is causal or to another sequence."""
         marks = self.new_marks()
         for request in self.own:
             if self.layer.module in self.windows.layers:

@@ -1,6 +1,6 @@
-"""What functions of scores make of them, pair by pair: what no table of distances says.
+"""The effect of score functions, pair by pair, which no table of distances can represent.
 
-A page adds them to q . k scale and the terms by distance. They are stored for the pairs that the pattern
+A page adds it to q . k scale and the terms by distance. The values are stored for the pairs that the pattern
 allows, in order: head after head, query after query, key after key.
 """
 
@@ -19,7 +19,7 @@ from polyformer.visual.explorer.exact_weights import tiles
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Change:
-    """One step of a function: what it adds to the scores of the queries `rows`, by default of all."""
+    """A step of a function: the term that it adds to the scores of the queries `rows`, None for all."""
 
     name: str
     rows: Tensor | None
@@ -27,7 +27,7 @@ class Change:
 
 
 def changes(site: Measured) -> Iterator[Change]:
-    """Every step of the site's score functions; those of queries with projections of their own last."""
+    """Yield every step of the site's score functions; queries with separate projections come last."""
     own, projected = site.call.request, site.call.projected
     assert own is not None
     if projected is None:
@@ -42,7 +42,7 @@ def changes(site: Measured) -> Iterator[Change]:
 
 
 def numbers(site: Measured) -> int:
-    """How many they are, at most."""
+    """Return the largest number of values of all steps."""
     own, projected = site.call.request, site.call.projected
     assert own is not None
     assert site.allowed is not None
@@ -53,7 +53,7 @@ def numbers(site: Measured) -> int:
 
 
 def _of_rows(request: Request, rows: Tensor | None) -> Iterator[Change]:
-    """Of some queries of a request."""
+    """Yield the steps for some queries of a request."""
     names = [name for name, _ in steps_of(request.score_mod)]
     if not names:
         return

@@ -1,18 +1,18 @@
-"""What is shown of a head at a glance, added up a tile of queries at a time."""
+"""The overview of a head, accumulated over tiles of queries."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 CELLS = 48
-"""Of a thumbnail in each direction, at most."""
+"""The most cells of a thumbnail in each direction."""
 
 
 class Summaries:
-    """Of the heads of one call, [H, Tq, Tk] in all.
+    """The summaries of the heads of one call, [H, Tq, Tk] in total.
 
     `thumbnails` [H, R, C]: the greatest weight in each cell. `distance` [H, bins]: the share of all weight by
-    distance, in bins of 0, 1, 2, 3 to 4, 5 to 8, ...; `edges` are where these begin.
+    distance, in bins of 0, 1, 2, 3 to 4, 5 to 8, ...; `edges` are the starts of the bins.
     """
 
     def __init__(self, heads: int, queries: int, keys: int, offset: int):
@@ -23,7 +23,7 @@ class Summaries:
         self.mass = torch.zeros(heads, len(self.edges), dtype=torch.float64)
 
     def add(self, start: int, columns: Tensor, weights: Tensor) -> None:
-        """Weights [H, T, K] of the queries from `start` on for the key slots `columns` [K]."""
+        """Add weights [H, T, K] of the queries from `start` on for the key slots `columns` [K]."""
         heads, count = weights.shape[:2]
         weights, columns = weights.abs().cpu(), columns.cpu()
         queries = torch.arange(start, start + count)
@@ -37,17 +37,17 @@ class Summaries:
 
     @property
     def thumbnails(self) -> np.ndarray:
-        """uint8 [H, R, C]: the square root of the greatest weight, of 255 parts."""
+        """The thumbnails, uint8 [H, R, C]: the square root of the greatest weight, scaled to 255."""
         return (self.cells.clamp(0, 1).sqrt() * 255).round().byte().numpy()
 
     @property
     def distance(self) -> np.ndarray:
-        """float32 [H, bins]; sums to 1 for each head that gives any weight."""
+        """The distribution over distances, float32 [H, bins]; sums to 1 for each head with any weight."""
         return (self.mass / self.mass.sum(1, keepdim=True).clamp_min(1e-30)).float().numpy()
 
 
 def distance_edges(longest: int) -> list[int]:
-    """0, 1, 2, 3, 5, 9, ...: where bins begin that hold twice as many distances as the one before."""
+    """Return the starts of the bins, 0, 1, 2, 3, 5, 9, ...: each bin is twice as wide as the bin before."""
     edges, width = [0, 1, 2], 2
     start = 3
     while start < longest:

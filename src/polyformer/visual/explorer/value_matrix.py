@@ -1,9 +1,9 @@
-"""The attention matrix of any mechanism: what takes values to outputs.
+"""The attention matrix of any mechanism: the linear map from values to outputs.
 
     y = A v + c,  c = f(q, k, 0),  so  f(q, k, I) - c = A
 
-for every mechanism is affine in its values, whatever it makes of queries and keys: hashing, clusters, random
-features, compressed keys. The columns of the identity are read D at a time.
+for every mechanism is affine in its values, for any function of queries and keys: hashing, clusters, random
+features, compressed keys. The columns of the identity are evaluated in groups of D.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 Mix = Callable[[Tensor], Tensor]
-"""Values [1, Hkv, Tk, D] to outputs [1, H, Tq, D]."""
+"""A function from values [1, Hkv, Tk, D] to outputs [1, H, Tq, D]."""
 
 
 @torch.no_grad()
 def value_matrix(mix: Mix, values: Tensor) -> Tensor:
-    """A [H, Tq, Tk], float32; `values` [1, Hkv, Tk, D] say shape and type."""
+    """Return A [H, Tq, Tk], float32; `values` [1, Hkv, Tk, D] determine shape and type."""
     length, width = values.shape[-2:]
     nothing = mix(torch.zeros_like(values))
     columns = []

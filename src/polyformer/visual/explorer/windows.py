@@ -1,8 +1,8 @@
-"""Attention within windows of a picture (Swin): what a layer reads as rows of a batch, as one call again.
+"""Attention within windows of an image (Swin): the rows of a layer's batch, combined into one call.
 
-A layer of Swin moves its grid of patches by half a window, or not, cuts it into windows of w x w patches and
-attends within each, a window being a row of its batch. Here the patches stand in raster order, and a query
-sees the keys of its window. Each stage has a grid of its own, whose patches are twice as large.
+A layer of Swin may shift its grid of patches by half a window, cuts it into windows of w x w patches and
+attends within each, with a window per row of its batch. Here the patches are in raster order, and a query
+sees the keys of its window. Each stage has a separate grid with patches that are twice as large.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Windows:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, layers that run note their grids, rows and columns."""
+        """Record the grids (rows and columns) of layers that run within the context."""
 
         def note(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             self.grids[layer] = named["input_dimensions"] if len(arguments) < 2 else arguments[1]
@@ -54,11 +54,11 @@ class Windows:
                 handle.remove()
 
     def stages(self) -> dict[str, Grid]:
-        """The grids, in their order, by what their stages are called."""
+        """Return the grids, in order, by the names of their stages."""
         return {f"stage {i + 1}": grid for i, grid in enumerate(dict.fromkeys(self.grids.values()))}
 
     def names(self, stage: str) -> list[str]:
-        """Of the tokens of a stage: its patches, and what pads its grid to whole windows."""
+        """Return the names of a stage's tokens: its patches, and the padding of its grid to whole windows."""
         rows, columns = self.stages()[stage]
         names = [f"row {row} col {column}" for row in range(rows) for column in range(columns)]
         layers = [layer for layer, grid in self.grids.items() if grid == (rows, columns)]
@@ -66,7 +66,7 @@ class Windows:
         return [*names, *(f"padding {i + 1}" for i in range(most - len(names)))]
 
     def call(self, layer: Layer, request: Request) -> Call:
-        """The call of an attention layer, whose request has a row of the batch for each window."""
+        """Return the call of an attention layer that has a row of the batch for each window."""
         cutting = self.layers[layer.module]
         grid = self.grids[cutting]
         stage = next(name for name, own in self.stages().items() if own == grid)
@@ -87,7 +87,7 @@ class Windows:
 
 
 def slots(layer: Any, grid: Grid) -> Tensor:
-    """Which token of the raster each place of each window has, [windows, w w]; padding comes behind all."""
+    """Return the raster token at each place of each window, [windows, w w]; padding comes last."""
     rows, columns = grid
     numbers = torch.arange(1, rows * columns + 1).view(1, rows, columns, 1)
     padded, _ = layer.maybe_pad(numbers, rows, columns)
@@ -99,9 +99,9 @@ def slots(layer: Any, grid: Grid) -> Tensor:
 
 
 def joined(request: Request, places: Tensor, order: Tensor, window: Tensor) -> Request:
-    """A request of one row, in the order of the raster, whose pattern is the windows.
+    """Return a request with one row, in raster order, and the windows as its pattern.
 
-    places: [windows, w w]; order: which of these, flattened, each token of the raster is; window: its number.
+    places: [windows, w w]; order: the index into flattened `places` of each raster token; window: its number.
     """
     inside = order % places.shape[1]
 

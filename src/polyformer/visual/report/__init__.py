@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no network: curves, baselines, samples, attention maps, costs."""
+"""A run as one HTML page that requires no network: curves, baselines, samples, attention maps, costs."""
 
 from polyformer.visual.report.run import REPORT, write_report
 

@@ -15,21 +15,21 @@ from polyformer.visual.report.page import details, table
 from polyformer.visual.spectrum import check, matrices
 
 TOKENS = 64
-"""Tokens of a text that are looked at, at most."""
+"""The most tokens of a text whose attention is shown."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """`weights` [layers, H, n, n]: how much of its attention each token (row) gives each other (column)."""
+    """The attention maps: `weights` [layers, H, n, n] of each token (row) for each token (column)."""
 
     tokens: list[str]
     weights: Tensor
 
 
 def attention_maps(model: Transformer, tokenizer: Tokenizer, text: str) -> AttentionMaps | None:
-    """The self-attention of an encoder or a decoder on the beginning of `text`.
+    """Return the self-attention of an encoder or a decoder on the beginning of `text`.
 
-    None for an encoder-decoder, and where attention has no matrix of tokens by tokens.
+    None for an encoder-decoder, and if attention has no matrix of tokens by tokens.
     """
     if model.encoder is not None and model.decoder is not None:
         return None
@@ -49,11 +49,11 @@ def attention_maps(model: Transformer, tokenizer: Tokenizer, text: str) -> Atten
 
 
 def attention_view(maps: AttentionMaps) -> str:
-    """The parts of the page that its script fills, the data as JSON, and the table."""
+    """Return the parts of the page that its script fills, the data as JSON, and the table."""
     layers, heads = maps.weights.shape[:2]
     weights = base64.b64encode(bytes((maps.weights * 255).round().byte().flatten().tolist())).decode()
     data = json.dumps({"tokens": maps.tokens, "layers": layers, "heads": heads, "weights": weights})
-    data = data.replace("<", "\\u003c")  # no text may end the script
+    data = data.replace("<", "\\u003c")  # the text must not end the script element
     return (
         '<div class="heads" id="attention-heads" role="group" '
         'aria-label="heads: a row for each layer"></div>\n'
@@ -69,7 +69,9 @@ def attention_view(maps: AttentionMaps) -> str:
 
 
 def attention_table(maps: AttentionMaps) -> str:
-    """By head, means over queries: how far back it looks, and what falls on three special places."""
+    """Return a table by head, means over queries: distance of attention, and its share on three special
+    places.
+    """
     n = len(maps.tokens)
     index = torch.arange(n)
     distance = (index.view(-1, 1) - index).abs().float()
@@ -83,5 +85,5 @@ def attention_table(maps: AttentionMaps) -> str:
 
 
 def highlighted(prompt: str, continuation: str) -> str:
-    """A sample as preformatted text, its prompt set apart."""
+    """Return a sample as preformatted text with a highlighted prompt."""
     return f"<pre><b>{html.escape(prompt)}</b>{html.escape(continuation)}</pre>"

@@ -10,7 +10,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 48
 """Margins of a line chart, in pixels."""
 
 MARKED = 40
-"""A line of at most so many points shows each as a dot."""
+"""The most points of a line that shows each point as a dot."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` onto pixels from `start` to `stop`, in proportion or by logarithm."""
+    """A map of values from `low` to `high` onto pixels from `start` to `stop`, linear or logarithmic."""
 
     low: float
     high: float
@@ -33,12 +33,12 @@ class Scale:
     log: bool
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         low, high, value = map(math.log if self.log else float, (self.low, self.high, value))
         return self.start + (value - low) / ((high - low) or 1.0) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values within the scale: powers of two, or steps of 1, 2 or 5 times a power of ten."""
+        """Return round values within the scale: powers of two, or steps of 1, 2 or 5 times a power of ten."""
         if self.log:
             first, last = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
             step = max(1, -(-(last - first + 1) // 8))
@@ -57,7 +57,7 @@ def line_chart(
     log: bool = False,
     text: Callable[[float], str] = "{:.4g}".format,
 ) -> str:
-    """The chart as an `<svg>` that `label` describes; with `log`, both axes are logarithmic."""
+    """Return the chart as an `<svg>` that `label` describes; with `log`, both axes are logarithmic."""
     drawn = [line for line in series if line.points]
     x_values = [x for line in drawn if not line.level for x, _ in line.points] or [0.0, 1.0]
     y_values = [y for line in drawn for _, y in line.points] or [0.0, 1.0]
@@ -75,7 +75,7 @@ def line_chart(
 
 
 def bar_chart(label: str, bars: Sequence[tuple[str, float]], text: Callable[[float], str]) -> str:
-    """Horizontal bars from 0, each between its name and its value; the last one stands out."""
+    """Return horizontal bars from 0, each between its name and its value; the last is highlighted."""
     greatest = max(value for _, value in bars) or 1.0
     parts = []
     for index, (name, value) in enumerate(bars):
@@ -90,7 +90,7 @@ def bar_chart(label: str, bars: Sequence[tuple[str, float]], text: Callable[[flo
 
 
 def svg(label: str, width: int, height: int, parts: Sequence[str]) -> str:
-    """An image with a description, as wide as the page allows."""
+    """Return an image with a description, as wide as the page allows."""
     return (
         f'<svg class="chart" role="img" aria-label="{html.escape(label)}" viewBox="0 0 {width} {height}">'
         f"{''.join(parts)}</svg>"
@@ -119,7 +119,7 @@ def _axes(x: Scale, y: Scale, x_name: str, y_name: str, text: Callable[[float], 
 
 
 def _line(index: int, line: Series, x: Scale, y: Scale, text: Callable[[float], str]) -> str:
-    """A line with its dots, which tell their values to a pointer."""
+    """Return a line with its dots, which show their values to a pointer."""
     if line.level:
         height, title = y(line.points[0][1]), f"{line.name}: {text(line.points[0][1])}"
         path = f'<path class="s{index} level" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}">'

@@ -8,7 +8,7 @@ FOOTER = "Written by polyformer. The page is one file and loads nothing from els
 
 
 def page(title: str, subtitle: str, sections: Sequence[str], script: str = "") -> str:
-    """A whole document. `sections` are HTML, all else is text; `script` is JavaScript run at the end."""
+    """Return a whole document. `sections` are HTML, all else is text; `script` is JavaScript run last."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -20,19 +20,19 @@ def page(title: str, subtitle: str, sections: Sequence[str], script: str = "") -
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this module."""
+    """Return the text of a file next to this module."""
     return (files("polyformer") / "visual" / "report" / name).read_text(encoding="utf-8")
 
 
 def section(title: str, text: str, *parts: str) -> str:
-    """A heading, a sentence that says how to read what follows, and parts of HTML."""
+    """Return a section: a heading, a sentence that explains the content, and parts of HTML."""
     name = title.lower().replace(" ", "-")
     heading = f'<h2 id="{name}">{html.escape(title)}</h2>\n<p class="soft">{html.escape(text)}</p>'
     return f'<section aria-labelledby="{name}">\n{heading}\n{chr(10).join(parts)}\n</section>'
 
 
 def tiles(facts: Sequence[tuple[str, str, str]]) -> str:
-    """Large numbers side by side: a name, a number and a remark each."""
+    """Return large numbers side by side: a name, a number and a remark each."""
     cells = (
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(number)}<small>{html.escape(remark)}</small></dd></div>"
         for name, number, remark in facts
@@ -41,7 +41,7 @@ def tiles(facts: Sequence[tuple[str, str, str]]) -> str:
 
 
 def table(caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    """Rows of cells, each headed by its name."""
+    """Return a table of rows of cells, each row headed by its name."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("", *columns))
     body = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th>'
@@ -55,11 +55,11 @@ def table(caption: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]
 
 
 def figure(content: str, caption: str = "", name: str = "") -> str:
-    """A picture and what it shows."""
+    """Return a picture with a caption."""
     text = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
     return f"<figure{f' class={chr(34)}{name}{chr(34)}' if name else ''}>{content}{text}</figure>"
 
 
 def details(summary: str, content: str) -> str:
-    """Content that is opened by a click or a key."""
+    """Return content that is opened by a click or a key."""
     return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"

@@ -1,4 +1,4 @@
-"""`write_report`: everything that a finished run has to show, gathered from its folder into one page."""
+"""`write_report`: all results of a finished run, collected from its folder into one page."""
 
 import html
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from polyformer.core.files import atomic_write
 from polyformer.data import read
 from polyformer.generation import GenerationConfig, SamplingConfig
-from polyformer.model.transformer import Transformer
+from polyformer.model import Transformer, VisionTransformer
 from polyformer.patterns import Full
 from polyformer.patterns.base import Pattern
 from polyformer.recipes.report import number
@@ -20,6 +20,7 @@ from polyformer.visual.gallery import gallery_svg
 from polyformer.visual.pattern import pictures
 from polyformer.visual.report.attention_maps import attention_maps, attention_view, highlighted
 from polyformer.visual.report.charts import Series, bar_chart, line_chart
+from polyformer.visual.report.mistakes import mistakes
 from polyformer.visual.report.page import asset, details, figure, page, section, table, tiles
 from polyformer.visual.report.scaling import HEAD_SIZE, HEADS, WINDOW, Growth, measure_growth
 from polyformer.visual.svg import pattern_svg
@@ -29,22 +30,22 @@ REPORT = "report.html"
 
 TEMPERATURES = (0.4, 0.7, 1.0)
 DRAWN = 48
-"""Tokens in the picture of the model's own pattern."""
+"""The number of tokens in the picture of the model's own pattern."""
 
 
 def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] | None = None) -> Path:
-    """Write the report of `run` to `path`, by default into its folder; returns where it is.
+    """Write the report of `run` to `path`, by default into its folder, and return the path.
 
-    A section is left out where the run has nothing for it: samples are drawn from language models, attention
-    is shown of encoders and decoders that read text. `growth`: what `measure_growth` gave, measured anew by
-    default (a few seconds).
+    A section is omitted if the run has no data for it: samples are drawn from language models, attention is
+    shown for encoders and decoders that read text. `growth`: the result of `measure_growth`, measured again
+    by default (a few seconds).
     """
     path = run.folder / REPORT if path is None else Path(path)
     model = run.model("cpu")
     samples = draw_samples(run, model)
     shown = samples[0][1] if samples else first_text(run)
     maps = attention_maps(model, run.tokenizer, shown) if shown else None
-    sections = [summary(run, model), comparison(run), curves(run)]
+    sections = [summary(run, model), comparison(run), curves(run), mistakes(run, model)]
     if samples:
         text = "What the model writes by itself, from cautious to bold. Blue is the prompt."
         blocks = [
@@ -66,7 +67,7 @@ def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] 
 
 
 def described(run: Run) -> str:
-    """The run in a line: what it read, and by which library."""
+    """Return the run in a line: its data, and the library."""
     data, versions = run.recipe.data, run.facts.get("versions", {})
     source = "the default text" if data.path is None else data.path
     recipe, torch = run.recipe, versions.get("torch", "?")
@@ -74,7 +75,7 @@ def described(run: Run) -> str:
 
 
 def first_text(run: Run) -> str:
-    """A text that the run trained on, of a task that reads texts."""
+    """Return a text from the run's training data, for a task that reads texts."""
     column = next((name for name in run.recipe.task.needs if name in ("text", "source", "context")), None)
     if column is None or not run.recipe.task.tokenized:
         return ""
@@ -83,7 +84,7 @@ def first_text(run: Run) -> str:
 
 
 def draw_samples(run: Run, model: Transformer) -> list[tuple[float, str, str]]:
-    """(temperature, whole text, prompt) by temperature; none of a model that is no language model."""
+    """Return (temperature, whole text, prompt) by temperature; none for a model that is no language model."""
     task = run.task
     if not isinstance(task, LanguageModelling):
         return []
@@ -98,7 +99,7 @@ def draw_samples(run: Run, model: Transformer) -> list[tuple[float, str, str]]:
 
 
 def summary(run: Run, model: Transformer) -> str:
-    """The numbers at the top of the page."""
+    """Return the numbers at the top of the page."""
     facts, rows = run.facts, read_metrics(run.folder)
     seconds = next((row["seconds"] for row in reversed(rows) if row.get("seconds")), 0.0) or 0.0
     training = run.recipe.training
@@ -116,7 +117,7 @@ def summary(run: Run, model: Transformer) -> str:
 
 
 def comparison(run: Run) -> str:
-    """The model beside its baselines on the same held-out data, as bars and as a table."""
+    """Return the model compared with its baselines on the same held-out data, as bars and as a table."""
     scores = run.facts.get("metrics", {})
     rows = {**run.facts.get("baselines", {})}
     rows |= {f"this model, {split}": metrics for split, metrics in scores.items()}
@@ -138,7 +139,7 @@ def comparison(run: Run) -> str:
 
 
 def curves(run: Run) -> str:
-    """The loss in training and in validation, with the baselines as levels."""
+    """Return the loss in training and in validation, with the baselines as levels."""
     rows = read_metrics(run.folder)
     lines = [
         Series(title, list(zip(*series(rows, name))))
@@ -158,15 +159,16 @@ def curves(run: Run) -> str:
 
 
 def patterns(model: Transformer) -> str:
-    """Who attends to whom in this model, and in other patterns that the library computes."""
-    stack = model.decoder or model.encoder
+    """Return the attended pairs of this model, and of other patterns that the library computes."""
+    stack = getattr(model, "decoder", None) or model.encoder
     assert stack is not None
     parts = []
     own = getattr(stack.mechanism.at(0), "pattern", None) or Full()
     if isinstance(own, Pattern):
-        context = Context(DRAWN, DRAWN, causal=model.decoder is not None)
+        is_causal = getattr(model, "decoder", None) is not None
+        context = seen_context(model, is_causal)
         panels = pictures(own, context, block=8)
-        causal = " and causal" if model.decoder is not None else ""
+        causal = " and causal" if is_causal else ""
         caption = f"This model, first layer: {own.to_text()}{causal}. {panels[0].summary()}"
         parts.append(figure(pattern_svg(panels), caption, "pictures"))
     parts.append(
@@ -178,8 +180,16 @@ def patterns(model: Transformer) -> str:
     return section("Patterns", text, *parts)
 
 
+def seen_context(model: Any, is_causal: bool) -> Context:
+    """Return the context for the picture of the model's own pattern: its image, or some tokens of a text."""
+    if isinstance(model, VisionTransformer):
+        image = model.config.image(*model.config.image_size)
+        return Context(image.length, image.length, image=image)
+    return Context(DRAWN, DRAWN, causal=is_causal)
+
+
 def scaling(growth: list[Growth]) -> str:
-    """Time by length of dense and of windowed attention, on this machine."""
+    """Return the time by length of dense and of windowed attention, on this machine."""
     lines = [Series(item.name, list(zip(map(float, item.lengths), item.milliseconds))) for item in growth]
     last = ", ".join(f"{item.name} {item.milliseconds[-1]:.3g} ms" for item in growth)
     label = f"milliseconds by length, both logarithmic; at {growth[0].lengths[-1]} tokens: {last}"
@@ -199,7 +209,7 @@ def scaling(growth: list[Growth]) -> str:
 
 
 def parts(run: Run, model: Transformer) -> str:
-    """The model's modules and the recipe, to read and to repeat."""
+    """Return the model's modules and the recipe, to read and to repeat."""
     return section(
         "Model and recipe",
         "The same recipe trains the same model again.",

@@ -1,4 +1,4 @@
-"""How the cost of attention grows with the length of the text, measured on this machine in a few seconds."""
+"""The growth of the cost of attention with the length of the text, measured on this machine in seconds."""
 
 import dataclasses
 import time
@@ -18,7 +18,7 @@ REPEATS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """Of one pattern, by length: milliseconds of a forward pass, and how many scores are allowed."""
+    """The growth of one pattern, by length: milliseconds of a forward pass, and number of allowed scores."""
 
     name: str
     lengths: tuple[int, ...]
@@ -27,7 +27,8 @@ class Growth:
 
 
 def measure_growth(lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS) -> list[Growth]:
-    """Causal attention to all tokens before, and to the last `WINDOW` of them: the fastest of `repeats` runs.
+    """Measure causal attention to all tokens before, and to the last `WINDOW` of them: the fastest of
+    `repeats` runs.
 
     float32, one text, `HEADS` heads of `HEAD_SIZE`. The two are measured in turn at every length.
     """
@@ -38,7 +39,7 @@ def measure_growth(lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS) -> 
         fastest = dict.fromkeys(patterns, float("inf"))
         for _ in range(
             1 + repeats
-        ):  # the first, which builds what later ones use again, is never the fastest
+        ):  # the first run, which initializes what later runs reuse, is never the fastest
             for name, pattern in patterns.items():
                 start = time.perf_counter()
                 attend(q, k, v, pattern=pattern)

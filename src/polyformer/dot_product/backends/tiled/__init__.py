@@ -1,1 +1,1 @@
-"""Exact attention over the keys of a layout, tile by tile: any pattern, any device, forward and backward."""
+"""Exact attention over the keys of a layout, tile by tile, for any pattern and device, with gradients."""

@@ -1,8 +1,8 @@
-"""`Relative` as tiles read it: tables over the distances that a call looks at, in the order of the key slots.
+"""`Relative` in the form for tiles: tables over the distances of a call, in the order of the key slots.
 
-The Q queries and K keys of a tile are Q + K - 1 distances apart. With `x[i, m]` what query i has for distance
-m, score (i, j) needs `x[i, j - i + Q - 1]`: a view of the product whose rows are one entry shorter than they
-are, so nothing is gathered (the shift of Dai et al. 2019, appendix B, without the copy).
+The Q queries and K keys of a tile have Q + K - 1 different distances. If `x[i, m]` is the term of query i for
+distance m, score (i, j) needs `x[i, j - i + Q - 1]`. This is a view of the product with a row stride that is
+shorter by 1, so that no gather is needed (the shift of Dai et al. 2019, appendix B, without the copy).
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from polyformer.dot_product.relative import Relative
 
 NAMES = "content", "bias", "keys", "values", "queries"
 STEP = 16
-"""Products of so many columns, or a multiple, run fastest; so far the tables go beyond the distances."""
+"""Products with a multiple of this number of columns are fastest; the tables have this many extra entries."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DistanceTables:
-    """`Relative` over the distances that a call looks at, in the order in which tiles read it.
+    """Tables of `Relative` over the distances of a call, in the order in which tiles read them.
 
-    content: [B, H, Tq, D] or None, where it is the queries. bias [H or 1, R], keys [H or 1, R, D] and values
-    [H or 1, R, Dv] have their entries by key slot minus query slot, rising from `-greatest`; queries
-    [H or 1, R, D], which the keys meet, by query slot minus key slot, rising from `least`.
+    content: [B, H, Tq, D], or None for the queries. bias [H or 1, R], keys [H or 1, R, D] and values
+    [H or 1, R, Dv] are ordered by key slot minus query slot, ascending from `-greatest`. queries
+    [H or 1, R, D], the factors of the keys, are ordered by query slot minus key slot, ascending from `least`.
     """
 
     least: int
@@ -37,7 +37,7 @@ class DistanceTables:
 
     @staticmethod
     def from_relative(relative: Relative, items: Sequence[WorkItem], offset: int) -> "DistanceTables":
-        """The tables over the distances that the work items of a call look at, differentiably."""
+        """Return differentiable tables over the distances in the work items of a call."""
         tiles = [tile for item in items for row in item.rows for tile in row]
         least = min((tile.start + offset - tile.keys[-1][1] + 1 for tile in tiles), default=0)
         greatest = max((tile.stop - 1 + offset - tile.keys[0][0] for tile in tiles), default=0)
@@ -51,21 +51,24 @@ class DistanceTables:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
+        """Return the tensors that are not None, by name."""
         return {name: tensor for name in NAMES if (tensor := getattr(self, name)) is not None}
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "DistanceTables":
-        """The same with other tensors, in the order of `tensors`."""
+        """Return the same tables with other tensors, in the order of `tensors`."""
         return dataclasses.replace(self, **dict(zip(self.tensors, tensors)))
 
     def zero_gradients(self, needed: Sequence[bool]) -> "DistanceTables":
-        """Zeros for those of the tensors whose gradients are needed, in their order."""
-        # Not zeros_like, which keeps the order of the axes in memory: work items write to views of these.
+        """Return zeros for the tensors that need gradients, in their order."""
+        # zeros_like would keep the order of the axes in memory, but work items write to views of the zeros.
         zeros = [x.new_zeros(x.shape) if need else None for x, need in zip(self.tensors.values(), needed)]
         return dataclasses.replace(self, **dict(zip(self.tensors, zeros)))
 
     def scaled(self, scale: float, like: "DistanceTables") -> list[Tensor | None]:
-        """Gradients in the order of `like`'s tensors; the bias is added to scores that are scaled already."""
+        """Return the gradients in the order of the tensors of `like`, multiplied by `scale`.
+
+        The gradients of bias and values are not scaled: `scale` does not apply to them in the forward pass.
+        """
         grads = [getattr(self, name) for name in like.tensors]
         for name, grad in zip(like.tensors, grads):
             if grad is not None and name not in ("bias", "values"):
@@ -74,13 +77,14 @@ class DistanceTables:
 
 
 def entries(queries: int, keys: int) -> int:
-    """How many distances a product takes for a tile: those that there are, and a few more."""
+    """Return the number of distances in a product for a tile, rounded up to a multiple of `STEP`."""
     return -(-(queries + keys - 1) // STEP) * STEP
 
 
 def diagonals(by_distance: Tensor, width: int) -> Tensor:
-    """x [M, Q, entries], contiguous, as a view [M, Q, width]: (i, j) is x[i, j - i + Q - 1]."""
+    """Return contiguous x [M, Q, entries] as a view [M, Q, width] with x[i, j - i + Q - 1] at (i, j)."""
     matrices, queries, length = by_distance.shape
+    # With a row stride of length - 1 each row starts one entry earlier than the row before: the - i above.
     strides = queries * length, length - 1, 1
     return by_distance.as_strided(
         (matrices, queries, width), strides, by_distance.storage_offset() + queries - 1

@@ -10,8 +10,8 @@ With g_ij the gradient of the unscaled score and d the distance of query i and k
     grad_bias[d]   = sum over pairs at d of g_ij
     grad_p_ij      = grad_out_i . values[d]     grad_values[d]  = sum over pairs at d of p_ij grad_out_i
 
-Sums over pairs at a distance are products too, once the tile is spread out by distance: the inverse of the
-view along diagonals that the forward pass reads.
+Sums over pairs at a distance become products too after the tile is spread out by distance, the inverse of the
+view along diagonals in the forward pass.
 """
 
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ from polyformer.ops.products import product
 
 
 class RelativeGradients(RelativeTerms):
-    """The terms of one work item, and `grads`, shared by all under `lock`, to which their gradients go."""
+    """The terms of a work item with their gradients `grads`, which all work items share under `lock`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RelativeGradients(RelativeTerms):
     def add_values_gradient(
         self, grad_weights: Tensor, tile: Tile, grad_out: Tensor, weights: Tensor
     ) -> None:
-        """Adds to `grad_weights` [N, G * Q, K] what comes through the position values."""
+        """Add the gradient through the position values to `grad_weights` [N, G * Q, K]."""
         assert self.tables.values is not None
         outs, whole, kept = (self._matrices(x, tile) for x in (grad_out, grad_weights, weights))
         for column, start, stop in columns_of(tile):
@@ -61,9 +61,10 @@ class RelativeGradients(RelativeTerms):
     def backward(
         self, tile: Tile, grad_scores: Tensor, content: Tensor, keys: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        """From the gradient of the scores [N, G * Q, K] those of content [M, Q, D] and of keys [N, D, K].
+        """Return the gradients of content [M, Q, D] and keys [N, D, K] from `grad_scores` [N, G * Q, K].
 
-        Both lack the scale, as do `grads.keys` and `grads.queries`, to which the tile's share is added.
+        Both lack the factor `scale`, like `grads.keys` and `grads.queries`, to which the part of the tile is
+        added.
         """
         whole = self._matrices(grad_scores, tile)
         grad_content = torch.zeros_like(content) if self.tables.keys is not None else None
@@ -93,12 +94,15 @@ class RelativeGradients(RelativeTerms):
                         self._add_to_queries(
                             self.grads.queries, tile, start, stop, group, product(by_distance.mT, met)
                         )
-        if grad_keys is not None:  # a key's query heads are together
+        if grad_keys is not None:  # sum over the query heads of each key head, which are neighbours
             grad_keys = grad_keys.unflatten(0, (len(keys), -1)).sum(1).mT
         return grad_content, grad_keys
 
     def add_content_gradient(self, tile: Tile, grad_content: Tensor, grad_queries: Tensor) -> Tensor:
-        """Puts the gradient [M, Q, D] of a row's content where it belongs; returns that of its queries."""
+        """Store the gradient [M, Q, D] of the content of a row and return the gradient of its queries.
+
+        If the content is the queries themselves, both gradients are added.
+        """
         grad_content = grad_content.view(len(grad_queries), -1, grad_content.shape[2])
         if self.tables.content is None:
             return grad_queries.add_(grad_content)
@@ -107,13 +111,13 @@ class RelativeGradients(RelativeTerms):
         return grad_queries
 
     def finish(self) -> None:
-        """Adds the sums of the bias gradient to `grads.bias`: call it after the work item's last tile."""
+        """Add the sums of the bias gradient to `grads.bias`; call it after the last tile of the work item."""
         for (base, queries, _), summed in self.sums.items():
             self._add_to_bias(base, queries, summed)
         self.sums.clear()
 
     def _sum_bias(self, tile: Tile, start: int, stop: int, grad: Tensor) -> None:
-        """Adds to the sum of all tiles that lie alike on the diagonals, while there is room for such sums."""
+        """Add to the sum of all tiles with the same distances, or to `grads.bias` beyond the size limit."""
         key = self._base(tile, start), tile.stop - tile.start, stop - start
         grad = grad.unflatten(0, (self.rows, self.heads)).sum(0)
         if key in self.sums:
@@ -141,7 +145,7 @@ class RelativeGradients(RelativeTerms):
         self._add_entries(grad_table, *self._query_range(tile, start, stop), group, grad)
 
     def _add_entries(self, grad_table: Tensor, first: int, last: int, group: slice, grad: Tensor) -> None:
-        """Adds the gradients of these matrices to the entries first..last of a table's."""
+        """Add the gradients of these matrices to the entries first..last of the gradient of a table."""
         with self.lock:
             if group != ALL:
                 grad_table[self._head(grad_table, group), first:last] += grad

@@ -1,4 +1,4 @@
-"""Relative terms of scores and outputs, tile by tile: products with the vectors of a tile's distances."""
+"""Relative terms of scores and outputs, tile by tile: products with the vectors of its distances."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ from polyformer.ops.products import product
 ALL = slice(None)
 
 KEPT = 1 << 22
-"""Entries of bias tiles that a work item keeps: those of a window are the same all along the diagonal."""
+"""Largest number of cached entries of bias tiles per work item; all tiles along a diagonal share an entry."""
 
 
 class RelativeTerms:
-    """The terms of one work item: its batch rows B', its heads H'; M = B' H' matrices in a product."""
+    """The relative terms of a work item of B' batch rows and H' heads; products have M = B' H' matrices."""
 
     def __init__(self, item: WorkItem, tables: DistanceTables) -> None:
         self.item, self.tables = item, tables
@@ -26,13 +26,16 @@ class RelativeTerms:
         self.zeros: dict[tuple[int, int, int], Tensor] = {}
 
     def content(self, tile: Tile, queries: Tensor) -> Tensor:
-        """What meets the position keys in a tile's queries [N, G * queries, D]: [M, Q, D], unscaled."""
+        """Return the vectors [M, Q, D], unscaled, that are multiplied with the position keys in a tile.
+
+        By default they are the queries [N, G * Q, D] of the tile.
+        """
         if self.tables.content is not None:
             queries = self.item.queries(self.item.by_query(self.tables.content), tile)
         return self._matrices(queries, tile)
 
     def add(self, scores: Tensor, tile: Tile, content: Tensor, keys: Tensor) -> None:
-        """Adds the terms to `scores` [N, G * Q, K]; content as from `content`, keys [N, K, D]."""
+        """Add the terms to `scores` [N, G * Q, K]. content: the result of `content`. keys: [N, K, D]."""
         factor = self.item.factor
         whole = scores.view(self.rows * self.heads, tile.stop - tile.start, -1)
         if self.tables.keys is not None:
@@ -51,7 +54,7 @@ class RelativeTerms:
                     block[group] += diagonals(product(met, vectors.mT), tile.stop - tile.start).mT
 
     def values(self, tile: Tile, weights: Tensor) -> Tensor:
-        """What `weights` [N, G * Q, K] make of the position values: [N, G * Q, Dv]."""
+        """Return the sum of position values weighted by `weights` [N, G * Q, K]: [N, G * Q, Dv]."""
         assert self.tables.values is not None
         seen = weights.new_zeros(self.rows * self.heads, tile.stop - tile.start, self.tables.values.shape[2])
         whole = self._matrices(weights, tile)
@@ -62,7 +65,7 @@ class RelativeTerms:
         return seen.view(len(weights), -1, seen.shape[2])
 
     def _bias(self, tile: Tile, start: int, stop: int) -> Tensor:
-        """The bias of a tile's scores, [H' or 1, Q, K], in the scores' base."""
+        """Return the bias of the scores of a tile, [H' or 1, Q, K], in the base of the scores."""
         assert self.tables.bias is not None
         queries, width = tile.stop - tile.start, stop - start
         key = self._base(tile, start), queries, width
@@ -76,59 +79,59 @@ class RelativeTerms:
         return bias
 
     def _base(self, tile: Tile, start: int) -> int:
-        """The entry of a tile's first query and of the key `start`."""
+        """Return the entry of the distance between the first query of a tile and the key `start`."""
         return start - tile.start - self.offset + self.tables.greatest
 
     def _slice(self, table: Tensor, tile: Tile, start: int, stop: int, group: slice) -> Tensor:
-        """The vectors of a tile's distances, [M, Q + K - 1 or a few more, D]."""
+        """Return the vectors of the distances of a tile, [M, Q + K - 1 or a few more, D]."""
         return self._each(table, *self._range(tile, start, stop), group)
 
     def _range(self, tile: Tile, start: int, stop: int) -> tuple[int, int]:
-        """The entries of a tile's distances."""
+        """Return the entries of the distances of a tile, as (first, stop)."""
         first = self._base(tile, start) - (tile.stop - tile.start) + 1
         return first, first + entries(tile.stop - tile.start, stop - start)
 
     def _query_slice(self, table: Tensor, tile: Tile, start: int, stop: int, group: slice) -> Tensor:
-        """As `_slice`, for what the keys meet."""
+        """Return the position queries of the distances of a tile, like `_slice`."""
         return self._each(table, *self._query_range(tile, start, stop), group)
 
     def _query_range(self, tile: Tile, start: int, stop: int) -> tuple[int, int]:
-        """As `_range`, for what the keys meet."""
+        """Return the entries of the position queries of a tile, as (first, stop)."""
         first = tile.start + self.offset - start - self.tables.least - (stop - start) + 1
         return first, first + entries(tile.stop - tile.start, stop - start)
 
     def _matrix_groups(self) -> list[slice]:
-        """Which of the M matrices to compute together: on a CPU one, so that it stays in the cache."""
+        """Return groups of the M matrices to compute together: single matrices on a CPU, for its cache."""
         matrices = self.rows * self.heads
         return [ALL] if self.item.request.q.is_cuda else [slice(i, i + 1) for i in range(matrices)]
 
     def _each(self, table: Tensor, first: int, last: int, group: slice) -> Tensor:
-        """The entries first..last of a table [H or 1, R, D] for these matrices."""
+        """Return the entries first..last of a table [H or 1, R, D] for these matrices."""
         if group != ALL:
             return table[self._head(table, group), first:last]
         entries_here = self._heads_of(table)[:, first:last].expand(self.heads, -1, -1)
         return entries_here.expand(self.rows, *entries_here.shape).flatten(0, 1)
 
     def _head(self, table: Tensor, group: slice) -> slice:
-        """Where a table has the head of one matrix."""
+        """Return the index of the head of a single matrix in a table."""
         head = 0 if len(table) == 1 else self.item.heads.start + group.start % self.heads
         return slice(head, head + 1)
 
     def _heads_of(self, table: Tensor) -> Tensor:
-        """The work item's heads of a table, or the one that all share."""
+        """Return the heads of the work item from a table, or the single head that all heads share."""
         return table if len(table) == 1 else table[self.item.heads]
 
     def _by_head(self, keys: Tensor, group: slice) -> Tensor:
-        """Keys [N, K, D] for the query heads of these matrices."""
+        """Return the keys [N, K, D] for the query heads of these matrices."""
         groups = self.item.request.groups
         if group != ALL:
             return keys[group.start // groups : group.start // groups + 1]
         return keys.repeat_interleave(groups, dim=0)
 
     def _spread_out(self, scores: Tensor) -> Tensor:
-        """The inverse of `diagonals`: [M, Q, K] to [M, Q, entries], zeros where there was nothing.
+        """Return the inverse of `diagonals`: [M, Q, K] as [M, Q, entries], with zeros for other distances.
 
-        In memory that is used again: what is not on a diagonal is never written and stays zero.
+        The memory is reused: entries outside the diagonals are never written and stay zero.
         """
         matrices, queries, width = scores.shape
         by_distance = self.zeros.get((matrices, queries, width))
@@ -139,12 +142,12 @@ class RelativeTerms:
         return by_distance
 
     def _matrices(self, x: Tensor, tile: Tile) -> Tensor:
-        """[N, G * Q, D] as [M, Q, D]."""
+        """Return x [N, G * Q, D] as [M, Q, D]."""
         return x.view(self.rows * self.heads, tile.stop - tile.start, x.shape[2])
 
 
 def columns_of(tile: Tile) -> Iterator[tuple[int, int, int]]:
-    """Each interval of a tile's keys, after the column where it begins."""
+    """Yield the first column and the slots (start, stop) of each interval of the keys of a tile."""
     column = 0
     for interval in tile.keys:
         yield column, *interval

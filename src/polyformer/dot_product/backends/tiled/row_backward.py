@@ -1,4 +1,4 @@
-"""The backward pass of one row of tiles, which computes the scores again.
+"""The backward pass of a row of tiles, which recomputes the scores.
 
 With p_ij = e^(score_ij - lse_i) and out_i = sum_j p_ij v_j (Dao et al. 2022, FlashAttention, algorithm 4):
 
@@ -6,8 +6,8 @@ With p_ij = e^(score_ij - lse_i) and out_i = sum_j p_ij v_j (Dao et al. 2022, Fl
     grad_score_ij = p_ij (grad_p_ij - shift_i)               shift_i   = grad_out_i . out_i - grad_lse_i
     grad_q_i      = scale sum_j grad_score_ij k_j            grad_k_j  = scale sum_i grad_score_ij q_i
 
-shift_i is every path through the denominator, for sum_j p_ij grad_p_ij = grad_out_i . out_i, and through
-lse_i itself. Dropout multiplies p_ij by `keep` in the first line. The caller multiplies by the scale.
+shift_i contains all paths through the denominator, as sum_j p_ij grad_p_ij = grad_out_i . out_i, and the path
+through lse_i itself. Dropout multiplies p_ij by `keep` in the first line. The caller multiplies by the scale.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from polyformer.dot_product.backends.tiled.work_items import WorkItem
 
 
 class Inputs(NamedTuple):
-    """What a work item's tiles are computed from."""
+    """The inputs of the tiles of a work item."""
 
     q: Tensor
     k: Tensor
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Where a work item's gradients go; those of keys and values lie in columns."""
+    """The gradients of a work item; the gradients of keys and values are stored as columns, [N, D, Tk]."""
 
     q: Tensor
     k: Tensor
@@ -43,9 +43,10 @@ class Gradients(NamedTuple):
 def row_backward(
     item: WorkItem, row: tuple[Tile, ...], inputs: Inputs, outs: tuple[Tensor, ...], grads: Gradients
 ) -> None:
-    """Adds the gradients of one row, by the equations above."""
+    """Add the gradients of a row, by the equations above."""
     raw_queries, terms = item.queries(inputs.q, row[0]), inputs.terms
     grad_out, shift, lse = (item.queries(x, row[0]) for x in outs)
+    # Transposed once per row, for products that add to columns.
     queries_t, grad_out_t = raw_queries.mT.contiguous(), grad_out.mT.contiguous()
     queries = raw_queries * item.factor
     content = None if terms is None else terms.content(row[0], raw_queries)
@@ -60,6 +61,7 @@ def row_backward(
             arguments = item.mod_arguments(tile, scores)
             evaluation = Evaluation(item.request.score_mod, inputs.tables, *arguments)
             scores = item.finish(tile, evaluation.value.detach())
+        # lse includes all tiles of the row, so no running maximum is needed here.
         weights = scores.sub_(lse).exp2_()
         grad_weights = item.product("gradient", grad_out, take(inputs.v, tile.keys).mT)
         keep = item.kept(weights) if item.request.dropout else None
@@ -87,5 +89,5 @@ def row_backward(
 
 
 def _sum(total: Tensor | None, more: Tensor) -> Tensor:
-    """total + more, in place where there is a total."""
+    """Return total + more, computed in place unless total is None."""
     return more if total is None else total.add_(more)

@@ -1,12 +1,12 @@
-"""The forward pass of one row of tiles: a run of queries, and all the keys that they need.
+"""The forward pass of a row of tiles: a run of queries and all keys that they need.
 
-With the scores of each tile, m the largest of a query so far and s the sum so far (Dao et al. 2022,
+For the scores of each tile, with m the largest score of a query so far and s the sum so far (Dao et al. 2022,
 FlashAttention, algorithm 1):
 
     m' = max(m, max_j score_ij)        p_ij = 2^(score_ij - m')
     s' = s 2^(m - m') + sum_j p_ij     out' = out 2^(m - m') + sum_j p_ij v_j         at the end out / s
 
-Where no score can be far from 0, m = 0: their powers neither overflow nor vanish, and nothing is subtracted.
+If no score can be far from 0, m = 0: the powers neither overflow nor vanish, and no subtraction is needed.
 """
 
 import torch
@@ -20,7 +20,7 @@ from polyformer.dot_product.backends.tiled.work_items import WorkItem
 def row_forward(
     item: WorkItem, terms: RelativeTerms | None, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp in base 2 of a row, [N, G * queries, Dv or 1]; tiles are summed as they come."""
+    """Return output and log-sum-exp in base 2 of a row, [N, G * queries, Dv or 1], summed tile by tile."""
     queries = item.queries(q, row[0])
     content = None if terms is None else terms.content(row[0], queries)
     queries = queries * item.factor
@@ -33,13 +33,15 @@ def row_forward(
         else:
             scores = item.finish(tile, item.request.score_mod(*item.mod_arguments(tile, scores)))
         if not item.small_scores:
-            peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)  # of nothing: exp2(-inf - lowest) = 0
+            # The clamp keeps a fully masked row finite: exp2(-inf - lowest) = 0 instead of NaN.
+            peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)
             if top is not None:
                 peak = torch.maximum(top, peak)
                 fade = torch.exp2(top - peak)
             scores, top = scores.sub_(peak), peak
         weights = scores.exp2_()
         mass = weights.sum(-1, keepdim=True)
+        # After the sum: dropout applies to the normalised weights, so the denominator keeps all of them.
         if item.request.dropout:
             weights *= item.kept(weights)
         seen = item.products(weights, take(v, tile.keys))
@@ -65,7 +67,7 @@ def scores_before_mod(
     keys: Tensor,
     content: Tensor | None,
 ) -> Tensor:
-    """Scores with their relative terms, before score_mod and mask."""
+    """Return the scores with their relative terms, before score_mod and mask."""
     scores = item.raw(tile, queries, keys)
     if terms is not None and content is not None:
         terms.add(scores, tile, content, keys)

@@ -1,12 +1,13 @@
-"""Exact attention over the keys of a layout, tile by tile: any pattern, any device, forward and backward.
+"""Exact attention over the keys of a layout, tile by tile, for any pattern and device, forward and backward.
 
-Nothing of size Tq x Tk is ever made. The forward pass keeps the output and the log-sum-exp of each row; the
-backward pass computes the scores again, tile by tile, and adds into gradients made once (Dao et al. 2022,
-FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are kept in base 2, because
-exp2 is the faster function on a CPU. float16 and bfloat16 are computed in float32, and kept as they are.
+No tensor of size Tq x Tk is allocated. The forward pass stores the output and the log-sum-exp of each row.
+The backward pass recomputes the scores, tile by tile, and adds to gradients that are allocated once (Dao et
+al. 2022, FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are in base 2
+because exp2 is faster than exp on a CPU. float16 and bfloat16 are computed in float32, but stored in their
+type.
 
-It cannot be traced by `torch.compile` (the tiles depend on the layout, and the gradients of a `score_mod`
-are found by watching it run): under `fullgraph=True` use the backends `sdpa` or `flex`.
+`torch.compile` cannot trace it: the tiles depend on the layout, and the gradients of a `score_mod` are found
+by recording its execution. Use the backends `sdpa` or `flex` under `fullgraph=True`.
 """
 
 import dataclasses
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyformer.dot_product.backends.tiled.batched_tiles import BatchedTiles, batch_tiles
 from polyformer.dot_product.backends.tiled.distance_tables import DistanceTables
@@ -24,19 +24,20 @@ from polyformer.dot_product.backends.tiled.relative_gradients import RelativeGra
 from polyformer.dot_product.backends.tiled.relative_terms import RelativeTerms
 from polyformer.dot_product.backends.tiled.row_backward import Gradients, Inputs, row_backward
 from polyformer.dot_product.backends.tiled.row_forward import row_forward
-from polyformer.dot_product.backends.tiled.score_mod_gradients import tables_with_gradients
+from polyformer.dot_product.backends.tiled.score_mod_gradients import checked, tables_with_gradients
 from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.dot_product.backends.tiled.tuning import tile_sizes
 from polyformer.dot_product.backends.tiled.work_items import LN2, WorkItem, in_shared_memory, work_items
 from polyformer.dot_product.request import Request, transformed
 from polyformer.ops.precision import as_written, at_least_float32
+from polyformer.ops.second_order import first_order
 from polyformer.ops.workers import spread
 
 T = TypeVar("T")
 
 
 def refuses(request: Request, return_lse: bool) -> str | None:
-    """Why this backend cannot take the request, or None."""
+    """Return why this backend cannot run the request, or None."""
     if transformed():
         return "torch.func and forward differentiation cannot look into its loop over tiles"
     return None
@@ -44,11 +45,14 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 
 @torch.compiler.disable(reason="tiled walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
 def run(request: Request) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+    """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
     q, k, v = request.q, request.k, request.v
     exact = torch.promote_types(q.dtype, torch.float32)
     tables = tables_with_gradients(request.score_mod, q.new_empty(0, dtype=exact))
-    # The seed comes from torch's generator, so that torch.manual_seed repeats a run; the rest from our own.
+    if request.score_mod is not None and torch.is_grad_enabled():
+        request = dataclasses.replace(request, score_mod=checked(request.score_mod, tables))
+    # The seed is from torch's generator, so that torch.manual_seed makes a run reproducible; a faster
+    # generator draws the remaining numbers.
     seed = int(torch.randint(2**62, ())) if request.dropout else 0
     threads, sizes, distances = torch.get_num_threads(), tile_sizes(q.device), None
     if request.relative is not None:
@@ -61,7 +65,7 @@ def run(request: Request) -> tuple[Tensor, Tensor]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """What forward and backward share besides the tensors that autograd sees."""
+    """The data that forward and backward share, except the tensors of autograd."""
 
     request: Request
     tables: tuple[Tensor, ...]
@@ -71,19 +75,19 @@ class _Call:
     sizes: TileSizes
 
     def spread(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
-        """The results of `work` on all parts, the same ones forward and backward, on a CPU's threads."""
+        """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
         items = work_items(self.request, self.seed, self.threads, self.sizes)
         return [work(items)] if self.request.q.is_cuda else spread(work, items)
 
 
 class _TiledAttention(torch.autograd.Function):
-    """out, lse = attention(q, k, v); `extra`: the tables by distance, then those of a score_mod."""
+    """The function out, lse = attention(q, k, v); `extra`: tables by distance, then tables of a score_mod."""
 
     @staticmethod
     def forward(
         ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]: see `row_forward`."""
+        """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], by `row_forward`."""
         raw = q, k, v
         q, k, v = map(at_least_float32, raw)
         out = q.new_zeros(*q.shape[:3], v.shape[3])
@@ -108,10 +112,10 @@ class _TiledAttention(torch.autograd.Function):
                     item.put(sums, row[0], total)
                 sums.mul_(LN2)
 
-        if not q.is_meta:  # where shapes alone are traced
+        if not q.is_meta:  # the meta device only traces shapes
             call.spread(work)
         lse = lse.squeeze(-1)
-        if raw[0].dtype != out.dtype:  # laid by tokens, as what reads all heads of a token asks for
+        if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
             out = rows.transpose(1, 2).copy_(out)
         ctx.call = call
@@ -120,10 +124,10 @@ class _TiledAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @first_order("attend's backend 'tiled'")
     @as_written
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of all inputs: see `row_backward`."""
+        """Return the gradients of all inputs, by `row_backward`."""
         saved = ctx.saved_tensors
         (q, k, v), (out, lse), extra = map(at_least_float32, saved[:3]), saved[3:5], saved[5:]
         if grad_out is None:
@@ -132,6 +136,7 @@ class _TiledAttention(torch.autograd.Function):
         grad_out = at_least_float32(grad_out)
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
+        # A query without keys has lse = -inf: with 0 instead, its masked scores give weights of 0, not NaN.
         empty = lse == -torch.inf
         rows = (
             grad_out,
@@ -144,6 +149,7 @@ class _TiledAttention(torch.autograd.Function):
         if call.distances is not None:
             distances = call.distances.with_tensors(extra)
             grad_distances = distances.zero_gradients(ctx.needs_input_grad[4:])
+        # Only the gradients of the tables by distance are shared by work items of different threads.
         lock = threading.Lock()
 
         def work(group: Sequence[WorkItem]) -> tuple[Tensor, ...]:
@@ -181,8 +187,9 @@ class _TiledAttention(torch.autograd.Function):
 
 
 def _columns(x: Tensor) -> Tensor:
-    """Zeros [B, H, D, T] for x [B, H, T, D]: products that add to columns are the fastest.
+    """Return zeros [B, H, D, T] for x [B, H, T, D]: products that add to columns are the fastest.
 
-    The rows lie a little further apart than their length, for at a power of 2 they would share cache lines.
+    The row stride is a little larger than the row length, because rows at a power of 2 would compete for the
+    same cache lines.
     """
     return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2] + 16)[..., : x.shape[2]]

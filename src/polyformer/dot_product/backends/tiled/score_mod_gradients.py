@@ -1,9 +1,9 @@
-"""Gradients into the tensors that a `score_mod` captures: bias tables, slopes, lookup tables.
+"""Gradients of the tensors that a `score_mod` captures: bias tables, slopes, lookup tables.
 
-A closure says nothing about what it reads. One tiny probe call under a `TorchFunctionMode` finds the
-tensors that require a gradient; during a differentiated evaluation the same kind of mode watches them
-being indexed, so that the gradient of `table[b, h, q_idx, bucket]` is added where it belongs in one running
-total and no gradient of the table's full size is made per tile.
+A closure does not declare the tensors that it reads. A small probe call under a `TorchFunctionMode` finds the
+tensors that require a gradient. During a differentiated evaluation the same kind of mode records how they are
+indexed, so that the gradient of `table[b, h, q_idx, bucket]` is added to a running total at these indices,
+and no tile allocates a gradient of the full size of the table.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from polyformer.core.errors import InputError
 from polyformer.patterns.base import ScoreMod
+
+READ_AT_TIMES = (
+    "score_mod: it reads a tensor that requires a gradient in some calls only, as inside an `if`, and "
+    "backend 'tiled' would lose its gradient; read it in every call and choose by torch.where, or use "
+    'backend="definition"'
+)
 
 
 def tables_with_gradients(score_mod: ScoreMod | None, like: Tensor) -> tuple[Tensor, ...]:
-    """The tensors requiring a gradient that `score_mod` reads, found by calling it on one score."""
+    """Return the tensors requiring a gradient that `score_mod` reads, by calling it on a single score."""
     if score_mod is None or not torch.is_grad_enabled():
         return ()
     zero = torch.zeros((), dtype=torch.long, device=like.device)
@@ -27,8 +34,24 @@ def tables_with_gradients(score_mod: ScoreMod | None, like: Tensor) -> tuple[Ten
     return tuple(finder.tensors.values())
 
 
+def checked(score_mod: ScoreMod, tables: tuple[Tensor, ...]) -> ScoreMod:
+    """Return a `score_mod` that raises `InputError` in the forward pass if it reads others than `tables`."""
+    known = {*map(_memory, tables)}  # by storage, because views of a table are new tensors in each call
+
+    def call(score: Tensor, *indices: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # the backward pass: see `Evaluation`
+            return score_mod(score, *indices)
+        with _Finder() as finder:
+            value = score_mod(score, *indices)
+        if not {*map(_memory, finder.tensors.values())} <= known:
+            raise InputError(READ_AT_TIMES)
+        return value
+
+    return call
+
+
 class Evaluation:
-    """`score_mod` on one tile of scores, with what is needed to differentiate it."""
+    """An evaluation of `score_mod` on a tile of scores that can be differentiated."""
 
     def __init__(
         self, score_mod: ScoreMod, tables: tuple[Tensor, ...], scores: Tensor, *indices: Tensor
@@ -38,9 +61,12 @@ class Evaluation:
         with torch.enable_grad(), _Reader(tables) as reader:
             self.value = score_mod(self.scores, *indices)
         self.reads = reader.reads
+        known = (self.scores, *tables, *(value for _, _, value in self.reads))
+        if _reads_others(self.value.grad_fn, known):
+            raise InputError(READ_AT_TIMES)
 
     def backward(self, grad_value: Tensor, grad_tables: tuple[Tensor, ...]) -> Tensor:
-        """The gradient of the scores; those of the captured tensors are added to `grad_tables`."""
+        """Return the gradient of the scores; add the gradients of the captured tensors to `grad_tables`."""
         if not self.value.requires_grad:
             return torch.zeros_like(self.scores)
         inputs = [self.scores, *(value for _, _, value in self.reads), *self.tables]
@@ -58,7 +84,7 @@ class Evaluation:
 
 
 class _Finder(TorchFunctionMode):
-    """Notes every argument that requires a gradient; under `no_grad` only captured tensors do."""
+    """A mode that records arguments that require a gradient; under `no_grad` only captured tensors do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +98,7 @@ class _Finder(TorchFunctionMode):
 
 
 class _Reader(TorchFunctionMode):
-    """Makes what `table[index]` reads from a captured table a variable of its own."""
+    """A mode that makes the result of `table[index]` for a captured table a separate leaf variable."""
 
     def __init__(self, tables: tuple[Tensor, ...]) -> None:
         super().__init__()
@@ -80,7 +106,7 @@ class _Reader(TorchFunctionMode):
         self.reads: list[tuple[int, tuple[Tensor, ...], Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        vmapped = torch._C._are_functorch_transforms_active()  # nothing inside can be a variable of its own
+        vmapped = torch._C._are_functorch_transforms_active()  # a transform allows no leaf variables inside
         if func is Tensor.__getitem__ and id(args[0]) in self.which and not vmapped:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if all(isinstance(entry, Tensor) for entry in index):
@@ -90,8 +116,29 @@ class _Reader(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _reads_others(node: Any, known: tuple[Tensor, ...]) -> bool:
+    """Return whether the graph behind `node` has leaves that are neither in `known` nor behind `known`."""
+    seen = {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
+    leaves = {id(tensor) for tensor in known if tensor.grad_fn is None}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in leaves:
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return the storage that a tensor and its views share."""
+    return tensor.untyped_storage()._cdata
+
+
 def _tensors(arguments: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples and lists."""
+    """Yield all tensors in nested tuples and lists."""
     if isinstance(arguments, Tensor):
         yield arguments
     elif isinstance(arguments, tuple | list):

@@ -1,4 +1,4 @@
-"""How a device likes its tiles."""
+"""The parameters of tiles on a device."""
 
 import dataclasses
 
@@ -6,19 +6,19 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
 BLOCKS = (64, 128, 192, 256, 512)
-"""How many queries a row may have on a CPU."""
+"""Possible numbers of queries per row on a CPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileSizes(Config):
-    """What decides how a call is cut into tiles; costs in nanoseconds, or in any other unit."""
+    """Parameters of the division of a call into tiles; costs in nanoseconds, or in any other unit."""
 
-    blocks: tuple[int, ...] = BLOCKS  # how many queries a row may have
-    prices: tuple[float, ...] = (1.0, 0.82, 0.75, 0.74, 0.73)  # of one score, in rows of each of these sizes
-    start: float = 1.5e4  # of starting a tile
-    asked: float = 8.0  # of asking a mask about one key of one query
-    width: int = 1024  # keys in a tile at most
-    entries: int = 1 << 18  # scores in a tile, over all its heads, that are computed at once
+    blocks: tuple[int, ...] = BLOCKS  # possible numbers of queries per row
+    prices: tuple[float, ...] = (1.0, 0.82, 0.75, 0.74, 0.73)  # cost per score, for each of the blocks
+    start: float = 1.5e4  # cost of starting a tile
+    asked: float = 8.0  # cost of evaluating a mask for a single pair of query and key
+    width: int = 1024  # largest number of keys in a tile
+    entries: int = 1 << 18  # largest number of scores in a tile, over all heads that are computed together
 
     def __post_init__(self) -> None:
         if len(self.prices) != len(self.blocks) or not self.blocks:
@@ -31,4 +31,4 @@ class TileSizes(Config):
 
 
 CUDA = TileSizes(blocks=(128, 512, 1024), prices=(1.0, 1.0, 1.0), start=1e7, width=4096, entries=1 << 26)
-"""Guessed for a GPU, where starting an operation costs more than the scores of small tiles."""
+"""Estimates for a GPU, where starting an operation costs more than the scores of small tiles."""

@@ -1,7 +1,7 @@
-"""The work of `tiled` cut into tiles: a run of queries, the keys they need, where the mask must be asked.
+"""The tiles of backend `tiled`: a run of queries, the keys that they need, and the keys that need a mask.
 
-A tile's keys are intervals of key slots laid side by side; a row with many keys has several tiles, so that
-no tile is wider than `width` and memory stays linear whatever the pattern.
+The keys of a tile are concatenated intervals of key slots. A row with many keys has several tiles, so that no
+tile is wider than `width` and memory is linear for every pattern.
 """
 
 import collections
@@ -15,16 +15,19 @@ from torch import Tensor
 from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
 from polyformer.patterns.base import Pattern
 from polyformer.patterns.layout import Interval, Row, count, intersect, subtract
-from polyformer.sequence.context import Context
+from polyformer.sequence.context import Bare, Context
 
 LISTED = 8
-"""With more intervals than this, keys are picked by index instead of slice by slice: it counts operations
-that Python starts, some microseconds each on any processor, against one that reads an index for every key."""
+"""Largest number of intervals for which keys are read slice by slice instead of by index.
+
+Each slice is an operation started by Python, some microseconds on any processor; an index is a single
+operation that reads a number for each key.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Queries start <= i < stop and the key slots `keys`; the mask matters in the slots `masked` only."""
+    """Queries start <= i < stop and the key slots `keys`; only the slots `masked` need a mask."""
 
     start: int
     stop: int
@@ -33,11 +36,11 @@ class Tile:
 
     @property
     def width(self) -> int:
-        """How many keys the tile has."""
+        """Return the number of keys of the tile."""
         return count(self.keys)
 
     def columns(self) -> list[tuple[int, int]]:
-        """Where the intervals `masked` stand among the tile's keys."""
+        """Return the columns of the intervals `masked` among the keys of the tile."""
         columns, before = [], 0
         inside = collections.deque(intersect(self.keys, self.masked))
         for start, stop in self.keys:
@@ -49,7 +52,7 @@ class Tile:
 
 
 def tiles(row: Row, width: int) -> list[Tile]:
-    """The tiles of one row of a layout, each at most `width` keys wide."""
+    """Return the tiles of a row of a layout, each at most `width` keys wide."""
     groups: list[list[Interval]] = [[]]
     room = width
     for start, stop in row.keys.some:
@@ -66,10 +69,10 @@ def tiles(row: Row, width: int) -> list[Tile]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The tiles of one head: for each run of queries that sees anything, its own.
+    """The tiles of a head, for each run of queries that sees a key.
 
-    `room` says how many heads to compute at once at most, `scores` how many scores a head has, and `asked`
-    of how many the mask is asked.
+    `room` is the largest number of heads to compute together, `scores` the number of scores of a head, and
+    `asked` the number of scores that need an evaluation of the mask.
     """
 
     rows: tuple[tuple[Tile, ...], ...]
@@ -79,9 +82,10 @@ class Plan:
 
 
 def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
-    """How to compute `heads` heads, counted over the batch rows.
+    """Return the plan for `heads` heads, counted over the batch rows.
 
-    Kept with the context, since all layers ask for the same; and beyond it where only lengths count.
+    The context caches it because all layers need the same plan. If it depends only on lengths, it is cached
+    across contexts.
     """
     if context.bare is not None and pattern.is_static():
         return _kept(pattern, context.bare, heads, sizes)
@@ -89,9 +93,10 @@ def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Pl
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(pattern: Pattern, bare: tuple[int, int, int, bool], heads: int, sizes: TileSizes) -> Plan:
-    q_len, kv_len, offset, causal = bare
-    return _plan(pattern, Context(q_len, kv_len, causal=causal, q_start=offset), heads, sizes)
+def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Plan:
+    q_len, kv_len, offset, causal, image = bare
+    context = Context(q_len, kv_len, causal=causal, q_start=offset, image=image)
+    return _plan(pattern, context, heads, sizes)
 
 
 def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
@@ -106,10 +111,11 @@ def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> P
 
 
 def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:
-    """The cheapest number of queries per row, and the scores in a tile of one head with it.
+    """Return the cheapest number of queries per row, and the number of scores in a tile of a head.
 
-    Wider rows compute more scores that are masked away, narrower ones start more often. Of five rows
-    the three of middle cost tell: some may be unlike the rest, the first and last, or one that sees all.
+    Rows of more queries compute more masked scores, rows of fewer queries start more tiles. The estimate uses
+    the three rows of middle cost out of five: the first row, the last row or a row that sees all keys may be
+    atypical.
     """
     options: dict[int, tuple[float, int]] = {}
     for block, price in zip(sizes.blocks, sizes.prices):
@@ -129,12 +135,12 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> t
 
 
 def _width(block: int, sizes: TileSizes) -> int:
-    """How many keys a tile of so many queries may have: one head's scores are to fit in `entries`."""
+    """Return the largest number of keys of a tile of `block` queries, so that it fits in `entries` scores."""
     return max(1, min(sizes.width, sizes.entries // block))
 
 
 def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
-    """The rows `keys` of a table [N, Tk, D]; a view where they lie together."""
+    """Return the rows `keys` of a table [N, Tk, D], as a view if they are a single interval."""
     if len(keys) == 1:
         return table[:, keys[0][0] : keys[0][1]]
     if len(keys) <= LISTED:
@@ -143,7 +149,7 @@ def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
 
 
 def add_columns(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> None:
-    """Adds `gradient` [N, D, width] to the columns `keys` of a table [N, D, Tk]."""
+    """Add `gradient` [N, D, width] to the columns `keys` of a table [N, D, Tk]."""
     if len(keys) <= LISTED:
         for (start, stop), part in zip(keys, gradient.split([stop - start for start, stop in keys], 2)):
             table[:, :, start:stop] += part
@@ -153,19 +159,19 @@ def add_columns(table: Tensor, keys: tuple[Interval, ...], gradient: Tensor) -> 
 
 @functools.lru_cache(maxsize=4096)
 def slots(keys: tuple[Interval, ...], device: torch.device) -> Tensor:
-    """The key slots of the intervals, one after the other."""
+    """Return the key slots of the intervals, in turn."""
     return torch.cat([torch.arange(start, stop, device=device) for start, stop in keys])
 
 
 Limits = list[tuple[int, int, Tensor]]
-"""For columns first <= j < last of a tile: plus infinity where a score may stay, minus infinity where not."""
+"""Limits for columns first <= j < last of a tile: infinity for allowed pairs, minus infinity for others."""
 
 
 class Masks:
-    """Forbids what the pattern does not allow, asking it only where a layout could not say.
+    """The masks of a pattern, evaluated only for keys that the layout does not decide.
 
-    A relative pattern has the same mask all along a diagonal, so one evaluation serves all those tiles. Of
-    others a tile's mask is kept for the heads that come later, if `keep`.
+    A relative pattern has the same mask for all tiles along a diagonal, so a single evaluation is enough for
+    them. For other patterns the mask of a tile is cached for later heads if `keep`.
     """
 
     def __init__(self, pattern: Pattern | None, context: Context, keep: bool = False) -> None:
@@ -174,9 +180,9 @@ class Masks:
         self.known: dict[Any, Limits] | None = {} if self.relative or keep else None
 
     def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor, finite: bool = True) -> Tensor:
-        """`scores` [B, H, queries, keys] with minus infinity, in place, where the tile's mask says no.
+        """Set `scores` [B, H, queries, keys] of masked pairs to minus infinity in place, and return them.
 
-        finite: where they may be NaN, which is in no order, the slower way is the right one.
+        finite: whether no score is NaN; otherwise the faster method is wrong because a minimum keeps NaN.
         """
         if self.pattern is not None and tile.masked:
             for first, last, limit in self._limits(tile, b, h, scores.dtype):
@@ -199,7 +205,7 @@ class Masks:
         if key not in self.known:
             limits = self._ask(tile, b, h, dtype)
             if not self.relative and any(limit.dim() > 2 for _, _, limit in limits):
-                return limits  # of these batch rows and heads, as their axes tell
+                return limits  # with axes for batch rows and heads, so not valid for other work items
             self.known[key] = limits
         return self.known[key]
 

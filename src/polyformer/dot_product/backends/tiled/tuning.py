@@ -1,4 +1,4 @@
-"""How tiles are cut on this machine: its cache says how large they may be, and some are timed."""
+"""Tile sizes for this machine, from the size of its cache and from timings of some tiles."""
 
 from collections.abc import Callable
 
@@ -17,14 +17,14 @@ from polyformer.ops.workers import threads
 from polyformer.sequence.context import Context
 
 KEYS, WIDTH, FEW = 512, 64, 4
-"""Keys of the rows that are timed, a head's width, and so few queries and keys that a row is only started."""
+"""Keys of the timed rows, the head dimension, and a number of queries and keys with negligible work."""
 
 ENTRY = 4
 """Bytes of a score."""
 
 
 def tile_sizes(device: torch.device) -> TileSizes:
-    """Those of the device, found before the work is divided among threads."""
+    """Return the tile sizes of the device; measure them before the work is divided among threads."""
     if device.type == "cuda":
         return CUDA
     if 1 not in BATCHED_PRODUCTS.by_threads:  # else every call of attention would set the threads twice
@@ -34,9 +34,9 @@ def tile_sizes(device: torch.device) -> TileSizes:
 
 
 def _measure() -> TileSizes:
-    """Prices of rows of one head, with one thread, as those compute who divide work among threads.
+    """Measure the costs of rows of a single head with a single thread, as in work divided among threads.
 
-    No tile is larger than a core's cache, nor than memory that allocators keep for the next.
+    No tile is larger than the cache of a core, or than the memory that allocators retain for the next tile.
     """
     entries = min(max(core_cache() // ENTRY, 1 << 16), 1 << 18)
     with threads(1):
@@ -53,7 +53,7 @@ def _measure() -> TileSizes:
 
 
 def _row(queries: int, keys: int) -> Callable[[], object]:
-    """The forward pass of one row of one head."""
+    """Return a function that runs the forward pass of a row of a single head."""
     q, k = (torch.full((1, 1, n, WIDTH), 0.1, dtype=torch.float32) for n in (queries, keys))
     context = Context(queries, keys)
     request = Request(q, k, k, context, None, None, None, scale=WIDTH**-0.5, dropout=0.0)
@@ -64,7 +64,7 @@ def _row(queries: int, keys: int) -> Callable[[], object]:
 
 
 def _mask() -> torch.Tensor:
-    """What patterns of distances ask about `KEYS` queries and keys."""
+    """Return the mask of a typical pattern of distances for `KEYS` queries and keys."""
     slots = torch.arange(KEYS)
     allowed = (slots.view(-1, 1) - slots).abs() <= KEYS // 2
     return torch.full(allowed.shape, torch.inf, dtype=torch.float32).masked_fill_(~allowed, -torch.inf)

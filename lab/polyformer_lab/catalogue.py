@@ -1,0 +1,154 @@
+"""The page docs/claims.md: every claim as its study states it, with its verdict in docs/results.md.
+
+A record is a comment in docs/results.md next to its figures:
+
+    <!-- claim NAME | VERDICT | SEEDS | DATE | WHAT CAME OUT -->
+
+with a verdict of `OUTCOMES`, the number of training seeds (0 if the study trains no model, `any` if training
+uses no random numbers, so that all seeds give the same result), and the figures in words.
+"""
+
+import dataclasses
+import re
+
+from polyformer.core.errors import InputError, quote
+from polyformer_lab.results import OUTCOMES
+from polyformer_lab.study import Claim, Study, study_names
+
+MARK = re.compile(r"^<!-- claim (.*?) -->$", re.MULTILINE)
+HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
+
+BAR = "\\|"
+"""The escaped bar inside a table in Markdown."""
+
+ALIKE = "any"
+"""The entry instead of the number of seeds if the seed changes nothing."""
+
+ENOUGH = 3
+"""The number of seeds required for a trained figure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The record of a claim in docs/results.md, with the heading of its section."""
+
+    verdict: str
+    seeds: int | None  # None: a seed changes nothing
+    date: str
+    figures: str
+    heading: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated:
+    """A claim with its name and the study that measures it."""
+
+    study: str
+    name: str
+    claim: Claim
+
+
+def recorded(text: str) -> dict[str, Recorded]:
+    """Return the records in docs/results.md by the name of the claim.
+
+    Raises `InputError` for a malformed record.
+    """
+    headings = [(match.start(), match[1]) for match in HEADING.finditer(text)]
+    records: dict[str, Recorded] = {}
+    for mark in MARK.finditer(text):
+        cells = [cell.strip() for cell in mark[1].split("|", 4)]
+        named = len(cells) == 5 and cells[1] in OUTCOMES and cells[0] not in records
+        if not named or not (cells[2].isdigit() or cells[2] == ALIKE):
+            raise InputError(
+                f"docs/results.md: {mark[0]}: expected a claim that has no other record, one of "
+                f"{', '.join(OUTCOMES)}, a number of seeds or {quote(ALIKE)}, a date and a sentence"
+            )
+        heading = [title for start, title in headings if start < mark.start()][-1]
+        seeds = None if cells[2] == ALIKE else int(cells[2])
+        records[cells[0]] = Recorded(cells[1], seeds, cells[3], cells[4], heading)
+    return records
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def claims_page(results: str) -> str:
+    """Return docs/claims.md. `results` is the text of docs/results.md.
+
+    Raises `InputError` for records of unknown claims.
+    """
+    records, every = recorded(results), [Study.load(name) for name in study_names()]
+    claims = [Stated(each.name, name, claim) for each in every for name, claim in each.claims.items()]
+    if unknown := sorted(records.keys() - {stated.name for stated in claims}):
+        raise InputError(f"docs/results.md has records of claims that no study states: {', '.join(unknown)}")
+    counts = [
+        f"{sum(record.verdict == outcome for record in records.values())} {outcome}" for outcome in OUTCOMES
+    ]
+    lines = [
+        HEAD.format(
+            claims=len(claims), modules=sum(bool(each.claims) for each in every), counts=", ".join(counts)
+        )
+    ]
+    lines += ["| claim | source | verdict | seeds | command |", "|---|---|---|---|---|"]
+    lines += [_row(stated, records.get(stated.name)) for stated in claims]
+    few = [each.name for each in claims if each.name in records and _few(records[each.name])]
+    if few:
+        lines.append(FEW.format(enough=ENOUGH, few=", ".join(f"[{name}](#{name})" for name in few)))
+    lines += [_section(stated, records.get(stated.name)) for stated in claims]
+    return "\n".join(lines)
+
+
+def _few(record: Recorded) -> bool:
+    return record.seeds is not None and 0 < record.seeds < ENOUGH
+
+
+def _row(stated: Stated, record: Recorded | None) -> str:
+    cells = (
+        f"[{stated.claim.claim}](#{stated.name})",
+        stated.claim.source,
+        record.verdict if record else "not run yet",
+        SEEDS.get(record.seeds, str(record.seeds)) if record else "",
+        f"`{stated.study}`",
+    )
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+
+
+def _section(stated: Stated, record: Recorded | None) -> str:
+    claim = stated.claim
+    lines = [
+        f"\n## {stated.name}\n",
+        f"*{claim.claim[0].upper()}{claim.claim[1:]}* ({claim.source}).\n",
+        f"- Published: {claim.published}.",
+        f"- Measured: {claim.measured}; {claim.scale}. `polyformer reproduce {stated.study}`.",
+        f"- Rule: {claim.rule}.",
+    ]
+    if record is None:
+        return "\n".join([*lines, "- Not run yet at this size."])
+    seeds = {None: "all seeds alike", 0: "nothing trained", 1: "**one seed**"}.get(
+        record.seeds, f"{record.seeds} seeds"
+    )
+    where = f"[{record.heading}](results.md#{anchor(record.heading)})"
+    verdict = f"**{record.verdict[0].upper()}{record.verdict[1:]}**: {record.figures}"
+    return "\n".join([*lines, f"- {verdict} ({seeds}, {record.date}; {where})."])
+
+
+SEEDS = {None: "all alike", 0: "none trained"}
+
+HEAD = """# Claims
+
+{claims} claims of the papers, measured by {modules} commands `polyformer reproduce NAME`, each with the rule
+of its verdict, which was written before the run (where it was not, the record says so). Recorded in
+[results.md](results.md), where machine and command stand beside the figures: {counts}.
+*Not at this scale*: what was run could not have shown it either way.
+
+`polyformer reproduce all --data DIR --out OUT` runs all of them and makes one page with figures and tables;
+with `--quick` in minutes, to see that every path runs. This page is made from the files of the claims and
+from the records in results.md by `make docs`.
+"""
+
+FEW = """
+Trained figures should have {enough} seeds and their spread. These have fewer, and mean no more than that:
+{few}.
+"""

@@ -1,0 +1,112 @@
+"""Run an experiment, a published claim or a YAML file of your own: a grid of runs, its table and page."""
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyformer.commands.options import argument, option, recipe_settings
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.parsing import dump_yaml
+
+if TYPE_CHECKING:
+    from polyformer_lab.study import Study
+
+EXAMPLES = """examples:
+  polyformer reproduce warmup                          # post-norm needs warm-up, pre-norm does not
+  polyformer reproduce warmup --training.steps 100     # any setting of the recipe
+  polyformer reproduce warmup --print > mine.yaml      # the experiment as a file, to change
+  polyformer reproduce mine.yaml --jobs 2              # an experiment of your own, two runs at a time
+  polyformer reproduce extrapolation --data DIR        # ALiBi: train short, test long; DIR has WikiText-2
+  polyformer reproduce knn-lm --wikitext2 DIR --decoder DIR   # each source by its name
+  polyformer reproduce all --quick                     # every claim for some seconds, and a page of all
+  polyformer reproduce all --data DIR --jobs 2         # those with data in DIR; a second call resumes
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer reproduce` takes."""
+
+    claim: str = argument("a claim, a YAML file, or 'all'")
+    data: str | None = option(
+        "a folder with the data sets by name, or the only one that is read", metavar="DIR"
+    )
+    wikitext2: str | None = option("the folder of WikiText-2", metavar="DIR")
+    sst2: str | None = option("the folder of SST-2", metavar="DIR")
+    imdb: str | None = option("the folder of IMDB", metavar="DIR")
+    multi30k: str | None = option("the folder of Multi30k", metavar="DIR")
+    mnist: str | None = option("the IDX file of MNIST's images", metavar="FILE")
+    book: str | None = option("the text file of a book with chapters", metavar="FILE")
+    decoder: str | None = option("the folder of a checkpoint that writes", metavar="DIR")
+    encoder: str | None = option("the folder of an encoder of sentences", metavar="DIR")
+    exits: str | None = option("the folder of a checkpoint with exits", metavar="DIR")
+    out: str | None = option(
+        "where to write (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
+    )
+    seeds: tuple[int, ...] = option("the seeds, in place of those of the experiment", ())
+    only: tuple[str, ...] = option("of 'all': only these claims", (), metavar="CLAIM")
+    jobs: int | None = option("runs at a time, each in a process (default: 1; of 'all' one for each core)")
+    quick: bool = option("sizes so small that a run takes seconds and no figure means anything", False)
+    print: bool = option("print the experiment as YAML and run nothing", False)
+    changes: dict[str, Any] = recipe_settings("--training.steps 100 or --measure.lengths '[128, 256]'")
+
+
+def claims() -> list[str]:
+    """Return the names of all claims, as they are typed."""
+    from polyformer_lab.study import study_names
+
+    return [*study_names(), "all"]
+
+
+def details(argv: list[str]) -> str:
+    """Return what the named experiment runs, or the names of all."""
+    from polyformer_lab.study import Study
+
+    if argv[0] in claims()[:-1]:
+        return dump_yaml(Study.load(argv[0]).written())
+    text = f"claims: {', '.join(claims())}"
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def run(options: Options) -> None:
+    """Run the experiment, which prints its results."""
+    from polyformer_lab import engine
+    from polyformer_lab.sources import SOURCES
+    from polyformer_lab.study import Study
+
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError(f"--jobs: expected 1 or more, got {options.jobs}")
+    if options.data is not None and not Path(options.data).exists():
+        raise InputError(f"--data: no such file or folder: {options.data}")
+    studies = [_changed(Study.load(name), options) for name in _names(options)]
+    if options.print:
+        print(dump_yaml(studies[0].written()), end="")
+        return
+    name = "claims" if options.claim == "all" else studies[0].name
+    out = Path(options.out or f"runs/{name}{'-quick' * options.quick}")
+    named = {name: getattr(options, name) for name in SOURCES}
+    running = []
+    for study in studies:
+        own = {name: path for name, path in named.items() if options.claim != "all" or name in study.needs}
+        folder = out / study.name if options.claim == "all" else out
+        command = f"polyformer reproduce {study.name if options.claim == 'all' else options.claim}"
+        running.append(engine.opened(study, folder, options.data, own, command))
+    engine.run(running, out / "claims.html", options.jobs, options.quick)
+
+
+def _names(options: Options) -> list[str]:
+    if options.claim != "all":
+        return [options.claim]
+    known = claims()[:-1]
+    for name in options.only:
+        if name not in known:
+            raise unknown("claim", name, known)
+    return [name for name in known if not options.only or name in options.only]
+
+
+def _changed(study: "Study", options: Options) -> "Study":
+    study = study.in_quick() if options.quick else study
+    if options.seeds and study.seeds:
+        study = study.changed({"seeds": options.seeds})
+    return study.changed(options.changes) if options.changes else study

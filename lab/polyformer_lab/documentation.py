@@ -1,0 +1,17 @@
+"""Write docs/claims.md: `python -m polyformer_lab.documentation [--check]`."""
+
+import sys
+
+from polyformer.documentation import DOCS, parsed, update
+from polyformer_lab.catalogue import claims_page
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page; with `--check` report whether it is stale (status 1) and write nothing."""
+    check = parsed(arguments, __doc__ or "")
+    page = claims_page((DOCS / "results.md").read_text(encoding="utf-8"))
+    return int(bool(update({DOCS / "claims.md": page}, check)) and check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

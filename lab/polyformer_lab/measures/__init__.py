@@ -1,0 +1,1 @@
+"""The measurements and preparations of studies, each a registered function, by topic."""

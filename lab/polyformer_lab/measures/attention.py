@@ -1,0 +1,90 @@
+"""The attention of a checkpoint by layer, and of fresh weights of its shape."""
+
+import statistics
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from polyformer.checkpoints import from_pretrained
+from polyformer.core.errors import InputError
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.model import Transformer
+from polyformer.visual.spectrum import matrices, spectra
+from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.measures.texts import first_ids
+
+
+@measurement("layer")
+def singular_values(
+    cell: Cell, model: str, text: str, texts: int, length: int, fresh: bool = False
+) -> Iterator[Row]:
+    """Yield the share of the sum of all singular values that belongs to the greatest quarter.
+
+    The rows are for all layers, for their lower half, for their upper half, then for each layer: means over
+    heads and texts.
+
+    Args:
+        cell: its seed is the seed of fresh weights.
+        model: the folder of an encoder.
+        text: a file written by a preparation.
+        texts: the number of rows that are read.
+        length: tokens of each row.
+        fresh: whether fresh weights are measured.
+    """
+    encoder = _loaded(cell, model, fresh)
+    if encoder.encoder is None:
+        raise InputError("model: expected an encoder; a causal matrix is of full rank whatever it holds")
+    rows = [{"input_ids": ids} for ids in _rows(model, text, texts, length)]
+    shares = spectra(encoder, rows)["encoder"].at_quarter.mean(1).tolist()
+    half = max(1, len(shares) // 2)
+    parts = {"share": shares, "lower": shares[:half], "upper": shares[-half:]}
+    yield {name: statistics.fmean(part) for name, part in parts.items()}
+    yield from ({"layer": number, "share": share} for number, share in enumerate(shares, 1))
+
+
+@measurement("layer")
+def first_token(
+    cell: Cell, model: str, text: str, texts: int, length: int, fresh: bool = False
+) -> Iterator[Row]:
+    """Yield the attention that each layer of a decoder gives to the first token: see `received`; means over
+    texts.
+
+    The options are the same as in `singular_values`.
+    """
+    decoder = _loaded(cell, model, fresh)
+    if decoder.decoder is None or decoder.encoder is not None:
+        raise InputError("model: expected a decoder")
+    rows = _rows(model, text, texts, length)
+    by_text = [
+        [received(layer) for layer in matrices(decoder, {"input_ids": ids})["decoder"]] for ids in rows
+    ]
+    for number, own in enumerate(zip(*by_text), 1):
+        first, other, heads = map(statistics.fmean, zip(*own))
+        yield {"layer": number, "first": first, "other": other, "heads": heads}
+
+
+def received(weights: Tensor) -> tuple[float, float, float]:
+    """Return the attention weights that the later half of the queries of one layer [H, n, n] gives.
+
+    Returns:
+        The share of the first token and the largest share of any other token, means over heads, and the
+        share of the heads in which the first token gets the most.
+    """
+    shares = weights[:, weights.shape[1] // 2 :].float().mean(1)  # [H, n]
+    first, other = shares[:, 0], shares[:, 1:].max(1).values
+    return float(first.mean()), float(other.mean()), float((first > other).float().mean())
+
+
+def _loaded(cell: Cell, folder: str, fresh: bool) -> Transformer:
+    model = from_pretrained(folder)
+    if fresh:
+        torch.manual_seed(cell.seed or 0)
+        model = Transformer(model.config)
+    return model.eval()
+
+
+def _rows(model: str, text: str, texts: int, length: int) -> list[Tensor]:
+    """Return rows of ids [1, length], the first tokens of a text."""
+    ids = first_ids(text, load_tokenizer(model), texts * length)
+    return list(torch.tensor(ids).view(texts, 1, length))

@@ -1,0 +1,140 @@
+"""Time and memory of Linformer's attention and of standard attention (Wang et al. 2020, table 3)."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention import LinformerConfig, SoftmaxConfig
+from polyformer.block import PreNormConfig
+from polyformer.core.memory_use import MIB
+from polyformer.core.timing import in_turn, median
+from polyformer.feedforward import DenseConfig
+from polyformer.ops.norms import LayerNormConfig
+from polyformer.position import NoPositionConfig, Shape
+from polyformer.sequence.context import Context
+from polyformer.stack import AttentionConfig
+from polyformer.stack.layer import Layer
+from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.memory import peak_mib
+
+UNFUSED, SDPA = "unfused", "sdpa"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A forward pass to measure. k: rows of Linformer's matrices; 0 for standard attention."""
+
+    level: str
+    attention: str
+    n: int
+    k: int
+    rows: int
+    heads: int
+    width: int
+    device: str
+
+    @property
+    def small(self) -> "Call":
+        """Return a smaller call that loads the same libraries."""
+        return dataclasses.replace(self, n=256, k=min(self.k, 128), rows=1)
+
+
+class Unfused(nn.Module):
+    """An unfused attention mechanism: softmax(q k^T / sqrt(D)) v, one operation after the other."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, None]:
+        """Return the output and no state."""
+        return torch.softmax(q @ k.mT * q.shape[3] ** -0.5, -1) @ v, None
+
+
+@measurement("attention")
+def linformer_times(
+    cell: Cell,
+    level: str,
+    n: int,
+    ks: Sequence[int],
+    faster: Sequence[float],
+    smaller: Sequence[float],
+    tokens: int,
+    heads: int,
+    width: int,
+    unfused_limit: int,
+    fused_up_to: int,
+    memory: bool,
+    repeats: int,
+    device: str = "cpu",
+) -> Iterator[Row]:
+    """Yield the median time of each attention, and the speedup of Linformer over unfused attention.
+
+    The last row has the number of factors of the paper that could be compared, and how many were not reached.
+
+    Args:
+        cell: the cell.
+        level: "attention", from projected to mixed heads, or a whole "layer".
+        n: tokens.
+        ks: rows of Linformer's matrices; values below n are measured.
+        faster: the paper's factors of time, by k.
+        smaller: the paper's factors of memory, by k.
+        tokens: tokens in a batch; for a small n it has several rows.
+        heads: the number of heads.
+        width: the head dimension.
+        unfused_limit: MiB that the scores of unfused attention may take, twice.
+        fused_up_to: the greatest n for the fused kernel, which takes too long beyond.
+        memory: whether to measure the peak memory too.
+        repeats: rounds; each times all calls in turn.
+        device: the device.
+    """
+    rows = max(1, tokens // n)
+    scores = rows * heads * n**2 * 4 * 2 / MIB  # and their softmax
+    sizes = {UNFUSED: 0} if scores <= unfused_limit else {}
+    sizes |= {SDPA: 0} if n <= fused_up_to else {}
+    sizes |= {f"k={k}": k for k in ks if k < n}
+    calls = {name: Call(level, name, n, k, rows, heads, width, device) for name, k in sizes.items()}
+    peaks = {name: peak_mib(prepared, own, own.small, device) for name, own in calls.items() if memory}
+    timed = in_turn({name: prepared(own) for name, own in calls.items()}, repeats)
+    seconds = {name: median(own) for name, own in timed.items()}
+    paper = dict(zip((f"k={k}" for k in ks), zip(faster, smaller)))
+    for name, own in seconds.items():
+        row: Row = {"attention": name, "milliseconds": 1e3 * own, "microseconds": 1e6 * own / (rows * n)}
+        row |= {"peak_mib": peaks[name]} if memory else {}
+        if name in paper and UNFUSED in seconds:
+            row |= {"faster": seconds[UNFUSED] / own, "paper_faster": paper[name][0]}
+            row |= {"smaller": peaks[UNFUSED] / peaks[name]} if memory and peaks[name] else {}
+            row |= {"paper_smaller": paper[name][1]}
+        yield row
+    yield compared(seconds, {name: factor for name, (factor, _) in paper.items()})
+
+
+def compared(seconds: dict[str, float], paper: dict[str, float]) -> Row:
+    """Return how many of the paper's factors were measured, and how many of them not reached."""
+    short = [
+        seconds[UNFUSED] / seconds[name] < factor
+        for name, factor in paper.items()
+        if UNFUSED in seconds and name in seconds
+    ]
+    return {"compared": len(short), "below": sum(short)}
+
+
+def prepared(call: Call) -> Callable[[], object]:
+    """Return the forward pass with its inputs."""
+    torch.manual_seed(0)
+    context, size = Context(call.n, call.n), call.heads * call.width
+    linformer = LinformerConfig(max_length=call.n, k=call.k, sharing="layer") if call.k else None
+    mechanism = linformer or SoftmaxConfig(backend="sdpa")
+    if call.level == "attention":
+        alone = Unfused() if call.attention == UNFUSED else mechanism.build(call.heads, call.width)
+        alone = alone.to(call.device)
+        shape = call.rows, call.n, call.heads, call.width
+        q, k, v = (torch.randn(shape, device=call.device).transpose(1, 2) for _ in range(3))
+        return torch.no_grad()(lambda: alone(q, k, v, context, None, None))
+    config = AttentionConfig(num_attention_heads=call.heads, mechanism=mechanism)
+    dense = DenseConfig(intermediate_size=4 * size, activation="gelu")
+    layer = Layer(size, config, dense, PreNormConfig(), LayerNormConfig(), 0.0, cross=False, index=0)
+    if call.attention == UNFUSED:
+        layer.attention.mechanism = Unfused()  # type: ignore[assignment]
+    position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=call.heads, head_size=call.width))
+    layer = layer.to(call.device).eval()
+    x = torch.randn(call.rows, call.n, size, device=call.device)
+    return torch.no_grad()(lambda: layer(x, context, position))

@@ -1,0 +1,93 @@
+"""Encoder-decoders that copy or reverse strings of digits or add numbers, tested on longer strings."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.data.strings import END, PAD, START, STRINGS, VOCABULARY
+from polyformer.model import Transformer
+from polyformer.outputs import ModelOutput
+from polyformer.presets import create_model
+from polyformer.sequence.tokens import Tokens
+from polyformer.training import Batch
+from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.measures.generated import trained
+
+
+class FromPosition(nn.Module):
+    """An encoder-decoder with a source and a target that begin at the position `start`."""
+
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, labels: Tensor, start: Tensor) -> ModelOutput:
+        """Return loss and predictions for sources [B, S] and targets [B, T]."""
+        first = int(start)
+        pos = torch.arange(first, first + source.shape[1], device=source.device)
+        state = self.model.encode(source, position_ids=pos)
+        state = dataclasses.replace(state, tokens=Tokens(0, dropped=first))
+        target = self.model.shifted_right(labels, None)
+        return self.model(decoder_input_ids=target, labels=labels, state=state)
+
+
+@measurement("digits")
+def strings(
+    cell: Cell,
+    task: str,
+    model: Mapping[str, Any],
+    length: int,
+    lengths: Sequence[int],
+    positions: int,
+    rows: int,
+    tested: int,
+    steps: int,
+    lr: float,
+) -> Iterator[Row]:
+    """Yield for each length the shares of target tokens and of whole strings that are predicted.
+
+    Each token is predicted after the true tokens before it: the model generates a string if it predicts all
+    tokens of the string.
+
+    Args:
+        cell: the cell; its folder gets the training.
+        task: "copy", "reverse" or "add".
+        model: a preset and its options.
+        length: digits of the longest source in training.
+        lengths: digits of the test sources, the same strings for every model.
+        positions: the positions that occur in training.
+        rows: strings in a batch.
+        tested: test strings of each length.
+        steps: training steps.
+        lr: the highest learning rate.
+    """
+
+    def drawn(generator: torch.Generator) -> Batch:
+        digits = int(torch.randint(1, length + 1, (), generator=generator))
+        return placed(task, digits, rows, positions, generator)
+
+    writer = trained(cell, lambda: created(model), drawn, steps, lr)
+    for digits in lengths:
+        batch = placed(task, digits, tested, positions, torch.Generator().manual_seed(digits))
+        with torch.no_grad():
+            right = writer(**batch).logits.argmax(-1) == batch["labels"]
+        tokens, whole = right.float().mean(), right.all(1).float().mean()
+        yield {"digits": digits, "tokens": float(tokens), "strings": float(whole)}
+
+
+def created(model: Mapping[str, Any]) -> FromPosition:
+    """Return an encoder-decoder of strings with fresh weights."""
+    options = dict(model)
+    ids = {"pad": PAD, "bos": START, "eos": END}
+    return FromPosition(create_model(options.pop("preset"), vocab_size=VOCABULARY, **ids, **options))
+
+
+def placed(task: str, digits: int, rows: int, positions: int, generator: torch.Generator) -> Batch:
+    """Return strings of one length, and the positions where they begin."""
+    source, target = STRINGS[task](rows, digits, generator)
+    longest = max(source.shape[1], target.shape[1])
+    start = torch.randint(0, max(1, positions - longest), (), generator=generator)
+    return {"source": source, "labels": target, "start": start}

@@ -1,0 +1,169 @@
+"""`Study`: a grid of runs over a base recipe, the measurement of each run, and the claims to decide.
+
+A study is a YAML file. docs/experiments.md explains it with an example; `lab/claims` has the library's
+studies.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import read_bounded
+from polyformer.core.limits import YAML_BYTES
+from polyformer.core.names import unknown_name
+from polyformer.core.parsing import parse_yaml
+from polyformer.recipes.recipe import merged, nested
+
+CLAIMS = next(
+    folder
+    for folder in (Path(__file__).parent / "claims", Path(__file__).parents[1] / "claims")
+    if folder.is_dir()
+)
+"""The folder of the library's studies: inside the package if it is installed, next to it in a checkout."""
+
+MEASURE, PREPARE = "measure", "prepare"
+"""Sections of a change that do not belong to the recipe."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim(Config):
+    """A published statement, and the rule that decides from the results whether it is reproduced.
+
+    define: expressions by name, which later definitions and the conditions may use. shown: conditions without
+    which the runs cannot decide. holds: conditions under which the claim is reproduced.
+    """
+
+    claim: str = ""
+    source: str = ""
+    published: str = ""
+    measured: str = ""
+    scale: str = ""
+    rule: str = ""
+    define: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+
+
+OF_A_CLAIM = tuple(field.name for field in dataclasses.fields(Claim))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot(Config):
+    """The curve of a study: a metric over an axis, a line for each combination of the other labels."""
+
+    x: str
+    y: str
+    log: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(Config):
+    """A grid of runs and the claims about it.
+
+    needs: data sets and checkpoints by name, "required" or "optional"; without an optional text the
+        default text is read.
+    base: a recipe, with `recipe: NAME` as a start; empty if the study trains no model.
+    grid: by axis and label the changes of the recipe, in dotted names; `measure.NAME` changes an option of
+        the measurement, and `train: false` omits the recipe. An axis `{generate: NAME}` has the labels
+        that a registered function returns.
+    seeds: empty for a study without random numbers.
+    metrics: the columns of the table, by default all.
+    quick: changes for a run of some seconds, with another `grid` or `seeds` if necessary.
+    alone: times are measured, so that no other process may run at the same time.
+    """
+
+    name: str = ""
+    claims: dict[str, Any] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    needs: dict[str, str] = dataclasses.field(default_factory=dict)
+    prepare: dict[str, Any] = dataclasses.field(default_factory=dict)
+    base: dict[str, Any] = dataclasses.field(default_factory=dict)
+    grid: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    measure: dict[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "scores"})
+    metrics: tuple[str, ...] = ()
+    plot: Plot | None = None
+    quick: dict[str, Any] = dataclasses.field(default_factory=dict)
+    alone: bool = False
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Read one of the library's studies by its name, or a YAML file.
+
+        Raises:
+            InputError: there is no such study, or the file is no study.
+        """
+        file = Path(name) if name.endswith((".yaml", ".yml")) else CLAIMS / f"{name}.yaml"
+        if file.parent == CLAIMS and name not in study_names():
+            raise unknown_name("claim", name, study_names())
+        data = parse_yaml(read_bounded(file, YAML_BYTES), file)
+        if not isinstance(data, dict):
+            raise InputError(f"{file}: expected a mapping of claim, base, grid and so on, got {quote(data)}")
+        try:
+            return cls.from_dict({"name": file.stem, **data})
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "") -> Self:
+        """Read a study; the keys of a claim may be at the top level, for its only claim or all its claims."""
+        if isinstance(data, dict):
+            shared = {key: data[key] for key in OF_A_CLAIM if key in data}
+            rest = {key: value for key, value in data.items() if key not in OF_A_CLAIM}
+            claims = rest.get("claims") or ({rest.get("name", ""): {}} if "claim" in shared else {})
+            data = {**rest, "claims": {name: {**shared, **own} for name, own in claims.items()}}
+        return super().from_dict(data, where)
+
+    def __post_init__(self) -> None:
+        parsed = {name: Claim.from_dict(claim, f"claims.{name}") for name, claim in self.claims.items()}
+        object.__setattr__(self, "claims", parsed)
+        for axis, levels in self.grid.items():
+            if not isinstance(levels, dict) or not levels:
+                raise InputError(f"grid.{axis}: expected labels with their changes, got {quote(levels)}")
+        for name, kind in self.needs.items():
+            if kind not in ("required", "optional"):
+                raise InputError(f"needs.{name}: expected 'required' or 'optional', got {quote(kind)}")
+
+    def written(self) -> dict[str, Any]:
+        """Return the study as it is in a file: the values that differ from the defaults."""
+        usual = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != usual[name]}
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Return the names of the grid's axes."""
+        return tuple(self.grid)
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return the study with other seeds, another grid, and changes of the base by dotted names."""
+        own = {key: changes[key] for key in ("grid", "seeds") if key in changes}
+        parts: dict[str, Any] = {"base": self.base, MEASURE: self.measure, PREPARE: self.prepare}
+        for name, value in changes.items():
+            if name not in own:
+                section = name.partition(".")[0]
+                path = name if section in (MEASURE, PREPARE) else f"base.{name}"
+                parts = merged(parts, nested(path, value))
+        own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
+        return dataclasses.replace(self, **parts, **own)
+
+    def in_quick(self) -> Self:
+        """Return the study at small sizes, at which every path runs but the figures mean nothing."""
+        return self.changed({**({"seeds": self.seeds[:1]} if self.seeds else {}), **self.quick})
+
+    def combinations(self) -> Iterator[tuple[tuple[str, ...], int | None, dict[str, Any]]]:
+        """Yield labels, seed and changes of every cell, ordered by seed."""
+        for seed in self.seeds or (None,):
+            for chosen in itertools.product(*(levels.items() for levels in self.grid.values())):
+                changes: dict[str, Any] = {}
+                for _, change in chosen:
+                    changes |= change or {}
+                yield tuple(str(label) for label, _ in chosen), seed, changes
+
+
+def study_names() -> list[str]:
+    """Return the names of the library's studies."""
+    return sorted(file.stem for file in CLAIMS.glob("*.yaml"))

@@ -1,0 +1,25 @@
+"""File names from users: names that no file system can have are refused before use."""
+
+import errno
+import os
+from pathlib import Path
+
+from polyformer.core.errors import InputError, quote
+
+
+def checked_path(name: str | Path) -> Path:
+    """Return the path `name` of a file or folder that exists or could exist.
+
+    Raises `InputError` for a value that is not a name, and for a name that the operating system refuses: a
+    name that is too long, or contains a NUL or half of a surrogate pair.
+    """
+    try:
+        os.stat(name)
+    except (TypeError, ValueError):
+        raise InputError(f"expected the name of a file or folder, got {quote(name)}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{quote(str(name))}: no such file or folder, its name is too long") from None
+    if not isinstance(name, str | os.PathLike):  # the number of an open file
+        raise InputError(f"expected the name of a file or folder, got {quote(name)}")
+    return Path(name)

@@ -1,0 +1,205 @@
+"""Images from a folder per label, on the command line: from the guess to the explorer."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyformer.cli import main
+from polyformer.recipes.run import Run
+
+TINY = (
+    *("--steps", "40", "--device", "cpu", "--model.hidden_size", "16", "--model.num_hidden_layers", "2"),
+    *("--model.intermediate_size", "32", "--model.num_attention_heads", "2", "--optimizer.lr", "1e-2"),
+    *("--training.reporting.log_every", "20", "--schedule.warmup", "5"),
+)
+CHANNELS = {"red": 0, "green": 1, "blue": 2}
+
+
+def picture(label: str, seed: int) -> Image.Image:
+    """Noise of 16 x 16 in the colour that the label says."""
+    pixels = np.random.default_rng(seed).integers(0, 90, (16, 16, 3)).astype(np.uint8)
+    pixels[..., CHANNELS[label]] += np.uint8(150)
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Splits with a folder per label: PNG and JPEG files."""
+    root = tmp_path_factory.mktemp("colours")
+    for split, number in (("train", 8), ("validation", 3), ("test", 2)):
+        for label in CHANNELS:
+            (root / split / label).mkdir(parents=True)
+            for i in range(number):
+                seed = 1000 * len(split) + 10 * i + CHANNELS[label]
+                picture(label, seed).save(root / split / label / f"{i}.{'png' if i % 2 else 'jpg'}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the folder."""
+    out = tmp_path_factory.mktemp("runs") / "colours"
+    assert main(["train", "--data", str(folder), "--out", str(out), *TINY, "--report"]) == 0
+    return out
+
+
+def test_a_folder_per_label_is_guessed_and_learned(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["train", "--data", str(folder), "--out", str(tmp_path / "run"), *TINY, "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "guessed task: classify_image, it has image and label (--task.kind)",
+        f"guessed test: {folder.name}, by its name (--data.test)",
+        "guessed size: the middle of each image, 16 x 16, as they are (--data.image_size '[H, W]')",
+        "guessed colours: rgb, as the images are (--data.image_mode)",
+        "guessed patches: 4 x 4 pixels, by the size (--model.patch_size '[H, W]')",
+        "guessed mirror images: half of the training images, they have colours (--task.augmentation.flip)",
+        "24 images of 16 x 16 with 3 labels to train on",
+        "9 images held out",
+    ):
+        assert line in said.splitlines()
+    assert "guessed validation" not in said
+
+
+def test_a_run_has_learned_and_is_measured_again(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
+    opened = Run.open(run)
+    assert opened.recipe.task.labels == ("blue", "green", "red")  # type: ignore[attr-defined]
+    assert opened.facts["metrics"]["validation"]["accuracy"] == 1
+    assert opened.facts["metrics"]["test"]["accuracy"] == 1
+    assert main(["evaluate", str(run), "--data", str(folder / "validation"), "--device", "cpu"]) == 0
+    values = capsys.readouterr().out.splitlines()[-1].split()
+    assert values[2:] == ["1", "1", "0.3333"]
+
+
+def test_images_of_any_size_and_colours_are_classified(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    picture("red", 1).resize((50, 30)).save(tmp_path / "wide.png")
+    picture("blue", 2).save(tmp_path / "blue.JPG", "JPEG")
+    picture("green", 3).convert("RGBA").save(tmp_path / "clear.png")
+    names = [str(tmp_path / name) for name in ("wide.png", "blue.JPG", "clear.png")]
+    assert main(["classify", str(run), *names, "--device", "cpu"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [label for label, _ in lines] == ["red", "blue", "green"]
+    assert all(0.5 < float(share) <= 1 for _, share in lines)
+
+
+def test_what_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complaint: Callable[..., str]):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
+    assert "broken.png: not an image" in complaint("classify", run, tmp_path / "broken.png")
+    assert "got 'a fine film'; a folder of images is measured by polyformer evaluate" in complaint(
+        "classify", run, "a fine film"
+    )
+    assert "nowhere.png: no such file" in complaint("classify", run, tmp_path / "nowhere.png")
+    assert "--pair: goes with a text" in complaint("classify", run, "a.png", "--pair", "b")
+
+
+def test_folders_that_cannot_be_trained_on_are_refused(
+    folder: Path, tmp_path: Path, complaint: Callable[..., str]
+):
+    single = tmp_path / "single"
+    shutil.copytree(folder / "train" / "red", single / "red")
+    refused = complaint("train", "--data", single, *TINY)
+    assert "every training image has the same one, 'red'; two or more are needed; put images" in refused
+    shutil.copytree(folder / "train" / "blue", single / "blue")
+    (single / "blue" / "0.jpg").write_bytes((single / "blue" / "0.jpg").read_bytes()[:300])
+    assert f"{single}/blue/0.jpg: not an image (PNG, JPEG, WEBP, BMP, GIF, TIFF), or a" in complaint(
+        "train", "--data", single, *TINY
+    )
+    unseen = tmp_path / "unseen"
+    shutil.copytree(folder, unseen)
+    shutil.move(unseen / "train" / "red", tmp_path / "red")
+    assert "label: 'red' was not seen in training, which had 'blue', 'green'; correct" in complaint(
+        "train", "--data", unseen, *TINY
+    )
+    (tmp_path / "empty").mkdir()
+    assert "cannot tell what to train on in this directory, which has nothing" in complaint(
+        "train", "--data", tmp_path / "empty", *TINY
+    )
+
+
+def test_images_of_several_sizes_are_brought_to_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    mixed = tmp_path / "mixed"
+    shutil.copytree(folder / "train", mixed)
+    picture("red", 5).resize((40, 20)).save(mixed / "red" / "0.jpg")
+    out = tmp_path / "run"
+    options = (*TINY, "--steps", "1", "--model.patch_size", "[16,16]")
+    assert main(["train", "--data", str(mixed), "--out", str(out), *options]) == 0
+    assert (
+        "guessed size: the middle of each image, 64 x 64, they have several sizes" in capsys.readouterr().out
+    )
+    config = Run.open(out).model("cpu").config
+    assert (config.image_size, config.patch_size) == ((64, 64), (16, 16))  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_is_fine_tuned_with_its_size_and_normalization(
+    run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], complaint: Callable[..., str]
+):
+    two, out = tmp_path / "two", tmp_path / "run"
+    for label in ("red", "blue"):
+        shutil.copytree(folder / "train" / label, two / label)
+    options = ("--steps", "2", "--device", "cpu", "--pretrained", str(run))
+    assert main(["train", "--data", str(two), "--out", str(out), *options]) == 0
+    said = capsys.readouterr().out
+    assert f"guessed size: the middle of each image, 16 x 16, as {run} reads" in said
+    assert "newly initialized: head.output.bias, head.output.weight" in said
+    before, after = (Run.open(path).model("cpu").config for path in (run, out))
+    assert (after.mean, after.std) == (before.mean, before.std)  # type: ignore[attr-defined]
+    assert after.head.num_labels == 2  # type: ignore[attr-defined]
+    larger = ("--data.image_size", "[32,32]")
+    assert "the checkpoint reads images of 16 x 16 x 3, and the data's are 32 x 32 x 3; set" in complaint(
+        "train", "--data", two, *options, *larger
+    )
+
+
+def test_a_checkpoint_of_transformers_is_used_and_fine_tuned_with_other_labels(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(image_size=16, patch_size=8, id2label={0: "cat", 1: "dog"}, **sizes)
+    vit, image = str(tmp_path / "vit"), str(folder / "test" / "red" / "0.jpg")
+    transformers.ViTForImageClassification(config).save_pretrained(vit)
+    assert main(["classify", vit, image, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.split()[0] in ("cat", "dog")
+    assert main(["explore", vit, image, "--out", str(tmp_path / "page.html"), "--device", "cpu"]) == 0
+    options = ("--steps", "1", "--device", "cpu", "--out", str(tmp_path / "run"))
+    assert main(["train", "--data", str(folder), "--pretrained", vit, *options]) == 0
+    assert "newly initialized: head.output.bias, head.output.weight" in capsys.readouterr().out
+
+
+def test_the_report_shows_mistakes(run: Path, folder: Path, tmp_path: Path):
+    page = (run / "report.html").read_text()
+    assert '<table class="confusion">' in page
+    assert re.search(r'<th scope="row">blue</th><td style="--share: 1.000" class=right>2</td>', page)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    swapped = tmp_path / "swapped"
+    shutil.copytree(folder / "test" / "red", swapped / "blue")
+    shutil.copytree(folder / "test" / "blue", swapped / "red")
+    from polyformer.visual.report.mistakes import mistakes
+
+    opened = Run.open(copy)
+    recipe = opened.recipe.override("test", str(swapped))
+    (copy / "recipe.yaml").write_text(recipe.to_yaml())
+    section = mistakes(Run.open(copy), opened.model("cpu"))
+    assert "Of 4 rows of the test data, 4 are labelled wrong" in section
+    assert section.count("data:image/png;base64,") == 4
+    assert 'alt="red, taken for blue (' in section
+
+
+def test_patches_are_explored(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "page.html"
+    image = str(folder / "test" / "red" / "0.jpg")
+    assert main(["explore", str(run), image, "--out", str(out), "--device", "cpu"]) == 0
+    assert '"class"' in out.read_text()
+    assert '"row 3 col 3"' in out.read_text()
+    assert main(["explore", str(run), "--row", "2", "--out", str(out), "--device", "cpu"]) == 0

@@ -1,0 +1,52 @@
+"""Commands that take a text take several, answer them in order, and as from standard input."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyformer.commands.input_lines import LINES, input_lines
+from polyformer.core.errors import InputError
+
+Trained = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("command", "texts"),
+    [
+        (["translate", "--num-beams", "1"], ["word 3", "word 4", "word 5"]),
+        (["classify"], ["good film", "bad film", "a film"]),
+        (["tag"], ["Anna sleeps", "in New York"]),
+    ],
+)
+def test_texts_are_answered_in_order_as_lines_are(
+    command: list[str], texts: list[str], train_tiny: Trained, output: Callable[..., str], monkeypatch
+):
+    name, *words = command
+    run = train_tiny(name)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{text}\n" for text in texts)))
+    lines = output(name, run, *words)
+    assert output(name, run, *texts, *words) == lines
+    assert lines.startswith(output(name, run, texts[0], *words))
+
+
+def test_prompts_are_continued_in_order(train_tiny: Trained, output: Callable[..., str]):
+    run, words = train_tiny("lm"), ["--max-new-tokens", 6, "--temperature", 0.9, "--seed", 3]
+    texts = [output("generate", run, "--prompt", prompt, *words) for prompt in ("line 1", "a small")]
+    assert output("generate", run, "--prompt", "line 1", "a small", *words) == "\n".join(texts)
+    beams = output("generate", run, "--prompt", "line", "a", "--num-beams", 2, "--max-new-tokens", 3)
+    assert [text.split()[0][:1] for text in beams.split("\n\n")] == ["l", "a"]
+
+
+def test_many_texts_come_in_batches_and_none_may_be_empty():
+    texts = [f"text {i}" for i in range(LINES + 1)]
+    assert [len(batch) for batch in input_lines(texts)] == [LINES, 1]
+    with pytest.raises(InputError, match="TEXT: expected some text, got none"):
+        next(input_lines(["a text", " "]))
+
+
+def test_a_word_too_many_is_explained(train_tiny: Trained, complaint: Callable[..., str]):
+    error = complaint("generate", train_tiny("lm"), "texts")
+    assert "unexpected 'texts': expected RUN and options (see polyformer generate --help)" in error

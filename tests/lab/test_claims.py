@@ -1,0 +1,55 @@
+"""Every claim: its file, a run of some seconds, and the verdict that follows from the recorded figures."""
+
+import csv
+import html
+from pathlib import Path
+
+import pytest
+from small_sources import write_sources
+
+from polyformer_lab import engine
+from polyformer_lab.catalogue import recorded
+from polyformer_lab.results import OUTCOMES, read_csv
+from polyformer_lab.study import OF_A_CLAIM, Study, study_names
+
+ROOT = Path(__file__).parents[2]
+RECORDED = Path(__file__).parent / "recorded"
+RECORDS = recorded((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+STUDIES = {name: Study.load(name) for name in study_names()}
+CLAIMS = {name: claim for study in STUDIES.values() for name, claim in study.claims.items()}
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sources(tmp_path_factory.mktemp("sources"))
+
+
+def test_every_claim_is_stated_in_full_and_recorded():
+    texts = [key for key in OF_A_CLAIM if key not in ("define", "shown")]
+    incomplete = [name for name, claim in CLAIMS.items() if not all(getattr(claim, key) for key in texts)]
+    assert not incomplete
+    assert CLAIMS.keys() == RECORDS.keys()
+    assert len(CLAIMS) == sum(len(study.claims) for study in STUDIES.values()), "a name is used twice"
+
+
+@pytest.mark.filterwarnings("ignore:Creating .*WeightUpdater")  # torchrl, when it is imported
+@pytest.mark.parametrize("name", study_names())
+def test_a_small_run_gives_every_verdict(name: str, sources: Path, tmp_path: Path):
+    study = STUDIES[name].in_quick()
+    running = engine.opened(study, tmp_path, str(sources), {}, f"polyformer reproduce {name}")
+    page = engine.run([running], tmp_path / "page.html", quick=True)
+    verdicts = {claim: running.results.verdict(study.claims[claim]) for claim in study.claims}
+    assert all(verdict is not None and verdict.outcome in OUTCOMES for verdict in verdicts.values()), verdicts
+    assert all(html.escape(claim.claim) in page.read_text() for claim in study.claims.values())
+    rows = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+    assert len(rows) == len(running.results.rows) > 0
+
+
+@pytest.mark.parametrize("name", [name for name in study_names() if STUDIES[name].claims])
+def test_recorded_figures_give_the_recorded_verdicts(name: str):
+    study = STUDIES[name]
+    results = read_csv(study, RECORDED / f"{name}.csv")
+    for claim, stated in study.claims.items():
+        verdict = results.verdict(stated)
+        assert verdict is not None, claim
+        assert verdict.outcome == RECORDS[claim].verdict, verdict.text

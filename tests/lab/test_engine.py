@@ -1,0 +1,260 @@
+"""Experiments of one's own: real runs, in processes, killed and resumed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polyformer import InputError
+from polyformer.cli import main
+from polyformer_lab import processes
+from polyformer_lab.cells import MEASURES, cells_of, ordered
+from polyformer_lab.results import read_csv
+from polyformer_lab.sources import Sources
+from polyformer_lab.study import Study
+
+MINE = """
+claim: a wider model learns more
+base:
+  task: {kind: lm, row_length: 16, batch_tokens: 64}
+  model: {preset: decoder-tiny, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}
+  data: {path: mine.txt}
+  tokenizer: {algorithm: bytes}
+  training: {steps: 4, saving: {checkpoint_every: 1}}
+grid:
+  width: {8: {model.hidden_size: 8}, 16: {model.hidden_size: 16}}
+  block: {pre: {}, post: {model.block: post}}
+seeds: [0, 1]
+define: {gain: "validation.loss[8, pre] - validation.loss[16, pre]"}
+holds: [gain > -10, "mean(parameters[16, pre]) > mean(parameters[8, pre])"]
+metrics: [validation.loss]
+plot: {x: width, y: validation.loss}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("a few words to read and to write again\n" * 200)
+    Path("mine.yaml").write_text(MINE)
+    return tmp_path
+
+
+def changed(**changes: object) -> str:
+    text = yaml.safe_dump({**yaml.safe_load(MINE), **changes}, sort_keys=False)
+    Path("mine.yaml").write_text(text)
+    return text
+
+
+def figures(out: Path) -> dict[str, float]:
+    """The validation losses by folder of the cell."""
+    files = out.glob("*/rows.json")
+    return {file.parent.name: json.loads(file.read_text())["rows"][0]["validation.loss"] for file in files}
+
+
+def test_an_experiment_writes_table_curve_verdict_and_page(mine: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["reproduce", "mine.yaml", "--out", "out"]) == 0
+    text = capsys.readouterr().out
+    assert "a wider model learns more: reproduced (gain " in text
+    assert len(figures(mine / "out")) == 8
+    record = json.loads(Path("out/claim.json").read_text())
+    assert record["verdicts"]["mine"]["outcome"] == "reproduced"
+    assert Path("out/mine.png").read_bytes().startswith(b"\x89PNG")
+    results = read_csv(Study.load("mine.yaml"), Path("out/mine.csv"))
+    assert results.lookup("validation.loss", (8, "pre")).shape == (2,)
+    page = Path("out/claims.html").read_text()
+    assert "mean (range) over 2 seeds" in page
+    assert "http" not in page.replace("http-equiv", ""), "it needs no network"
+    assert main(["reproduce", "mine.yaml", "--out", "out", "--seeds", "1", "2"]) == 0, "one seed is there"
+    assert "--out" in (changed(seeds=[0]) and _refused(capsys, "--training.steps", "5"))
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["reproduce", "mine.yaml", "--out", "out", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_killed_goes_on_with_the_rest(mine: Path):
+    command = [sys.executable, "-m", "polyformer", "reproduce", "mine.yaml", "--jobs", "2"]
+    assert subprocess.run([*command, "--out", "whole"], capture_output=True).returncode == 0
+    process = subprocess.Popen([*command, "--out", "killed"], stdout=subprocess.DEVNULL)
+    while len(figures(mine / "killed")) < 2 and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)  # the cells notice that their parent is gone
+    kept = {file: file.stat().st_mtime_ns for file in (mine / "killed").glob("*/rows.json")}
+    assert 2 <= len(kept) < 8
+    assert subprocess.run([*command, "--out", "killed"], capture_output=True).returncode == 0
+    assert all(file.stat().st_mtime_ns == changed for file, changed in kept.items())
+    assert figures(mine / "killed") == figures(mine / "whole")
+
+
+def test_a_cell_that_fails_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
+    changed(grid={"block": {"pre": {}, "wrong": {"data.path": "absent.txt"}}}, seeds=[0])
+    assert main(["reproduce", "mine.yaml", "--out", "out", "--jobs", "1"]) == 1
+    text = capsys.readouterr().out
+    assert "mine, pre, seed 0: done" in text
+    assert "absent.txt" in text
+    assert "failed: mine, wrong, seed 0; the same command goes on with them" in text
+    assert "log.txt" in Path("out/claims.html").read_text()
+    shutil.rmtree("out")
+    assert main(["reproduce", "mine.yaml", "--out", "out"]) == 2, "in this process at once"
+
+
+def test_a_cell_ends_with_its_parent(mine: Path):
+    (cell, *_) = cells_of(
+        Study.load("mine.yaml").changed({"training.steps": 10**6}), mine, Sources({}, None, {})
+    )
+    values = {"labels": cell.labels, "seed": 0, "folder": str(cell.folder), "recipe": cell.recipe}
+    order = {**values, "kind": cell.kind, "options": {}, "imports": []}
+    process = subprocess.Popen(
+        [sys.executable, "-m", processes.__name__],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.close()
+    assert process.wait(300) == processes.ORPHANED
+    assert cell.rows() is None
+
+
+def test_cells_come_after_those_that_they_name(mine: Path):
+    changed(
+        grid={
+            "of": {"student": {"model.pretrained": "$cell(teacher)"}, "teacher": {}},
+            "size": {1: {}, 2: {}},
+        }
+    )
+    cells = cells_of(Study.load("mine.yaml"), mine, Sources({}, None, {}))
+    first, second = ordered(cells)
+    assert {cell.labels[0] for cell in first} == {"teacher"}
+    for cell in second:
+        assert cell.recipe is not None
+        (teacher,) = cell.needs
+        assert cell.recipe["model"]["pretrained"] == str(teacher.folder)
+        assert (teacher.labels[1], teacher.seed) == (cell.labels[1], cell.seed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        ({"gird": {}}, (), "unknown option of Study 'gird': did you mean 'grid'"),
+        ({"grid": {"a": []}}, (), "grid.a: expected labels with their changes"),
+        (
+            {"needs": {"wikitext2": "yes"}},
+            (),
+            "needs.wikitext2: expected 'required' or 'optional', got 'yes'",
+        ),
+        (
+            {"needs": {"wikitext": "optional"}},
+            (),
+            "unknown source in needs 'wikitext': did you mean 'wikitext2'",
+        ),
+        ({"grid": {"a": {"b": {}, "c": {"model.blck": "pre"}}}}, (), "unknown option of ModelConfig 'blck'"),
+        ({"measure": {"kind": "scored"}}, (), "unknown measurement 'scored': did you mean 'scores'"),
+        ({"measure": {"kind": "scores", "of": 1}}, (), "unknown option of scores 'of'"),
+        ({"holds": ["los[8, pre] > 1"], "define": {}}, (), "unknown metric or name 'los'"),
+        (
+            {"grid": {"a": {"b": {"model.pretrained": "$cell(c)"}}}},
+            (),
+            "no axis of the grid has such a label",
+        ),
+        (
+            {"grid": {"a": {"b": {"model.pretrained": "$cell(b)"}}}},
+            (),
+            "refers to a cell that refers to it",
+        ),
+        ({"grid": {"a": {"b c": {}, "b-c": {}}}}, (), "'b c, seed 0' and 'b-c, seed 0' name the same folder"),
+        ({}, ("--book", "absent.txt"), "--book: mine does not read it"),
+        ({}, ("--jobs", "0"), "--jobs: expected 1 or more, got 0"),
+        ({}, ("--data", "absent"), "--data: no such file or folder: absent"),
+        ({}, ("--trainig.steps", "1"), "unknown option of Recipe 'trainig': did you mean 'training'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    mine: Path,
+    complaint: Callable[..., str],
+    changes: dict[str, object],
+    words: tuple[str, ...],
+    message: str,
+):
+    changed(**{"seeds": [0], **changes})
+    assert message in complaint("reproduce", "mine.yaml", "--out", "out", *words)
+
+
+def test_an_experiment_is_printed_as_it_would_run(mine: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["reproduce", "mine.yaml", "--print", "--training.steps", "7", "--seeds", "5"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["base"]["training"]["steps"] == 7
+    assert printed["seeds"] == [5]
+    assert Study.from_dict(printed) == Study.load("mine.yaml").changed({"training.steps": 7, "seeds": [5]})
+
+
+def test_sources_are_found_and_named(tmp_path: Path):
+    (tmp_path / "sst2").mkdir()
+    (tmp_path / "book.txt.gz").write_bytes(b"")
+    needs = {"sst2": "required", "imdb": "required", "book": "optional"}
+    sources = Sources(needs, str(tmp_path), {"imdb": str(tmp_path / "sst2")})
+    assert {name: Path(path).name for name, path in sources.places.items()} == {
+        "sst2": "sst2",
+        "imdb": "sst2",
+        "book": "book.txt.gz",
+    }
+    assert Sources({"book": "optional"}, None, {}).fill("$book") is None
+    assert Sources(needs, None, {}).lacks.startswith("sst2 (SST-2: a directory")
+    assert Sources({"book": "required"}, str(tmp_path / "sst2"), {}).places["book"].endswith("sst2")
+    with pytest.raises(InputError, match="sst2: no such file or folder: absent"):
+        Sources(needs, None, {"sst2": "absent"})
+
+
+def test_the_page_on_experiments_is_right(mine: Path, capsys: pytest.CaptureFixture[str]):
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    (study,), (code,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "python"))
+    assert len(study.splitlines()) <= 20
+    Path("attentions.yaml").write_text(study)
+    sizes = ["--training.steps", "2", "--model.hidden_size", "16", "--model.num_attention_heads", "2"]
+    assert main(["reproduce", "attentions.yaml", "--seeds", "0", *sizes]) == 0
+    assert "a window of 64 tokens is as good as dense attention: " in capsys.readouterr().out
+    assert Path("runs/attentions/attentions.png").is_file()
+    Path("functions.py").write_text(code)
+    own = {name: yaml.safe_load(study)[name] for name in ("base", "grid")}
+    measure = {"kind": "seconds-by-length", "lengths": [8, 16]}
+    Path("measured.yaml").write_text(yaml.safe_dump({**own, "measure": measure}))
+    try:
+        assert main(["reproduce", "measured.yaml", "--import", "functions.py", *sizes]) == 0
+    finally:
+        MEASURES.pop("seconds-by-length", None)
+    assert re.search(r"window +16 +0\.\d+", capsys.readouterr().out)
+
+
+def test_a_study_that_cannot_be_prepared_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
+    Path("book.txt").write_text("a book of one line")
+    words = ["--only", "compressive", "warmup", "--quick", "--book", "book.txt", "--jobs", "2"]
+    assert main(["reproduce", "all", *words, "--out", "out"]) == 1
+    text = capsys.readouterr().out
+    assert "compressive: not run; " in text
+    assert "too short a book" in text
+    assert "warmup, post, cold, seed 0: done" in text
+    assert "failed: compressive; the same command goes on with them" in text
+    page = Path("out/claims.html").read_text()
+    assert page.count("too short a book") == 2, "in the table of all claims and in the part of this claim"
+
+
+def test_a_rule_over_a_cell_that_is_not_there_says_so(mine: Path, capsys: pytest.CaptureFixture[str]):
+    changed(grid={"block": {"pre": {}}}, seeds=[0], define={}, holds=["validation.loss[before] < 1"])
+    assert main(["reproduce", "mine.yaml", "--quick", "--training.steps", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "a wider model learns more: no verdict, validation.loss[before] was not measured" in text
+    assert Path("runs/mine-quick/claim.json").is_file()

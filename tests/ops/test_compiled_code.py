@@ -1,0 +1,53 @@
+"""Code compiled for other instructions is never loaded."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.compiler import config
+
+from polyformer.dot_product.backends import flex
+from polyformer.parallel.shard import compile_layers
+from polyformer.training.config import EngineConfig
+from polyformer.training.engine import Engine
+
+CODE = """
+import torch
+import torch._inductor.config
+torch._inductor.config.cpp_cache_precompile_headers = False  # they take longer than these loops
+from polyformer.ops.compiled_code import separate_by_instructions
+separate_by_instructions()
+x = torch.arange(32.0)
+assert torch.equal(torch.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)
+"""
+
+
+def test_processes_with_other_instructions_share_a_cache(tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment.pop("ATEN_CPU_CAPABILITY", None)
+    # A machine may set CXX=gcc: code that it links lacks the C++ library, and a new process cannot load it.
+    environment.pop("CXX", None)
+    for limit in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        subprocess.run([sys.executable, "-c", CODE], env=environment | limit, check=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(
+    "compile_",
+    [
+        lambda: Engine(EngineConfig(device="cpu", compile=True)).wrap(nn.Linear(2, 2)),
+        lambda: compile_layers(nn.Linear(2, 2)),
+        lambda: flex._compiled.__wrapped__("cpu"),
+    ],
+    ids=["training", "layers", "flex"],
+)
+def test_whatever_compiles_separates_by_instructions(compile_: Callable[[], object]) -> None:
+    with config.patch(cache_key_tag="mine"):
+        for _ in range(2):
+            compile_()
+        assert config.cache_key_tag == f"mine {torch.backends.cpu.get_cpu_capability()}"

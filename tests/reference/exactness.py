@@ -1,0 +1,165 @@
+"""transformers' models without their roundings: what they compute in float32 whatever the model's type is
+computed here in that type, so that float64 is compared with float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import modeling_rope_utils
+from transformers.loss import loss_utils
+from transformers.models.ctrl import modeling_ctrl
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.gpt_neo import modeling_gpt_neo
+from transformers.models.gptj import modeling_gptj
+from transformers.models.llama import modeling_llama
+from transformers.models.longformer import modeling_longformer
+from transformers.models.m2m_100 import modeling_m2m_100
+from transformers.models.mistral import modeling_mistral
+from transformers.models.modernbert import modeling_modernbert
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.reformer import modeling_reformer
+from transformers.models.t5 import modeling_t5
+from transformers.models.xlm import modeling_xlm
+
+from tolerances import Double, with_exact_waves
+
+Patch = pytest.MonkeyPatch
+RELEASED_TABLE = modeling_m2m_100.M2M100SinusoidalPositionalEmbedding.get_embedding
+"""M2M-100's own table of positions, in float32."""
+
+
+def next_tokens(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def tokens(logits: Tensor, labels: Tensor, *_: Any, **__: Any) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def root(layer: Tensor, factor: int) -> Tensor:
+    return torch.tensor(layer.size(-1) * factor, dtype=torch.float64).sqrt()
+
+
+class DebertaNorm(torch.nn.LayerNorm):
+    def __init__(self, size: int, eps: float = 1e-12):
+        super().__init__(size, eps=eps)
+
+
+class DebertaAttention(modeling_deberta.DisentangledSelfAttention):
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.q_bias = torch.nn.Parameter(torch.zeros(config.hidden_size))
+        self.v_bias = torch.nn.Parameter(torch.zeros(config.hidden_size))
+
+
+class ReformerPositions(modeling_reformer.AxialPositionEmbeddings):
+    def __init__(self, config: Any):
+        super().__init__(config)
+        kind = torch.get_default_dtype()
+        self.weights = torch.nn.ParameterList([tensor.detach().to(kind) for tensor in self.weights])
+
+
+def deberta(patch: Patch) -> None:
+    patch.setattr(modeling_deberta, "DebertaLayerNorm", DebertaNorm)
+    patch.setattr(modeling_deberta, "DisentangledSelfAttention", DebertaAttention)
+    for module in (modeling_deberta, modeling_deberta_v2):
+        patch.setattr(module, "scaled_size_sqrt", root)
+
+
+def llama(patch: Patch) -> None:
+    for module in (modeling_llama, modeling_mistral, modeling_qwen2, modeling_rope_utils):
+        patch.setattr(module, "torch", Double())
+
+
+def longformer(patch: Patch) -> None:
+    functional = modeling_longformer.nn.functional
+    plain = functional.softmax
+
+    def softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        return plain(scores, dim=dim)
+
+    fake = type("functional", (), {**vars(functional), "softmax": staticmethod(softmax)})
+    patch.setattr(modeling_longformer.nn, "functional", fake)
+
+
+def m2m_100(patch: Patch) -> None:
+    def table(count: int, width: int, padding: int) -> Tensor:
+        half = width // 2
+        angles = torch.arange(count).double()[:, None] / 10000 ** (torch.arange(half).double() / (half - 1))
+        waves = torch.cat([angles.sin(), angles.cos(), torch.zeros(count, width % 2).double()], 1)
+        waves[padding] = 0
+        return waves
+
+    kind = modeling_m2m_100.M2M100SinusoidalPositionalEmbedding
+    patch.setattr(kind, "get_embedding", staticmethod(table))
+
+
+def modernbert(patch: Patch) -> None:
+    def rotated(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> tuple[Any, Any]:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        turn = modeling_modernbert.rotate_half
+        return q * cos + turn(q) * sin, k * cos + turn(k) * sin
+
+    patch.setattr(modeling_modernbert, "torch", Double())
+    patch.setattr(modeling_modernbert, "apply_rotary_pos_emb", rotated)
+    patch.setitem(loss_utils.LOSS_MAPPING, "ForMaskedLM", tokens)
+
+
+def t5(patch: Patch) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        wide = x.double() if x.dtype == torch.float64 else x.float()
+        normed = x * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed.to(self.weight.dtype)
+
+    patch.setattr(modeling_t5.T5LayerNorm, "forward", forward)
+
+
+def xlm(patch: Patch) -> None:
+    plain = modeling_xlm.MultiHeadAttention.forward
+
+    def forward(self: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            if input.dtype == torch.float64:
+                inner.setattr(torch.Tensor, "float", torch.Tensor.double)
+            return plain(self, input, *rest, **named)
+
+    patch.setattr(modeling_xlm.MultiHeadAttention, "forward", forward)
+
+
+PATCHES: dict[str, Callable[[Patch], None]] = {
+    "deberta": deberta,
+    "deberta-v2": deberta,
+    "gpt_neo": lambda patch: patch.setattr(modeling_gpt_neo, "torch", Double()),
+    "gptj": lambda patch: patch.setattr(modeling_gptj, "torch", Double()),
+    "llama": llama,
+    "longformer": longformer,
+    "m2m_100": m2m_100,
+    "mistral": llama,
+    "modernbert": modernbert,
+    "qwen2": llama,
+    "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
+    "t5": t5,
+    "xlm": xlm,
+}
+"""Replacements in transformers' modules, for one test, by model_type."""
+
+
+def with_exact_tables(theirs: Any) -> Any:
+    """A model with tables of positions in float64, which its initialization makes in float32, and losses of
+    language models and tags without a cast."""
+    name = theirs.config.model_type
+    if name == "ctrl":
+        size = theirs.config.n_positions, theirs.config.n_embd
+        trunk = getattr(theirs, "transformer", theirs)
+        trunk.pos_encoding = modeling_ctrl.positional_encoding(*size, torch.float64)
+    if name == "gptj":
+        theirs = with_exact_waves(theirs)
+    if type(theirs).__name__.endswith(("ForCausalLM", "LMHeadModel")) and name not in ("bart", "xlm"):
+        theirs.loss_function = next_tokens
+    if type(theirs).__name__.endswith("ForTokenClassification"):
+        theirs.loss_function = tokens
+    return theirs
