@@ -58,11 +58,11 @@ check: .venv/developed
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check --no-cache # a cached verdict survives a new module that changes what is sorted where
 	$(BIN)/pyright
-	$(BIN)/python -m polyformer.documentation --check
+	$(BIN)/python -m polyformer.cli.documentation --check
 	$(BIN)/python -m polyformer_lab.documentation --check
 
 docs: .venv/developed
-	$(BIN)/python -m polyformer.documentation
+	$(BIN)/python -m polyformer.cli.documentation
 	$(BIN)/python -m polyformer_lab.documentation
 
 # The documentation as a site, build/site/html/index.html: warnings and broken links are errors, nothing is fetched.
@@ -78,7 +78,7 @@ tutorials: .venv/developed
 	$(BIN)/python docs/site/tutorials.py
 
 # The explorer's script and style out of explorer/src (needs node): built twice, they are the same, byte for byte.
-BUNDLE := src/polyformer/visual/explorer
+BUNDLE := src/polyformer/cli/plots/explorer
 explorer:
 	cd explorer && npm ci --no-audit --no-fund && npm run types && npm run build
 	cd $(BUNDLE) && sha256sum explorer.js explorer.css explorer.lock.json > $(CURDIR)/explorer/node_modules/first.sha256

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import polyformer
-from polyformer.dot_product.relative import Relative
-from polyformer.position import Position, PositionConfig, Shape
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.positions import Position, PositionConfig, Shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

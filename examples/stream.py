@@ -13,7 +13,7 @@ import torch
 
 import polyformer
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.generation import TextStreamer
+from polyformer.models.generation import TextStreamer
 
 
 def pieces(model, tokenizer, prompt: str, **settings) -> Iterator[str]:

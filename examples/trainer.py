@@ -13,7 +13,7 @@ import transformers
 from transformers import Trainer, TrainingArguments
 
 import polyformer
-import polyformer.hub
+import polyformer.models.transformers
 from polyformer.data import TokenizerConfig
 from polyformer.data.default_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer
@@ -32,7 +32,7 @@ rows = [
 ]
 held_out, train = rows[:50], rows[50:]
 
-model = polyformer.hub.wrap(
+model = polyformer.models.transformers.wrap(
     polyformer.create_model(
         "decoder-tiny", vocab_size=len(tokenizer), attention="Window(16, 0)", position="alibi"
     )

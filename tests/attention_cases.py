@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
-from polyformer.dot_product.backends.tiled.tuning import TILES
-from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
+from polyformer.core.sequence.context import Context
 
 
 def tensors(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:

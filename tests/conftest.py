@@ -75,7 +75,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """`complaint(*words)`: the one line that a command says that ends with an error."""
 
     def run(*words: object) -> str:
-        from polyformer.cli import main
+        from polyformer.cli.main import main
 
         capsys.readouterr()
         assert main([*map(str, words)]) == 2

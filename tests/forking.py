@@ -28,8 +28,18 @@ TESTS = Path(__file__).parent
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(  # of all files together: a second call would replace it
     [
-        *("pytest", "tiny_task", "polyformer.recipes", "polyformer.cli", "polyformer.hub"),
-        *("polyformer.data.prepared.preparing", "polyformer.datastore.merge", "polyformer.presets"),
+        *(
+            "pytest",
+            "tiny_task",
+            "polyformer.training.recipes",
+            "polyformer.cli.main",
+            "polyformer.models.transformers",
+        ),
+        *(
+            "polyformer.data.prepared.preparing",
+            "polyformer.applications.retrieval.merge",
+            "polyformer.models.presets",
+        ),
         *("accelerate", "datasets", "torch._dynamo", "frozen_imports"),
     ]
 )

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from polyformer.ops import linear
-from polyformer.ops.product_ways import BLAS, ONEDNN, ONEDNN_COPIED, PRODUCTS, ProductWays
+from polyformer.core.ops import linear
+from polyformer.core.ops.product_ways import BLAS, ONEDNN, ONEDNN_COPIED, PRODUCTS, ProductWays
 
 EVERY_WAY = [BLAS, ONEDNN, ONEDNN_COPIED]
 

@@ -52,11 +52,11 @@ def test_the_wheel_holds_the_package(source: Path, tmp_path: Path):
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         assert names == {f"polyformer/{name}" for name in files(ROOT / "src" / "polyformer")}
         (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-        assert "polyformer = polyformer.cli:main" in wheel.read(entry).decode()
+        assert "polyformer = polyformer.cli.main:main" in wheel.read(entry).decode()
         assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
         wheel.extractall(tmp_path / "site")
     # The package runs from the wheel alone.
-    code = "import polyformer.cli; print(polyformer.__file__); polyformer.cli.main(['list', 'rope'])"
+    code = "import polyformer.cli.main; print(polyformer.__file__); polyformer.cli.main(['list', 'rope'])"
     words = [sys.executable, "-c", code]
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -73,7 +73,7 @@ def test_the_wheel_of_the_laboratory_holds_its_claims(source: Path, tmp_path: Pa
         wheel.extractall(tmp_path / "site")
     claims = {f"polyformer_lab/claims/{name}" for name in files(ROOT / "lab" / "claims")}
     assert names == claims | {f"polyformer_lab/{name}" for name in files(ROOT / "lab" / "polyformer_lab")}
-    code = "from polyformer.cli import main; main(['reproduce', 'warmup', '--print'])"
+    code = "from polyformer.cli.main import main; main(['reproduce', 'warmup', '--print'])"
     site = f"{tmp_path / 'site'}:{ROOT / 'src'}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": site}, capture_output=True, text=True

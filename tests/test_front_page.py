@@ -8,7 +8,7 @@ import yaml
 
 import polyformer
 from forking import run_python
-from polyformer.cli import COMMANDS
+from polyformer.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

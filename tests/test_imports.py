@@ -16,21 +16,21 @@ import polyformer
 from polyformer.core.registry import import_modules
 
 ROOT = Path(polyformer.__file__).parent
-ORDER = [
-    *("core", "ops", "sequence", "patterns", "dot_product", "position", "attention", "memory", "depth"),
-    *("inside", "transformers_attention"),
-    *("feedforward", "block", "stack", "heads", "plugins", "architecture", "outputs", "generation", "model"),
-    "parallel",
-    *("hub", "presets", "checkpoints", "data", "objectives", "environments", "agents", "training", "tasks"),
-    *("trials", "recipes", "datastore", "embedding", "calibration", "prompting"),
-    *("visual", "documentation", "commands", "cli"),
-    "__main__",
+LEVELS = [
+    {"core"},
+    {"attention", "data"},
+    {"nn"},
+    {"models"},
+    {"hub", "training"},
+    {"applications"},
+    {"cli"},
+    {"__main__"},
 ]
-"""A part imports from itself and from earlier ones only."""
+"""A package imports from itself and from packages of earlier levels only."""
 
 SHARED = {
-    "position": {"base"},
-    "patterns": {
+    "attention.positions": {"base"},
+    "attention.patterns": {
         *(
             "base",
             "block_base",
@@ -43,17 +43,30 @@ SHARED = {
         ),
         *("mods", "mod_program", "residue_class", "spans", "user_defined"),
     },
-    "attention": {"base", "dense_terms", "pair_terms", "some_heads", "tile_attention"},
-    "memory": {"base", "compression", "recurrent", "search", "store"},
-    "depth": {"active", "base", "recording"},
-    "feedforward": {"base"},
-    "block": {"base"},
-    "heads": {"base", "problem_types", "transform", "vocabulary"},
-    "presets": {"base"},
-    "objectives": {"base"},
-    "tasks": {"base", "joining", "keeping", "labels", "masking", "metrics", "text", "workers", "writing"},
+    "attention.mechanisms": {"base", "dense_terms", "pair_terms", "some_heads", "tile_attention"},
+    "nn.memory": {"base", "compression", "recurrent", "search", "store"},
+    "nn.depth": {"active", "base", "recording"},
+    "nn.feedforward": {"base"},
+    "nn.block": {"base"},
+    "nn.heads": {"base", "problem_types", "transform", "vocabulary"},
+    "models.presets": {"base"},
+    "training.objectives": {"base"},
+    "training.tasks": {
+        "base",
+        "joining",
+        "keeping",
+        "labels",
+        "masking",
+        "metrics",
+        "text",
+        "workers",
+        "writing",
+    },
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
+
+LAZY = ["attention", "models", "nn", "training"]
+"""Packages with names of their subpackages."""
 
 HEAVY = [
     *("accelerate", "datasets", "gymnasium", "huggingface_hub", "matplotlib", "minari", "pandas"),
@@ -65,19 +78,19 @@ def files() -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
-def part(file: Path) -> str:
-    """The folder, or the module at the top."""
+def package(file: Path) -> str:
+    """Return the package of a file, or the module at the top."""
     return file.parts[0].removesuffix(".py")
 
 
-def member(file: Path) -> str:
-    """What a file of a folder of members belongs to: the module or the package."""
-    return file.parts[1].removesuffix(".py")
+def place(parts: tuple[str, ...]) -> tuple[str, str]:
+    """Return the folder of members of a file or an import, "attention.patterns", and the member's name."""
+    return ".".join(parts[:2]), "".join(parts[2:3]).removesuffix(".py")
 
 
 @functools.cache
 def imported(file: Path) -> tuple[tuple[str, ...], ...]:
-    """What of polyformer a file imports, wherever in it: ("core", "config", "Config"), say."""
+    """Return the imports of polyformer anywhere in a file, such as ("core", "config", "Config")."""
     return tuple(_imported(file))
 
 
@@ -110,9 +123,9 @@ def file_of(target: tuple[str, ...]) -> Path | None:
     return None
 
 
-def test_every_part_has_its_place():
-    present = {part(file) for file in files()} - {"__init__"}
-    assert present <= set(ORDER)
+def test_every_package_has_a_level():
+    present = {package(file) for file in files()} - {"__init__"}
+    assert present == set().union(*LEVELS)
 
 
 def test_the_library_does_not_import_its_laboratory():
@@ -125,22 +138,26 @@ def offenders(allowed: Callable[[Path, tuple[str, ...]], bool]) -> list[str]:
     return [f"{file}: {'.'.join(target)}" for file, target in pairs if not allowed(file, target)]
 
 
-def test_a_part_imports_from_earlier_ones_only():
-    place = {name: number for number, name in enumerate(ORDER)}
-    last = len(ORDER)
+def test_a_package_imports_from_earlier_levels_only():
+    levels = {name: level for level, names in enumerate(LEVELS) for name in names}
 
     def earlier(file: Path, target: tuple[str, ...]) -> bool:
-        return place.get(target[0], last) <= place.get(part(file), last)
+        own, imports = package(file), target[0]
+        if own == "__init__":
+            return True  # the front page has names of several packages
+        level = levels.get(imports, len(LEVELS))
+        return own == imports or level < levels[own]
 
     assert not offenders(earlier)
 
 
 def test_members_stand_alone():
     def alone(file: Path, target: tuple[str, ...]) -> bool:
-        shared = SHARED.get(part(file))
-        if shared is None or target[0] != part(file) or member(file) in {"__init__", *shared}:
+        (folder, member), (origin, name) = place(file.parts), place(target)
+        shared = SHARED.get(folder)
+        if shared is None or origin != folder or member in {"__init__", *shared}:
             return True
-        return target[1] in {*shared, member(file)}
+        return name in {*shared, member}
 
     assert not offenders(alone)
 
@@ -158,14 +175,14 @@ def test_the_rules_can_see_a_violation():
     """The parser finds imports of every form, those inside functions included."""
     assert list(inside("polyformer.core.config.Config")) == [("core", "config", "Config")]
     assert list(inside("torch.nn")) == []
-    assert ("stack", "Stack") in set(imported(Path("model/transformer.py")))
-    assert {target[0] for target in imported(Path("stack/layer.py"))} > {"core", "block"}
-    assert "stack/layer.py: block.BlockConfig" in offenders(lambda file, target: target[0] != "block")
+    assert ("nn", "stack", "Stack") in set(imported(Path("models/architectures/transformer.py")))
+    assert {target[0] for target in imported(Path("nn/stack/layer.py"))} > {"core", "nn"}
+    assert "nn/stack/layer.py: nn.block.BlockConfig" in offenders(lambda file, target: "block" not in target)
     assert file_of(("core", "config", "Config")) == Path("core/config.py")
-    assert file_of(("stack", "Stack")) == Path("stack/__init__.py")
+    assert file_of(("nn", "stack", "Stack")) == Path("nn/stack/__init__.py")
 
 
-@pytest.mark.parametrize("statement", ["import polyformer.cli", "from polyformer import *"])
+@pytest.mark.parametrize("statement", ["import polyformer.cli.main", "from polyformer import *"])
 def test_importing_loads_nothing_heavy(statement: str):
     """The second loads every public name, torch with them, in an interpreter of its own; nothing warns."""
     code = f"import sys\n{statement}\nprint(sorted(set({HEAVY}) & set(sys.modules)))"
@@ -174,18 +191,18 @@ def test_importing_loads_nothing_heavy(statement: str):
     assert done.stdout.strip() == "[]"
 
 
-def test_type_checkers_know_the_names_that_are_loaded_when_used():
-    names, stars = {}, []
-    for node in ast.walk(ast.parse((ROOT / "__init__.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+@pytest.mark.parametrize("name", ["polyformer", *(f"polyformer.{p}" for p in LAZY)])
+def test_type_checkers_know_the_names_that_are_loaded_when_used(name: str):
+    module = importlib.import_module(name)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    names = set()
+    for node in ast.walk(next(node for node in tree.body if isinstance(node, ast.If))):
+        if isinstance(node, ast.ImportFrom):
+            home = importlib.import_module(str(node.module))
             for alias in node.names:
-                if alias.name == "*":
-                    stars.append(node.module)
-                else:
-                    assert alias.asname == alias.name, "a name that is not private for users of the package"
-                    names[alias.name] = str(node.module).removeprefix("polyformer.")
-    assert names == polyformer._HOMES
-    assert stars == ["polyformer.patterns"]
+                names |= set(home.__all__) if alias.name == "*" else {alias.name}
+                assert alias.name in ("*", alias.asname), "a name that is private for type checkers"
+    assert names == set(dir(module))
 
 
 def test_public_names_are_listed_once_and_found():
@@ -199,7 +216,7 @@ def test_public_names_are_listed_once_and_found():
 
 @pytest.mark.parametrize(
     "folder",
-    ["attention", "block", "feedforward", "heads", "memory", "patterns", "position", "presets", "tasks"],
+    [folder for folder in SHARED if folder not in ("nn.depth", "training.objectives")],
 )
 def test_a_member_is_registered_by_its_file_alone(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

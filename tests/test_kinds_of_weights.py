@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import polyformer
-from polyformer import hub
-from polyformer.checkpoints.load import start_from
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.model.weights import computes_bfloat16, with_weights
+from polyformer.models import transformers as hub
+from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import computes_bfloat16, with_weights
+from polyformer.models.checkpoints.load import start_from
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 300}
 
@@ -74,7 +74,7 @@ def test_what_int8_cannot_is_said(folder: Path, tmp_path: Path):
     with pytest.raises(InputError, match="weights float32"):
         model.save_pretrained(tmp_path / "hub", format="hub")
     with pytest.raises(InputError, match="rounded from"):
-        polyformer.checkpoints.convert(model, "Window(4)")
+        polyformer.models.checkpoints.convert(model, "Window(4)")
     with pytest.raises(InputError, match="wrap"):
         hub.wrap(model)
     assert not (tmp_path / "hub").exists()

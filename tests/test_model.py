@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
 from polyformer.core.errors import InputError
-from polyformer.heads import ClassifyConfig, TagConfig
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model
+from polyformer.nn.heads import ClassifyConfig, TagConfig
 
 VOCAB = 31
 TINY = {

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
 
 
 def tiny() -> Transformer:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.model import TrajectoryConfig, TrajectoryTransformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import TrajectoryConfig, TrajectoryTransformer
+from polyformer.models.presets import create_model
 
 SIZES = {
     "num_hidden_layers": 1,

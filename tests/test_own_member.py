@@ -38,7 +38,7 @@ assert "own_member" in sys.modules
 
 LIST_AND_LOAD = """
 import torch, polyformer
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 assert main(["list"]) == 0  # before any member is asked for by its name
 for number in range(5):

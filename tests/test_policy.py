@@ -7,15 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import polyformer.hub
+import polyformer.models.transformers
 from polyformer import InputError
-from polyformer.checkpoints import convert
 from polyformer.core.state import State
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.model import Policy, PolicyConfig, TrajectoryConfig, load_pretrained, read_config
-from polyformer.model.weights import with_weights
-from polyformer.presets import MODELS, model_config
-from polyformer.tasks import LanguageModellingConfig
+from polyformer.models.architectures import (
+    Policy,
+    PolicyConfig,
+    TrajectoryConfig,
+    load_pretrained,
+    read_config,
+)
+from polyformer.models.architectures.weights import with_weights
+from polyformer.models.checkpoints import convert
+from polyformer.models.presets import MODELS, model_config
+from polyformer.training.tasks import LanguageModellingConfig
 
 POLICIES = "gtrxl", "policy-transformer-xl", "policy-lstm", "policy-feedforward"
 ROWS, STEPS, SIZE = 3, 13, 5
@@ -135,7 +141,7 @@ def test_what_is_for_models_of_texts_alone_is_refused():
     policy = tiny("gtrxl")
     task = LanguageModellingConfig().build(build_tokenizer(TokenizerConfig(algorithm="bytes"), []))
     refusals = {
-        "transformers has no class for a Policy": lambda: polyformer.hub.wrap(policy),
+        "transformers has no class for a Policy": lambda: polyformer.models.transformers.wrap(policy),
         "expected a model of texts, got a Policy": lambda: convert(policy, attention="lsh"),
         "a Policy has none in int8": lambda: with_weights(policy, "int8"),
         "got a model that reads no text": lambda: task.adapt(policy.config),

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.errors import InputError
-from polyformer.model import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
-from polyformer.patterns.user_defined import MaskModPattern
+from polyformer.models.architectures import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 
 
 def config(**options: Any) -> TrajectoryConfig:

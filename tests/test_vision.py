@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer import from_pretrained
+from polyformer.attention.patterns import Local2D, Window
+from polyformer.attention.positions import PositionConfig
 from polyformer.core.errors import InputError
-from polyformer.model import VisionConfig, VisionTransformer, build_model, decode_config
-from polyformer.model.card import write_export_card
-from polyformer.model.vision import patches
-from polyformer.model.weights import with_weights
-from polyformer.patterns import Local2D, Window
-from polyformer.position import PositionConfig
-from polyformer.presets import create_model
+from polyformer.models.architectures import VisionConfig, VisionTransformer, build_model, decode_config
+from polyformer.models.architectures.card import write_export_card
+from polyformer.models.architectures.vision import patches
+from polyformer.models.architectures.weights import with_weights
+from polyformer.models.presets import create_model
 
 
 def config(**options: Any) -> VisionConfig:
@@ -228,7 +228,7 @@ def test_what_is_saved_has_a_card(tmp_path: Path):
 
 
 def test_it_is_not_wrapped_for_transformers_and_has_no_int8():
-    hub = pytest.importorskip("polyformer.hub")
+    hub = pytest.importorskip("polyformer.models.transformers")
     with pytest.raises(InputError, match="wrap: transformers has no class for a VisionTransformer"):
         hub.wrap(model())
     with pytest.raises(InputError, match="weights: a VisionTransformer has none in int8"):

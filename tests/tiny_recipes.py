@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from polyformer.recipes import Recipe
-from polyformer.recipes.recipe import merged
+from polyformer.training.recipes import Recipe
+from polyformer.training.recipes.recipe import merged
 
 TEXT = "".join(f"the line of number {index} says little\n" for index in range(30))
 

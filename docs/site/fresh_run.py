@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "tutorials" / "transcript.md"
 TUTORIALS = ("translator", "own_attention", "kernels")
 PYTHON = ".venv/bin/python"
 DESCRIBE = """
-from polyformer.ops.tuning.machine import described
+from polyformer.core.ops.tuning.machine import described
 machine = described()
 print(f"{machine['cores']} cores of an {machine['processor']} ({machine['instruction set']})")
 """

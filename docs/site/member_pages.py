@@ -13,10 +13,10 @@ from pathlib import Path
 from docstrings import blocks, markdown
 from snippets import expression, python, shell
 
+from polyformer.attention.patterns.base import Pattern
+from polyformer.cli.documentation import Member, members
 from polyformer.core.config import Config
 from polyformer.core.registry import in_package
-from polyformer.documentation import Member, members
-from polyformer.patterns.base import Pattern
 
 DOCS = Path(__file__).parents[1]
 

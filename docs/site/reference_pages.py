@@ -9,11 +9,11 @@ from typing import Any
 from docstrings import markdown
 
 import polyformer
-from polyformer.commands import COMMANDS, load_command
-from polyformer.commands.options import parser
+from polyformer.attention.patterns.base import Pattern
+from polyformer.cli.commands import COMMANDS, load_command
+from polyformer.cli.commands.options import parser
 from polyformer.core.config import Config
-from polyformer.patterns.base import Pattern
-from polyformer.recipes.find import recipe_names, recipe_text
+from polyformer.training.recipes.find import recipe_names, recipe_text
 
 PACKAGES = (
     "patterns",
@@ -69,7 +69,7 @@ the configuration of every part, and what a part of one's own is derived from.
 
 def _own_names() -> list[str]:
     """The names of `polyformer` itself; its patterns have a page of their own."""
-    patterns = importlib.import_module("polyformer.patterns").__all__
+    patterns = importlib.import_module("polyformer.attention.patterns").__all__
     return [name for name in polyformer.__all__ if name not in patterns]
 
 

@@ -22,10 +22,10 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from polyformer import create_model
-from polyformer.cli import main as polyformer
-from polyformer.visual.explorer import Reading, page_of
-from polyformer.visual.explorer.other_images import OtherImages
-from polyformer.visual.explorer.own_texts import OwnTexts
+from polyformer.cli.main import main as polyformer
+from polyformer.cli.plots.explorer import Reading, page_of
+from polyformer.cli.plots.explorer.other_images import OtherImages
+from polyformer.cli.plots.explorer.own_texts import OwnTexts
 
 ROOT = Path(__file__).parents[2]
 EXPLORER, SITE, HTML = ROOT / "docs/explorer", ROOT / "docs/screenshots", ROOT / "build/site/html"

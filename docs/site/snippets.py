@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
+from polyformer.attention.patterns.base import Pattern
+from polyformer.cli.documentation import Member
 from polyformer.core.config import Config
-from polyformer.documentation import Member
-from polyformer.patterns.base import Pattern
 
 AXES = {
     "Block": ("decoder-small", "block"),

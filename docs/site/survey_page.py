@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lineage import EDGES, NAMES
 from member_pages import path, title
 
-from polyformer.documentation import Member, members
+from polyformer.cli.documentation import Member, members
 
 PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)?) (\d{4})(?: \(([^)]+)\))?")
 

@@ -11,9 +11,9 @@ import math
 
 import torch
 
-from polyformer.attention import PerformerConfig
-from polyformer.ops.random_directions import directions
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms import PerformerConfig
+from polyformer.core.ops.random_directions import directions
+from polyformer.core.sequence.context import Context
 
 generator = torch.Generator().manual_seed(0)
 

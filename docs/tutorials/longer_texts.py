@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 import transformers
 
-import polyformer.hub
-import polyformer.transformers_attention
-from polyformer.checkpoints import convert
+import polyformer.models.transformers
+import polyformer.models.transformers_attention
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
-from polyformer.objectives.contrastive import contrastive_loss
+from polyformer.models.checkpoints import convert
+from polyformer.training.objectives.contrastive import contrastive_loss
 
 MODEL, BOOK = os.environ.get("MODEL"), os.environ.get("BOOK")
 STEPS, CHAPTERS = int(os.environ.get("STEPS", "4")), int(os.environ.get("CHAPTERS", "40"))
@@ -196,7 +196,7 @@ report("trained on", long, LONG)
 # `wrap` makes it a model of transformers: `AutoModel`, `Trainer` and pipelines take the folder.
 
 # %%
-polyformer.hub.wrap(long).save_pretrained(OUT / "long")
+polyformer.models.transformers.wrap(long).save_pretrained(OUT / "long")
 tokenizer.save(OUT / "long")
 theirs = transformers.AutoModel.from_pretrained(OUT / "long").eval()
 with torch.no_grad():

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.training.metrics import read_metrics
 

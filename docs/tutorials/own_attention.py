@@ -13,9 +13,9 @@ import torch
 
 import polyformer
 from polyformer import Relative, Window, attend
-from polyformer.attention.base import Mechanism, MechanismConfig
-from polyformer.patterns import ByDistance
-from polyformer.position import Position, PositionConfig
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
+from polyformer.attention.patterns import ByDistance
+from polyformer.attention.positions import Position, PositionConfig
 
 torch.manual_seed(0)
 

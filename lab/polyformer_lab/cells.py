@@ -14,10 +14,10 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import read_json, write_json
 from polyformer.core.registry import import_modules
 from polyformer.data import load
-from polyformer.model.record import RECIPE
-from polyformer.recipes import Recipe, Run, find_recipe, fit
-from polyformer.recipes.fit import Fitted, own_data, settled
-from polyformer.recipes.recipe import merged, nested
+from polyformer.models.architectures.record import RECIPE
+from polyformer.training.recipes import Recipe, Run, find_recipe, fit
+from polyformer.training.recipes.fit import Fitted, own_data, settled
+from polyformer.training.recipes.recipe import merged, nested
 from polyformer_lab.machine import run_facts
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import MEASURE, Study

@@ -2,7 +2,7 @@
 
 import sys
 
-from polyformer.documentation import DOCS, parsed, update
+from polyformer.cli.documentation import DOCS, parsed, update
 from polyformer_lab.catalogue import claims_page
 
 

@@ -11,7 +11,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.core.memory_use import MIB, high_water, reset_high_water
-from polyformer.plugins import NAMED, import_all
+from polyformer.models.plugins import NAMED, import_all
 from polyformer_lab.bench.rows import AbsentError
 
 Given = TypeVar("Given")

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polyformer.cli.plots.report.page import details, figure, page, section, tiles
 from polyformer.core.files import atomic_write
-from polyformer.ops.tuning.machine import processor
-from polyformer.visual.report.page import details, figure, page, section, tiles
+from polyformer.core.ops.tuning.machine import processor
 from polyformer_lab.machine import code_version, versions
 from polyformer_lab.results import MEANINGLESS, OUTCOMES, UNSHOWN, Verdict, by_name
 from polyformer_lab.study import Claim

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polyformer.core.errors import InputError
-from polyformer.plugins import NAMED, import_all
+from polyformer.models.plugins import NAMED, import_all
 from polyformer_lab.cells import Cell
 
 LOG = "log.txt"

@@ -16,7 +16,7 @@ from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.names import unknown_name
 from polyformer.core.parsing import parse_yaml
-from polyformer.recipes.recipe import merged, nested
+from polyformer.training.recipes.recipe import merged, nested
 
 CLAIMS = next(
     folder

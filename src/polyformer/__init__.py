@@ -3,69 +3,54 @@
 Names are loaded when they are first used, so that the command line answers before torch is imported.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compares the two lists
-    from polyformer.architecture import ModelConfig as ModelConfig
-    from polyformer.checkpoints import from_pretrained as from_pretrained
+from polyformer.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from polyformer.attention.functional.attend import attend as attend
+    from polyformer.attention.functional.relative import Relative as Relative
+    from polyformer.attention.patterns import *
     from polyformer.core.errors import InputError as InputError
-    from polyformer.dot_product.attend import attend as attend
-    from polyformer.dot_product.relative import Relative as Relative
-    from polyformer.generation import GenerationConfig as GenerationConfig
-    from polyformer.inside.attach import attach as attach
-    from polyformer.inside.attach import detach as detach
-    from polyformer.inside.explain import explain as explain
-    from polyformer.model import Transformer as Transformer
-    from polyformer.outputs import ModelOutput as ModelOutput
-    from polyformer.outputs import ModelState as ModelState
-    from polyformer.patterns import *
-    from polyformer.presets import create_model as create_model
-    from polyformer.presets import list_models as list_models
-    from polyformer.presets import model_config as model_config
-    from polyformer.presets import register as register
-    from polyformer.sequence.context import Context as Context
-    from polyformer.sequence.spread import spread_over as spread_over
+    from polyformer.core.sequence.context import Context as Context
+    from polyformer.core.sequence.spread import spread_over as spread_over
+    from polyformer.models.architectures import Transformer as Transformer
+    from polyformer.models.attached.attach import attach as attach
+    from polyformer.models.attached.attach import detach as detach
+    from polyformer.models.attached.explain import explain as explain
+    from polyformer.models.checkpoints import from_pretrained as from_pretrained
+    from polyformer.models.config import ModelConfig as ModelConfig
+    from polyformer.models.generation import GenerationConfig as GenerationConfig
+    from polyformer.models.outputs import ModelOutput as ModelOutput
+    from polyformer.models.outputs import ModelState as ModelState
+    from polyformer.models.presets import create_model as create_model
+    from polyformer.models.presets import list_models as list_models
+    from polyformer.models.presets import model_config as model_config
+    from polyformer.models.presets import register as register
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Context": "sequence.context",
-    "GenerationConfig": "generation",
-    "InputError": "core.errors",
-    "ModelConfig": "architecture",
-    "ModelOutput": "outputs",
-    "ModelState": "outputs",
-    "Relative": "dot_product.relative",
-    "Transformer": "model",
-    "attach": "inside.attach",
-    "attend": "dot_product.attend",
-    "create_model": "presets",
-    "detach": "inside.attach",
-    "explain": "inside.explain",
-    "from_pretrained": "checkpoints",
-    "list_models": "presets",
-    "model_config": "presets",
-    "register": "presets",
-    "spread_over": "sequence.spread",
-}
-"""The module that each public name is in; all others are patterns, which polyformer.patterns lists."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"polyformer.{_HOMES[name]}"), name)
-    if name == "__all__":
-        return [*_HOMES, *_patterns()]
-    if name.startswith("_") or name not in _patterns():
-        raise AttributeError(f"module 'polyformer' has no attribute {name!r}")
-    return getattr(importlib.import_module("polyformer.patterns"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_patterns()])
-
-
-def _patterns() -> list[str]:
-    """The names of patterns; asking for them imports torch."""
-    return importlib.import_module("polyformer.patterns").__all__
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Context": "core.sequence.context",
+        "GenerationConfig": "models.generation",
+        "InputError": "core.errors",
+        "ModelConfig": "models.config",
+        "ModelOutput": "models.outputs",
+        "ModelState": "models.outputs",
+        "Relative": "attention.functional.relative",
+        "Transformer": "models.architectures",
+        "attach": "models.attached.attach",
+        "attend": "attention.functional.attend",
+        "create_model": "models.presets",
+        "detach": "models.attached.attach",
+        "explain": "models.attached.explain",
+        "from_pretrained": "models.checkpoints",
+        "list_models": "models.presets",
+        "model_config": "models.presets",
+        "register": "models.presets",
+        "spread_over": "core.sequence.spread",
+    },
+    ["attention.patterns"],
+)

@@ -2,7 +2,7 @@
 
 import sys
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

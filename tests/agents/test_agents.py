@@ -13,22 +13,22 @@ import torch
 
 from forking import run_python
 from polyformer import InputError
-from polyformer.agents.rollouts import MEMORY, Rollout
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.core.state_files import save_state
-from polyformer.environments.making import make_environment
-from polyformer.model import Policy, PolicyConfig
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.tasks import AgentConfig
+from polyformer.models.architectures import Policy, PolicyConfig
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.rollouts import MEMORY, Rollout
+from polyformer.training.tasks import AgentConfig
 
 gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.agents.actor import Remembering
-    from polyformer.agents.ppo import Actors, episodes, objective, rollout
+    from polyformer.training.rl.actor import Remembering
+    from polyformer.training.rl.ppo import Actors, episodes, objective, rollout
 
 spaces = gymnasium.spaces
 ROWS, STEPS = 3, 12
@@ -212,7 +212,7 @@ def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
     policy = policy_of()
     save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
     code = (
-        "import sys, polyformer.tasks\n"
+        "import sys, polyformer.training.tasks\n"
         "from polyformer.core.state_files import load_state\n"
         "print(type(load_state(sys.argv[1])).__name__, 'torchrl' in sys.modules)"
     )

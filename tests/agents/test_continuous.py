@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.agents.playing import Playing, source_of
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES
-from polyformer.environments.making import from_units, in_units, make_environment
-from polyformer.model import Policy
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, fit
-from polyformer.tasks import AgentConfig
+from polyformer.models.architectures import Policy
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, fit
+from polyformer.training.rl.making import from_units, in_units, make_environment
+from polyformer.training.rl.playing import Playing, source_of
+from polyformer.training.tasks import AgentConfig
 
 gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.agents.ppo import Actors, objective, rollout
+    from polyformer.training.rl.ppo import Actors, objective, rollout
 
 SIZES = {"hidden_size": 8, "memory_length": 4, "intermediate_size": 8}
 ROWS, STEPS = 3, 12

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from polyformer import create_model
-from polyformer.agents.episode import Episode, played_episode
-from polyformer.agents.film import BRIGHT, DARK, MARGIN, SIDE, draw_film
-from polyformer.cli import main
-from polyformer.environments.making import make_environment
-from polyformer.model import Policy
-from polyformer.recipes import Recipe, fit
-from polyformer.recipes.find import find_recipe
-from polyformer.recipes.recipe import merged
+from polyformer.cli.main import main
+from polyformer.models.architectures import Policy
+from polyformer.training.recipes import Recipe, fit
+from polyformer.training.recipes.find import find_recipe
+from polyformer.training.recipes.recipe import merged
+from polyformer.training.rl.episode import Episode, played_episode
+from polyformer.training.rl.film import BRIGHT, DARK, MARGIN, SIDE, draw_film
+from polyformer.training.rl.making import make_environment
 from tiny_recipes import TEXT, tiny_recipe
 
 Image = pytest.importorskip("PIL.Image")

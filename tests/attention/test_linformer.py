@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import LinformerConfig, SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
-from polyformer.attention.linformer.length_projections import ConvolutionProjection, LinearProjection
-from polyformer.attention.linformer.linformer import SHARING, Linformer
+from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.linformer.length_projections import (
+    ConvolutionProjection,
+    LinearProjection,
+)
+from polyformer.attention.mechanisms.linformer.linformer import SHARING, Linformer
+from polyformer.attention.positions import LearnedConfig
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.ops.softmax import recorded
-from polyformer.position import LearnedConfig
-from polyformer.sequence.context import Context, positions_from_mask
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context, positions_from_mask
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 def inputs(length: int, heads: int = 3, key_heads: int | None = None) -> list[Tensor]:

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention import LSHConfig
-from polyformer.attention.lsh import lsh as module
-from polyformer.attention.lsh.lsh import LSHAttention
+from polyformer.attention.mechanisms import LSHConfig
+from polyformer.attention.mechanisms.lsh import lsh as module
+from polyformer.attention.mechanisms.lsh.lsh import LSHAttention
 from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.sequence.context import Context
 
 
 def build(config: LSHConfig, width: int = 6, seed: int = 0) -> LSHAttention:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from polyformer.attention import (
+from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     DynamicSpanConfig,
     LinformerConfig,
@@ -16,9 +16,9 @@ from polyformer.attention import (
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.base import ABILITIES, ONCE_PLAIN, Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.base import ABILITIES, ONCE_PLAIN, Mechanism, MechanismConfig
+from polyformer.attention.patterns import Global, Window
 from polyformer.core.errors import InputError
-from polyformer.patterns import Global, Window
 
 
 def test_by_default_a_mechanism_can_do_everything_but_remember_and_spread():

@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention import MemoryCompressedConfig
-from polyformer.attention.memory_compressed.memory_compressed import CompressedState, MemoryCompressed
+from polyformer.attention.mechanisms import MemoryCompressedConfig
+from polyformer.attention.mechanisms.memory_compressed.memory_compressed import (
+    CompressedState,
+    MemoryCompressed,
+)
 from polyformer.core.errors import InputError
-from polyformer.presets import create_model
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
+from polyformer.models.presets import create_model
 
 
 def made(heads: int = 2, width: int = 4, **options: Any) -> MemoryCompressed:

@@ -15,7 +15,7 @@ import torch
 from naive_mechanisms import Array, Mask
 from torch import Tensor
 
-from polyformer.attention import (
+from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     DynamicSpanConfig,
     LinformerConfig,
@@ -26,9 +26,9 @@ from polyformer.attention import (
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.base import Mechanism, MechanismConfig
-from polyformer.patterns import Window
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
+from polyformer.attention.patterns import Window
+from polyformer.core.sequence.context import Context
 
 ROWS, HEADS, WIDTH, LENGTH = 2, 3, 4, 13
 WINDOW = 3

@@ -8,14 +8,14 @@ from torch import Tensor
 
 import polyformer
 from pairwise import pairwise
-from polyformer.attention import PerformerConfig, RFAConfig
-from polyformer.attention.base import Mechanism, MechanismConfig
-from polyformer.attention.linear import sums
-from polyformer.attention.linear.feature_attention import LinearState
-from polyformer.attention.linear.feature_maps import MAPS, Kernel
+from polyformer.attention.mechanisms import PerformerConfig, RFAConfig
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.linear import sums
+from polyformer.attention.mechanisms.linear.feature_attention import LinearState
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.core.errors import InputError
-from polyformer.ops.random_directions import RandomDirections, directions
-from polyformer.sequence.context import Context
+from polyformer.core.ops.random_directions import RandomDirections, directions
+from polyformer.core.sequence.context import Context
 
 MEMBERS: list[MechanismConfig] = [
     PerformerConfig(features=24),

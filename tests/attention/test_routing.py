@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from launching import torchrun
-from polyformer.attention import RoutingConfig
-from polyformer.attention.routing import centroids, interval_attention, interval_tiles
-from polyformer.attention.routing.centroids import Centroids
-from polyformer.attention.routing.routing import Routing
+from polyformer.attention.mechanisms import RoutingConfig
+from polyformer.attention.mechanisms.routing import centroids, interval_attention, interval_tiles
+from polyformer.attention.mechanisms.routing.centroids import Centroids
+from polyformer.attention.mechanisms.routing.routing import Routing
 from polyformer.core.errors import InputError
-from polyformer.ops.softmax import recorded
-from polyformer.sequence.context import Context
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 
 def inputs(length: int, rows: int = 2, heads: int = 3, width: int = 6) -> list[Tensor]:

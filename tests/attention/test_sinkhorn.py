@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention import SinkhornConfig, SortCutConfig
-from polyformer.attention.sinkhorn.balancing import balanced
-from polyformer.attention.sinkhorn.blocks import mixed
-from polyformer.attention.sinkhorn.sinkhorn import Sinkhorn, SinkhornState
+from polyformer.attention.mechanisms import SinkhornConfig, SortCutConfig
+from polyformer.attention.mechanisms.sinkhorn.balancing import balanced
+from polyformer.attention.mechanisms.sinkhorn.blocks import mixed
+from polyformer.attention.mechanisms.sinkhorn.sinkhorn import Sinkhorn, SinkhornState
 from polyformer.core.errors import InputError
-from polyformer.ops.softmax import recorded
-from polyformer.sequence.context import Context
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 
 def built(heads: int = 2, width: int = 4, cut: int | None = None, **options: Any) -> Sinkhorn:
@@ -170,7 +170,7 @@ def test_runs_of_blocks_change_nothing(cut: int | None, monkeypatch: pytest.Monk
     for _ in range(2):
         y, _ = module(*inputs, Context(14, 14), None, None)
         results.append([y, *torch.autograd.grad(y.square().sum(), [*inputs, *module.parameters()])])
-        monkeypatch.setattr("polyformer.attention.sinkhorn.attend_in_blocks.room", lambda x: 1)
+        monkeypatch.setattr("polyformer.attention.mechanisms.sinkhorn.attend_in_blocks.room", lambda x: 1)
     torch.testing.assert_close(results[1], results[0])
 
 

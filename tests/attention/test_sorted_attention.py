@@ -8,11 +8,11 @@ from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
 from pairwise import pairwise
-from polyformer.attention.lsh import sorted_attention as engine
-from polyformer.attention.lsh import window_blocks
-from polyformer.attention.lsh.sorted_attention import sorted_attention
-from polyformer.attention.lsh.sorted_window import Windows, bucket_windows
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms.lsh import sorted_attention as engine
+from polyformer.attention.mechanisms.lsh import window_blocks
+from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
+from polyformer.attention.mechanisms.lsh.sorted_window import Windows, bucket_windows
+from polyformer.core.sequence.context import Context
 
 SCALE = 0.3
 

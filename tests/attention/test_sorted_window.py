@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attention_cases import random_context
-from polyformer.attention.lsh.sorted_window import bucket_windows
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
+from polyformer.core.sequence.context import Context
 
 
 def counted(buckets: Tensor, size: int, context: Context) -> Tensor:

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
-from polyformer.attention.adaptive_span import AdaptiveSpan, spans
+from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpan, spans
+from polyformer.attention.patterns import Pattern
+from polyformer.attention.patterns.layout import count
+from polyformer.attention.patterns.spans import Spans
+from polyformer.attention.positions import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
-from polyformer.dot_product.backends.tiled.tiles import plan
-from polyformer.dot_product.request import prepare
-from polyformer.model import Transformer
-from polyformer.patterns import Pattern
-from polyformer.patterns.layout import count
-from polyformer.patterns.spans import Spans
-from polyformer.position import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 def inputs(length: int, keys: int | None = None) -> list[Tensor]:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig, SVDConfig
+from polyformer.attention.mechanisms import SoftmaxConfig, SVDConfig
 from polyformer.core.errors import InputError
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 
 def inputs(length: int, key_heads: int = 2) -> list[Tensor]:

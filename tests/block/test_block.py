@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
-from polyformer.ops.norms import LayerNormConfig
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.nn.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
 
 
 def first(x: Tensor) -> Tensor:

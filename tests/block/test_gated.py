@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer import create_model
-from polyformer.block.gated import GATES, GatedConfig
 from polyformer.core.errors import InputError
-from polyformer.ops.norms import LayerNormConfig
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.nn.block.gated import GATES, GatedConfig
 
 
 def equation(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:

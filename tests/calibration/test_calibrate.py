@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.calibration import CalibrateConfig, calibrate
-from polyformer.calibration.similarity import RougeL
-from polyformer.calibration.texts import continuing, written
-from polyformer.cli import main
+from polyformer.applications.exits import CalibrateConfig, calibrate
+from polyformer.applications.exits.similarity import RougeL
+from polyformer.applications.exits.texts import continuing, written
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.depth import recorded_depths
-from polyformer.depth.exits import Exits, ExitsConfig, set_threshold
-from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer, load_pretrained
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer, load_pretrained
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.presets import create_model
+from polyformer.nn.depth import recorded_depths
+from polyformer.nn.depth.exits import Exits, ExitsConfig, set_threshold
 
 TEXT = "the cat sat on the mat and the dog sat on the log, and so they sat. " * 60
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.calibration import fitting
-from polyformer.calibration.fitting import RIDGES, fit_exits
-from polyformer.calibration.ridge import NormalEquations
-from polyformer.cli import main
+from polyformer.applications.exits import fitting
+from polyformer.applications.exits.fitting import RIDGES, fit_exits
+from polyformer.applications.exits.ridge import NormalEquations
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.depth import recorded_depths, recorded_states
-from polyformer.depth.exits import Exits, set_threshold
-from polyformer.depth.exits.shortlist import Shortlist
-from polyformer.model import Transformer, load_pretrained
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer, load_pretrained
+from polyformer.models.presets import create_model
+from polyformer.nn.depth import recorded_depths, recorded_states
+from polyformer.nn.depth.exits import Exits, set_threshold
+from polyformer.nn.depth.exits.shortlist import Shortlist
 
 SIZE, VOCAB = 24, 260
 
@@ -146,7 +146,7 @@ def test_a_shortlist_reads_the_rows_of_the_likeliest_tokens():
     hidden = torch.randn(3, SIZE)
     logits = hidden @ unit[:, best.indices] + of.predictions(torch.zeros(1, 1, SIZE))[0, 0, best.indices]
     first, second = logits.softmax(-1).sort(descending=True).values[:, :2].T
-    from polyformer.depth.exits.base import Candidates
+    from polyformer.nn.depth.exits.base import Candidates
 
     own = rule.confidence(Candidates(0, hidden[None], hidden[None], hidden[None], None))
     torch.testing.assert_close(own, first - second)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from polyformer.calibration import CalibrateConfig, bentkus, hoeffding_bentkus, lowest_valid
+from polyformer.applications.exits import CalibrateConfig, bentkus, hoeffding_bentkus, lowest_valid
 from polyformer.core.errors import InputError
 
 

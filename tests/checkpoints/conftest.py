@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from damage import SIZES
 
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def reweighed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object])
 
 def sharded(folder: Path) -> Path:
     """Saves the weights again in several files with an index."""
-    from polyformer.checkpoints.save import save
+    from polyformer.models.checkpoints.save import save
 
     model = polyformer.from_pretrained(folder)
     save(model, folder, shard_size=4000)

@@ -9,9 +9,9 @@ import torch
 from damage import SIZES, edited, fails
 
 import polyformer
-from polyformer.checkpoints.family import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.presets import create_model
+from polyformer.models.checkpoints.family import FAMILIES
+from polyformer.models.presets import create_model
 
 
 def test_unknown_model_type(copy: Path):
@@ -25,7 +25,7 @@ def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: 
     assert "model_type 'mamba' is not supported" in message
     assert "gpt2" in message
     with pytest.raises(InputError, match="model_type 'mamba' is not supported"):
-        polyformer.checkpoints.config_of(copy)
+        polyformer.models.checkpoints.config_of(copy)
 
 
 def test_a_file_where_a_directory_is_expected(tmp_path: Path):

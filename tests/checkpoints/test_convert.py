@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import polyformer
-from polyformer.attention import LinformerConfig, PerformerConfig
-from polyformer.checkpoints import convert
-from polyformer.cli import main
+from polyformer.attention.mechanisms import LinformerConfig, PerformerConfig
+from polyformer.attention.patterns import ETC, BlockWindow, Global, Marked, Random, Window
+from polyformer.attention.positions.rope import RopeConfig
+from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
-from polyformer.model import Transformer
-from polyformer.patterns import ETC, BlockWindow, Global, Marked, Random, Window
-from polyformer.position.rope import RopeConfig
-from polyformer.position.rope.context_extension import YarnConfig
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import convert
+from polyformer.models.presets import create_model
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -8,8 +8,8 @@ import torch
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.generation import GenerationConfig
-from polyformer.presets import create_model
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.presets import create_model
 
 SIZES = {
     "num_hidden_layers": 1,

@@ -7,10 +7,10 @@ import huggingface_hub.constants
 import pytest
 
 import polyformer
-from polyformer.checkpoints import config_of
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.presets import create_model
+from polyformer.models.checkpoints import config_of
+from polyformer.models.presets import create_model
 
 OLD, NEW = "1" * 40, "2" * 40
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 20}

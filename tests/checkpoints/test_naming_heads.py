@@ -9,10 +9,10 @@ import torch
 
 import polyformer
 from polyformer import InputError, Window
-from polyformer.attention import LSHConfig, SoftmaxConfig
-from polyformer.checkpoints import convert
-from polyformer.heads import ClassifyConfig
-from polyformer.presets import create_model
+from polyformer.attention.mechanisms import LSHConfig, SoftmaxConfig
+from polyformer.models.checkpoints import convert
+from polyformer.models.presets import create_model
+from polyformer.nn.heads import ClassifyConfig
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 1,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.heads import EmbedConfig
+from polyformer.nn.heads import EmbedConfig
 
 transformers = pytest.importorskip("transformers")
 

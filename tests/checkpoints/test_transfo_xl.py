@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import polyformer
-from polyformer.checkpoints import FAMILIES
+from polyformer.attention.patterns import Window
 from polyformer.core.errors import InputError
-from polyformer.memory.recurrent import Hidden
-from polyformer.model import Transformer, zero_memory
-from polyformer.outputs import ModelState
-from polyformer.patterns import Window
-from polyformer.sequence.tokens import NO_TOKENS
-from polyformer.stack import LayerState
+from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.models.architectures import Transformer, zero_memory
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.outputs import ModelState
+from polyformer.nn.memory.recurrent import Hidden
+from polyformer.nn.stack import LayerState
 
 FILE = Path(__file__).parent / "recorded" / "transfo_xl.safetensors"
 RECORDED = load_file(FILE)

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, processors
 
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.heads import HeadConfig
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
+from polyformer.nn.heads import HeadConfig
 
 TEXT = [f"Anna and Tom flew from Paris to Oslo, {i} of them twice; a fine, funny film." for i in range(40)]
 TINY = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}

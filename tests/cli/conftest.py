@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 TINY = ["--steps", "2", "--device", "cpu", "--tokenizer.algorithm", "bytes", "--model.hidden_size", "16"]
 DATA = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 ROW = {"question": "Where?", "context": "Here it is.", "answers": {"text": ["Here"], "answer_start": [0]}}
 TINY = ["--steps", "2", "--device", "cpu", "--tokenizer.algorithm", "bytes", "--model.hidden_size", "16"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from forking import start_python
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core import files
 
 Trained = Callable[[str], Path]
@@ -157,7 +157,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., s
 def start(*words: str) -> "subprocess.Popen[str]":
     """An interpreter of its own: what it takes to say these is too little to import torch."""
     return subprocess.Popen(
-        [sys.executable, "-m", "polyformer.cli", *words],
+        [sys.executable, "-m", "polyformer.cli.main", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,10 +13,10 @@ import transformers
 
 import polyformer
 from forking import run_python
-from polyformer.cli import main
+from polyformer.cli.main import main
+from polyformer.cli.plots.explorer import explore
 from polyformer.core.errors import InputError
-from polyformer.inside.loading import load_by_transformers
-from polyformer.visual.explorer import explore
+from polyformer.models.attached.loading import load_by_transformers
 
 KINDS = ("Config", "Model", "ModelForCausalLM", "Tokenizer", "ImageProcessor")
 AUTO_MAP: dict[str, Any] = {f"Auto{kind}": f"evil.Evil{kind}" for kind in KINDS}

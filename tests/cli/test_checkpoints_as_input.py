@@ -10,9 +10,9 @@ import torch
 
 import checkpoints
 import polyformer
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.heads import ClassifyConfig, SpanConfig, TagConfig
+from polyformer.nn.heads import ClassifyConfig, SpanConfig, TagConfig
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 NAMES = {"id2label": {"0": "bad", "1": "good", "2": "fair"}}

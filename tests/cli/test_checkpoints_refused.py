@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import checkpoints
-from polyformer.heads import ClassifyConfig, MaskedConfig, SpanConfig
+from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import checkpoints
-from polyformer.checkpoints import from_pretrained
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.heads import ChooseConfig, ClassifyConfig
+from polyformer.models.checkpoints import from_pretrained
+from polyformer.nn.heads import ChooseConfig, ClassifyConfig
 
 TINY = ["--steps", "2", "--device", "cpu", "--tokenizer.algorithm", "bytes", "--model.hidden_size", "16"]
 CHOICES = ["a fine film", "Oslo", "of them"]

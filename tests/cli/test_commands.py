@@ -12,10 +12,10 @@ import torch
 import yaml
 
 import polyformer
-from polyformer import commands
-from polyformer.cli import COMMANDS, main
-from polyformer.model import Transformer
-from polyformer.outputs import ModelOutput
+from polyformer.cli import commands
+from polyformer.cli.main import COMMANDS, main
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelOutput
 
 Trained = Callable[[str], Path]
 HEAVY = ("torch", "datasets", "tokenizers", "accelerate", "transformers", "matplotlib", "numpy")
@@ -29,7 +29,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_help_lists_the_commands_and_loads_nothing_heavy():
     code = (
-        f"import sys; from polyformer.cli import main; status = main(['--help']); "
+        f"import sys; from polyformer.cli.main import main; status = main(['--help']); "
         f"print([name for name in {HEAVY} if name in sys.modules]); sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

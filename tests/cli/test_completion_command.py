@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import COMMANDS, main
-from polyformer.presets import MODELS
+from polyformer.cli.main import COMMANDS, main
+from polyformer.models.presets import MODELS
 
 ASK = """
 source "$1"; shift

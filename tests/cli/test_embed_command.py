@@ -16,18 +16,18 @@ from pyarrow import parquet
 import polyformer
 from checkpoints import bert_files, byte_files, piece_files, save
 from launching import torchrun
-from polyformer.checkpoints.sentence import write_modules
-from polyformer.cli import main
+from polyformer.applications.encode.embed import Form, embed
+from polyformer.applications.encode.encoder import Encoder
+from polyformer.applications.encode.parts import Parts
+from polyformer.applications.encode.texts import Texts
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
+from polyformer.core.ops.pooling import pool
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.embedding.embed import Form, embed
-from polyformer.embedding.encoder import Encoder
-from polyformer.embedding.parts import Parts
-from polyformer.embedding.texts import Texts
-from polyformer.heads import EmbedConfig
-from polyformer.ops.pooling import pool
-from polyformer.presets import create_model
+from polyformer.models.checkpoints.sentence import write_modules
+from polyformer.models.presets import create_model
+from polyformer.nn.heads import EmbedConfig
 from tolerances import assert_rounded
 
 TEXTS = [f"Anna {'and Tom ' * (i % 7)}flew from Oslo {'twice' * (i % 3)}" for i in range(43)]

@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import os, sys
-from polyformer.cli import main
+from polyformer.cli.main import main
 assert "torch" not in sys.modules, "too late"
 main(sys.argv[1:])
 print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("THP_MEM_ALLOC_ENABLE"))

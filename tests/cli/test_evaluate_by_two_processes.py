@@ -8,9 +8,9 @@ import pytest
 
 from checkpoints import byte_files, save
 from launching import torchrun
-from polyformer.cli import main
-from polyformer.commands.evaluate import Options, measure_checkpoint, measure_run
-from polyformer.commands.processes import workers
+from polyformer.cli.commands.evaluate import Options, measure_checkpoint, measure_run
+from polyformer.cli.commands.processes import workers
+from polyformer.cli.main import main
 
 WORDS = "".join(f"{i} small words and {i % 7} more of them stand here\n" for i in range(40))
 PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(7))

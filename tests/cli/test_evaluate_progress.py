@@ -10,9 +10,9 @@ import pytest
 from checkpoints import byte_files, save
 from forking import start_python
 from full_disk import largest_file
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors, write_tensors
-from polyformer.tasks.keeping import Results
+from polyformer.training.tasks.keeping import Results
 
 FILE = "process-0.jsonl"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli import main
-from polyformer.commands import model_and_texts
+from polyformer.cli.commands import model_and_texts
+from polyformer.cli.main import main
 
 SMALL = "--model.num_hidden_layers", "2", "--model.hidden_size", "32", "--model.num_attention_heads", "2"
 

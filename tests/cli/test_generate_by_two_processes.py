@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launching import torchrun
-from polyformer.commands.generate import Options, settings_of, write_by
-from polyformer.commands.generate import run as command
-from polyformer.commands.processes import divided
+from polyformer.cli.commands.generate import Options, settings_of, write_by
+from polyformer.cli.commands.generate import run as command
+from polyformer.cli.commands.processes import divided
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -11,9 +11,9 @@ import torch
 
 import checkpoints
 import polyformer
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.generation import GenerationConfig
+from polyformer.models.generation import GenerationConfig
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 

@@ -70,7 +70,7 @@ def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], compla
 
 def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):
     output_of = polyformer.from_pretrained(path)
-    from polyformer.cli import main
+    from polyformer.cli.main import main
 
     assert main(["convert", str(path), str(tmp_path / "out"), "--format", "hub"]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyformer.cli import main
-from polyformer.recipes.run import Run
+from polyformer.cli.main import main
+from polyformer.training.recipes.run import Run
 
 TINY = (
     *("--steps", "40", "--device", "cpu", "--model.hidden_size", "16", "--model.num_hidden_layers", "2"),
@@ -185,7 +185,7 @@ def test_the_report_shows_mistakes(run: Path, folder: Path, tmp_path: Path):
     swapped = tmp_path / "swapped"
     shutil.copytree(folder / "test" / "red", swapped / "blue")
     shutil.copytree(folder / "test" / "blue", swapped / "red")
-    from polyformer.visual.report.mistakes import mistakes
+    from polyformer.cli.plots.report.mistakes import mistakes
 
     opened = Run.open(copy)
     recipe = opened.recipe.override("test", str(swapped))

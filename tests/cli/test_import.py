@@ -9,25 +9,25 @@ import pytest
 import yaml
 
 from polyformer import from_pretrained
-from polyformer.cli import main
+from polyformer.attention.patterns.base import Pattern
+from polyformer.cli.main import main
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.patterns.base import Pattern
-from polyformer.plugins import NAMED, import_named
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.plugins import NAMED, import_named
+from polyformer.models.presets import create_model
 
 MINE = '''
 """One part of each family, each almost another's."""
 import dataclasses
 from typing import ClassVar
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.patterns import Pattern
-from polyformer.block import PreNormConfig
-from polyformer.feedforward import DenseConfig
-from polyformer.heads import LanguageModelConfig
-from polyformer.position import SinusoidalConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Pattern
+from polyformer.nn.block import PreNormConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.heads import LanguageModelConfig
+from polyformer.attention.positions import SinusoidalConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +199,7 @@ def test_a_recipe_names_its_imports(mine: Path, forget: Callable[[], None], caps
         (
             "taken_name.py",
             "from polyformer import Pattern\nclass Window(Pattern): ...",
-            "pattern 'Window' of taken_name: the name is taken by polyformer.patterns.window.Window",
+            "the name is taken by polyformer.attention.patterns.window.Window",
         ),
     ],
 )

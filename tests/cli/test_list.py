@@ -3,9 +3,9 @@
 import re
 from collections import Counter
 
-from polyformer.commands.list import entries
+from polyformer.cli.commands.list import entries
+from polyformer.cli.documentation import members
 from polyformer.core.registry import in_package
-from polyformer.documentation import members
 
 FRAGMENT = re.compile(r"(Of|All of|Nothing|What|Where|As|The same|With)\b|`\w+`:")
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from polyformer import model_config
-from polyformer.cli import main
-from polyformer.recipes import Recipe
+from polyformer.cli.main import main
+from polyformer.training.recipes import Recipe
 
 MEMBERS = [
     ("attention", "linformer"),

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli import main
-from polyformer.commands import COMMANDS, load_command
-from polyformer.commands.options import choices, flag
+from polyformer.cli.commands import COMMANDS, load_command
+from polyformer.cli.commands.options import choices, flag
+from polyformer.cli.main import main
+from polyformer.core.ops.tuning import Section, store
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.ops.tuning import Section, store
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 from polyformer_lab.bench import attention
 from polyformer_lab.bench.attention import AttentionBench
 
@@ -90,9 +90,9 @@ def inputs(train_tiny: Trained, tmp_path_factory: pytest.TempPathFactory) -> Cal
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pytest.importorskip("torchrl.collectors")
-        from polyformer.recipes import Recipe, fit
-        from polyformer.recipes.find import find_recipe
-        from polyformer.recipes.recipe import merged
+        from polyformer.training.recipes import Recipe, fit
+        from polyformer.training.recipes.find import find_recipe
+        from polyformer.training.recipes.recipe import merged
 
         task = {"environment": "CartPole-v1", "rows": 2, "steps": 8, "segment": 4, "passes": 1}
         task |= {"minibatches": 1, "episodes": 1, "episode_steps": 40}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from polyformer.commands import generate, train, translate
-from polyformer.commands.options import BARE, DOTTED, parse, split_settings
+from polyformer.cli.commands import generate, train, translate
+from polyformer.cli.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
 from polyformer_lab.commands import bench
 

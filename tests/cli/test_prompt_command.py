@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import checkpoints
-from polyformer.prompting.scoring import Continuation, log_likelihoods_definition
-from polyformer.recipes.run import Run
+from polyformer.applications.prompting.scoring import Continuation, log_likelihoods_definition
+from polyformer.training.recipes.run import Run
 
 Trained = Callable[[str], Path]
 ROWS = [{"input": f"line {i}", "target": ("of", "no")[i % 2], "choices": ["of", "no"]} for i in range(9)]

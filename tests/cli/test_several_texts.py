@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.commands.input_lines import LINES, input_lines
+from polyformer.cli.commands.input_lines import LINES, input_lines
 from polyformer.core.errors import InputError
 
 Trained = Callable[[str], Path]

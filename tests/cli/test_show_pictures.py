@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli import main
-from polyformer.patterns import Pattern
-from polyformer.sequence.context import Context
-from polyformer.visual import pattern as pattern_pictures
+from polyformer.attention.patterns import Pattern
+from polyformer.cli.main import main
+from polyformer.cli.plots import pattern as pattern_pictures
+from polyformer.core.sequence.context import Context
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.attention import LinformerConfig
-from polyformer.cli import main
-from polyformer.commands.model_and_texts import load, token_rows
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.attention.mechanisms import LinformerConfig
+from polyformer.cli.commands.model_and_texts import load, token_rows
+from polyformer.cli.main import main
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
 
 Trained = Callable[[str], Path]
 

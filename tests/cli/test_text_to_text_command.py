@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 import checkpoints
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data.sentinels import add_sentinels
 
 

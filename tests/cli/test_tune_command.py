@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import main
-from polyformer.ops.tuning import Section, store
-from polyformer.ops.tuning.section import forget
+from polyformer.cli.main import main
+from polyformer.core.ops.tuning import Section, store
+from polyformer.core.ops.tuning.section import forget
 
 
 @pytest.fixture(autouse=True)

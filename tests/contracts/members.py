@@ -14,23 +14,28 @@ import torch
 from norm_statistics import fit_statistics
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.attention import LSHConfig, RoutingConfig, SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import LSHConfig, RoutingConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Global, Pattern, Window
+from polyformer.attention.patterns.marked import reads_marks
+from polyformer.attention.positions import (
+    LearnedConfig,
+    PositionConfig,
+    RelationLabelsConfig,
+    TransformerXLConfig,
+)
 from polyformer.core.config import Config
-from polyformer.depth import DepthConfig
-from polyformer.depth.act import ACTConfig
-from polyformer.depth.exits import ExitsConfig
-from polyformer.feedforward import DenseConfig, ExpertsConfig
-from polyformer.heads import AdaptiveSoftmaxConfig
-from polyformer.memory import MemoryConfig, NoMemoryConfig
-from polyformer.model import Transformer
-from polyformer.outputs import ModelOutput
-from polyformer.patterns import Global, Pattern, Window
-from polyformer.patterns.marked import reads_marks
-from polyformer.position import LearnedConfig, PositionConfig, RelationLabelsConfig, TransformerXLConfig
-from polyformer.presets import MODELS
-from polyformer.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.models.outputs import ModelOutput
+from polyformer.models.presets import MODELS
+from polyformer.nn.depth import DepthConfig
+from polyformer.nn.depth.act import ACTConfig
+from polyformer.nn.depth.exits import ExitsConfig
+from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
+from polyformer.nn.heads import AdaptiveSoftmaxConfig
+from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
+from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
 from registered import ONE_EXAMPLE, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from polyformer.model import Transformer
-from polyformer.ops.norms import BatchNorm
+from polyformer.core.ops.norms import BatchNorm
+from polyformer.models.architectures import Transformer
 
 
 def fit_statistics(model: Transformer, batch: dict[str, Tensor]) -> None:

@@ -9,10 +9,10 @@ from members import Case, distinct, every_case, families, numbered, parts
 from relevance import RELEVANCE
 from shared_models import shared
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.config import Config
-from polyformer.patterns import Pattern
 from registered import EVERYTHING
 
 SHAPES = ("decoder", "encoder", "pair")

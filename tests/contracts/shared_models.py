@@ -8,8 +8,8 @@ import torch
 from members import Case, gradients, score
 from torch import Tensor
 
-from polyformer.model import Transformer
-from polyformer.outputs import ModelOutput
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelOutput
 
 
 def versions(model: Transformer) -> tuple[bool, list[int], bool]:

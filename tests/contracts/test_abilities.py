@@ -10,16 +10,22 @@ import torch
 from members import bases, shrunk, with_part
 from selection import mechanisms, patterns
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.base import ABILITIES, WAYS_OUT, MechanismConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import ABILITIES, WAYS_OUT, MechanismConfig
+from polyformer.attention.positions import (
+    AlibiConfig,
+    NoPositionConfig,
+    PositionConfig,
+    Shape,
+    changes_scores,
+)
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.memory import RecurrentConfig
-from polyformer.model import Transformer
-from polyformer.position import AlibiConfig, NoPositionConfig, PositionConfig, Shape, changes_scores
-from polyformer.sequence.spread import Spreading, spreading
-from polyformer.stack import Stack, StackConfig
+from polyformer.core.sequence.spread import Spreading, spreading
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.memory import RecurrentConfig
+from polyformer.nn.stack import Stack, StackConfig
 from registered import ONE_EXAMPLE
 
 

@@ -8,12 +8,12 @@ import torch
 from members import Case
 from selection import DECODING, cases, mechanisms
 
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.dot_product.attend import attend
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig
+from polyformer.core.sequence.context import Context
+from polyformer.nn.stack import AttentionConfig
 
 EMPTY = (0, 7), (2, 0), (0, 0)
 """Rows and tokens."""

@@ -19,21 +19,21 @@ from torch import Tensor
 
 from attention_cases import LargestTensor
 from pairwise import pairwise
-from polyformer.attention import (
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms import (
     DynamicSpanConfig,
     LSHConfig,
     MemoryCompressedConfig,
     RoutingConfig,
     SoftmaxConfig,
 )
-from polyformer.attention import pair_terms as pair_terms_module
-from polyformer.attention.base import MechanismConfig
-from polyformer.attention.lsh import lsh as lsh_module
-from polyformer.attention.lsh import sorted_terms
-from polyformer.attention.memory_compressed import slot_terms
-from polyformer.attention.routing import interval_terms
-from polyformer.dot_product.attend import attend
-from polyformer.position import (
+from polyformer.attention.mechanisms import pair_terms as pair_terms_module
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.lsh import lsh as lsh_module
+from polyformer.attention.mechanisms.lsh import sorted_terms
+from polyformer.attention.mechanisms.memory_compressed import slot_terms
+from polyformer.attention.mechanisms.routing import interval_terms
+from polyformer.attention.positions import (
     AlibiConfig,
     DebertaConfig,
     DistanceAwareConfig,
@@ -47,8 +47,8 @@ from polyformer.position import (
     Terms,
     TransformerXLConfig,
 )
-from polyformer.position.alibi import slopes as slopes_of
-from polyformer.sequence.context import Context
+from polyformer.attention.positions.alibi import slopes as slopes_of
+from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH = 2, 4
 CHOOSING: dict[str, MechanismConfig] = {
@@ -285,7 +285,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(config: MechanismConfig)
 @pytest.mark.parametrize("scheme", ["content", "values"])
 @pytest.mark.parametrize("mechanism", list(CHOOSING))
 def test_nothing_has_the_size_of_all_pairs(mechanism: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.attention.tile_attention.room", lambda like: 1 << 14)
+    monkeypatch.setattr("polyformer.attention.mechanisms.tile_attention.room", lambda like: 1 << 14)
     length, (position, site) = 1024, position_of(SCHEMES[scheme])
     q, k, v, _ = k1.tensors(1, HEADS, 1, length, length)
     module = CHOOSING[mechanism].build(HEADS, WIDTH).double().eval()

@@ -6,9 +6,9 @@ from selection import patterns
 from torch import Tensor
 
 from pairwise import pairwise
-from polyformer.dot_product.attend import attend
-from polyformer.patterns import Causal, Documents, Full, Padding, Pattern
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Causal, Documents, Full, Padding, Pattern
+from polyformer.core.sequence.context import Context
 
 B, H, T, D = 2, 2, 37, 4
 NAMED = [("Full", Full()), ("Causal", Causal()), *patterns(), ("own documents", Documents() & Padding())]

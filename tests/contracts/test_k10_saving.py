@@ -13,13 +13,13 @@ from members import Case, families, parts
 from selection import cases, members, patterns
 from shared_models import shared
 
-from polyformer.architecture import ModelConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.weights import ALIGNMENT
-from polyformer.model import Transformer
-from polyformer.patterns import Pattern
-from polyformer.presets import MODELS
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import MODELS
 
 
 @pytest.mark.parametrize("case", cases("text"), ids=str)

@@ -7,9 +7,9 @@ from selection import cases, mechanisms
 from shared_models import shared
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.core.sequence.context import Context
 from registered import EVERYTHING
 
 TYPES = torch.bfloat16, torch.float16

@@ -9,12 +9,12 @@ from selection import cases, mechanisms, members
 from shared_models import shared
 from torch import Tensor
 
-from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.mechanisms import AlternateConfig, LSHConfig, SoftmaxConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.model import Transformer
-from polyformer.stack import StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.nn.stack import StackConfig
 
 FROM_DYNAMO = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 """Dynamo itself makes an instance of every autograd function that it traces."""

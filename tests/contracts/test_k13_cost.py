@@ -18,8 +18,8 @@ from members import Case, distinct, shrunk
 from selection import cases
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import (
+from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
     DynamicSpanConfig,
@@ -33,10 +33,8 @@ from polyformer.attention import (
     SoftmaxConfig,
     SortCutConfig,
 )
-from polyformer.attention.base import MechanismConfig
-from polyformer.dot_product.backends.tiled.tuning import TILES
-from polyformer.model import Transformer
-from polyformer.patterns import (
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import (
     ETC,
     BlockWindow,
     Blockwise,
@@ -57,9 +55,11 @@ from polyformer.patterns import (
     Whole,
     Window,
 )
-from polyformer.presets import MODELS
-from polyformer.sequence.context import Context
-from polyformer.visual.cost import Cost, cost
+from polyformer.cli.plots.cost import Cost, cost
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import MODELS
 from registered import registered
 
 HEADS, WIDTH = 2, 8

@@ -10,11 +10,11 @@ from selection import cases
 from shared_models import shared
 
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.model.weights import with_weights
-from polyformer.ops import int8_layers
-from polyformer.ops.int8_layers import Int8Weight
-from polyformer.ops.linear import Linear
+from polyformer.core.ops import int8_layers
+from polyformer.core.ops.int8_layers import Int8Weight
+from polyformer.core.ops.linear import Linear
+from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import with_weights
 
 
 def rounded(case: Case) -> Transformer:

@@ -11,8 +11,8 @@ from shared_models import shared
 from torch import Tensor
 
 from polyformer.core.state import State
-from polyformer.generation import Drafts, Generated
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import Drafts, Generated
 
 WRITTEN = 22
 

@@ -12,17 +12,17 @@ from selection import SINGLE, cases, mechanisms, patterns
 from shared_models import defined, shared
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.plan import BACKENDS
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Pattern
+from polyformer.attention.positions import PositionConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.plan import BACKENDS
-from polyformer.dot_product.request import prepare
-from polyformer.model import Transformer
-from polyformer.patterns import Pattern
-from polyformer.position import PositionConfig
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

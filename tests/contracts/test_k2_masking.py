@@ -9,9 +9,9 @@ from selection import DECODING, SINGLE, cases, mechanisms
 from shared_models import plain, shared
 from torch import Tensor
 
-from polyformer.attention.base import MechanismConfig
-from polyformer.outputs import ModelOutput
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.outputs import ModelOutput
 
 
 def read(case: Case) -> str:

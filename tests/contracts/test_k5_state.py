@@ -11,8 +11,8 @@ from selection import DECODING, cases
 from shared_models import plain, shared
 from torch import Tensor
 
-from polyformer.model import Transformer
-from polyformer.outputs import ModelState
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelState
 
 STATES = pytest.mark.parametrize("case", cases("state", "causal", "caches", shape=DECODING), ids=str)
 SPLITS = [[1] * 7, [4, 1, 2], [6, 1], [1, 6]]

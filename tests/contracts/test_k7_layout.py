@@ -6,8 +6,8 @@ from selection import patterns
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyformer.patterns import Pattern
-from polyformer.sequence.context import Context
+from polyformer.attention.patterns import Pattern
+from polyformer.core.sequence.context import Context
 
 NAMED = patterns()
 PAIRS = [

@@ -14,13 +14,13 @@ from selection import cases, patterns, predicting
 from shared_models import defined, shared
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Pattern
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer
-from polyformer.patterns import Pattern
-from polyformer.sequence.context import Context
-from polyformer.stack import StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import GenerationConfig
+from polyformer.nn.stack import StackConfig
 
 
 def objective(model: Transformer, batch: dict[str, Tensor], **options: Any) -> Tensor:

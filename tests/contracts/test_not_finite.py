@@ -12,9 +12,9 @@ from members import assert_same
 from selection import mechanisms
 from torch import Tensor
 
-from polyformer.attention import AdaptiveSpanConfig, AlternateConfig, SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms import AdaptiveSpanConfig, AlternateConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.core.sequence.context import Context
 
 LENGTH = 13
 OWN = [

@@ -17,8 +17,8 @@ from test_k2_masking import DOCUMENTS, padded, read
 from test_k5_state import chunked, ids_of, start
 from torch import Tensor
 
-from polyformer.generation import GenerationConfig
-from polyformer.ops.products import BATCHED_PRODUCTS, BatchedProducts
+from polyformer.core.ops.products import BATCHED_PRODUCTS, BatchedProducts
+from polyformer.models.generation import GenerationConfig
 from product_choices import by
 from registered import EVERYTHING
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from members import assert_same
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.patterns import (
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import (
     BlockWindow,
     Blockwise,
     Causal,
@@ -22,8 +22,8 @@ from polyformer.patterns import (
     Strided,
     Window,
 )
-from polyformer.position import PositionConfig, Shape, Site, Terms
-from polyformer.sequence.context import Context
+from polyformer.attention.positions import PositionConfig, Shape, Site, Terms
+from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH = 2, 4
 

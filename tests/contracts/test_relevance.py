@@ -14,8 +14,8 @@ from selection import chosen, cover, kinds, options_of
 from torch import Tensor
 
 import registered
-from polyformer.patterns import Pattern
-from polyformer.position import NoPositionConfig, PositionConfig
+from polyformer.attention.patterns import Pattern
+from polyformer.attention.positions import NoPositionConfig, PositionConfig
 
 
 def test_every_kind_is_in_a_contract():

@@ -6,14 +6,14 @@ from members import VOCAB, Case, assert_same, bases, gradients, shrunk, with_par
 from selection import SINGLE, cases
 
 from launching import launch, run_checks
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.linear.performer import PerformerConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.linear.performer import PerformerConfig
+from polyformer.attention.patterns import Global, Window
+from polyformer.attention.positions import AlibiConfig, EtcLabelsConfig
 from polyformer.core.errors import InputError
-from polyformer.feedforward import ExpertsConfig
-from polyformer.model import Transformer
-from polyformer.patterns import Global, Window
-from polyformer.position import AlibiConfig, EtcLabelsConfig
-from polyformer.sequence.spread import spread_over
+from polyformer.core.sequence.spread import spread_over
+from polyformer.models.architectures import Transformer
+from polyformer.nn.feedforward import ExpertsConfig
 
 REFUSED = {
     "Depth-act",

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import polyformer
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.model import Transformer
-from polyformer.patterns import Window
+from polyformer.models.architectures import Transformer
 
 PRESETS = "decoder-tiny", "gpt2", "bert-base", "transformer-base", "t5-base", "deberta-base"
 
@@ -167,7 +167,7 @@ def test_quantising_our_linear_layers_warns_with_the_way_out() -> None:
         quantized(model)
     ids = batch(model)
     expected = model(**ids).logits
-    plain = polyformer.ops.linear.as_torch(model)
+    plain = polyformer.core.ops.linear.as_torch(model)
     torch.testing.assert_close(plain(**ids).logits, expected, rtol=1e-4, atol=1e-5)
     small = quantized(plain)
     assert any("quantized" in type(module).__module__ for module in small.modules())

@@ -5,16 +5,16 @@ import threading
 import pytest
 import torch
 
-from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.core.auxiliary_losses import (
     add_auxiliary_loss,
     collect_auxiliary_losses,
     sum_auxiliary_losses,
 )
-from polyformer.model import Transformer
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 def test_terms_of_one_name_add_up():

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from polyformer.attention.patterns import Pattern, Window
 from polyformer.core.config import Config, option_names
 from polyformer.core.errors import InputError
-from polyformer.patterns import Pattern, Window
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from polyformer import Window
-from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, LinformerConfig, SoftmaxConfig
-from polyformer.cli import main
+from polyformer.attention.mechanisms import AlternateConfig, LinformerConfig, SoftmaxConfig
+from polyformer.cli.main import main
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.feedforward import AlternateFeedForwardConfig, DenseConfig, GatedConfig
-from polyformer.presets import create_model, model_config
-from polyformer.recipes.recipe import ModelChoice
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model, model_config
+from polyformer.nn.feedforward import AlternateFeedForwardConfig, DenseConfig, GatedConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
+from polyformer.training.recipes.recipe import ModelChoice
 
 PARTS: dict[str, tuple[Any, ...]] = {
     "attention": ("linformer", "linformer(k=8)", "Window(4)", "Window(4) | Global(1)", Window(4)),

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyformer.architecture import ModelConfig
-from polyformer.heads import LanguageModelConfig
-from polyformer.model import Transformer
-from polyformer.position import LearnedConfig
-from polyformer.stack import EmbeddingConfig, StackConfig
+from polyformer.attention.positions import LearnedConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.heads import LanguageModelConfig
+from polyformer.nn.stack import EmbeddingConfig, StackConfig
 
 WIDTH, VOCAB = 64, 500
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core import limits
 from polyformer.core.errors import MESSAGE, QUOTED, InputError, quote
 from polyformer.core.files import read_json
@@ -16,10 +17,9 @@ from polyformer.core.parsing import parse_expression, parse_json, parse_yaml
 from polyformer.data.formats import READERS
 from polyformer.data.images import read_idx
 from polyformer.data.word_vectors import read_word_vectors
-from polyformer.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
-from polyformer.inside.setting import restore
-from polyformer.patterns.base import Pattern
-from polyformer.presets import model_config
+from polyformer.models.attached.setting import restore
+from polyformer.models.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
+from polyformer.models.presets import model_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,8 +78,8 @@ def command(*options: str) -> Callable[[Path], None]:
     """What a command with an option that is too large raises; its other arguments do not exist."""
 
     def run(folder: Path) -> None:
-        from polyformer.commands import generate
-        from polyformer.commands.options import parse
+        from polyformer.cli.commands import generate
+        from polyformer.cli.commands.options import parse
 
         parse("generate", generate, [str(folder), *options])
 

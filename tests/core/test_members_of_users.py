@@ -8,8 +8,8 @@ MEMBERS = '''
 import dataclasses
 from typing import ClassVar
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.patterns import Pattern
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Pattern
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Plain(SoftmaxConfig):
 SAVE = """
 import sys
 import torch, polyformer
-from polyformer.plugins import import_named
+from polyformer.models.plugins import import_named
 
 import_named("members_of_users.py")
 for number, attention in enumerate(sys.argv[1:]):

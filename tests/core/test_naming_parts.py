@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from pairwise import pairwise
-from polyformer.architecture import ModelConfig
-from polyformer.attention import AlternateConfig, LSHConfig, SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
-from polyformer.block import ParallelConfig
+from polyformer.attention.mechanisms import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Global, Window
+from polyformer.attention.positions import RopeConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.feedforward import ExpertsConfig
-from polyformer.heads import ClassifyConfig
-from polyformer.patterns import Global, Window
-from polyformer.position import RopeConfig
-from polyformer.presets import create_model, model_config, overridden
-from polyformer.recipes import Recipe
-from polyformer.recipes.recipe import ModelChoice, merged, nested
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model, model_config, overridden
+from polyformer.nn.block import ParallelConfig
+from polyformer.nn.feedforward import ExpertsConfig
+from polyformer.nn.heads import ClassifyConfig
+from polyformer.training.recipes import Recipe
+from polyformer.training.recipes.recipe import ModelChoice, merged, nested
 
 PARTS: list[tuple[str, str, Any]] = [
     ("attention", "lsh(buckets=8, window=16)", LSHConfig(buckets=8, window=16)),

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import polyformer
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import load_tokenizer
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import open_folder
-from polyformer.recipes.run import Run, is_checkpoint
+from polyformer.training.recipes.run import Run, is_checkpoint
 
 READERS: list[Callable[[Any], object]] = [
     polyformer.from_pretrained,

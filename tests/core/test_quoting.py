@@ -61,8 +61,8 @@ def test_messages_quote_what_was_given():
 
 
 def test_a_name_as_long_as_a_file_is_shown_in_part(tmp_path: Path):
-    from polyformer.dot_product.attend import attend  # noqa: F401
-    from polyformer.position import PositionConfig
+    from polyformer.attention.functional.attend import attend  # noqa: F401
+    from polyformer.attention.positions import PositionConfig
 
     with pytest.raises(InputError) as error:
         PositionConfig.kinds["rope"](layout="x" * 10**6)

@@ -4,7 +4,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.core.registry import Registry
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 
 def fruits() -> Registry[int]:

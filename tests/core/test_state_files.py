@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from polyformer import create_model
-from polyformer.attention import LSHConfig, PerformerConfig, RoutingConfig
+from polyformer.attention.mechanisms import LSHConfig, PerformerConfig, RoutingConfig
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.state_files import load_state, save_state, state_tensors
-from polyformer.memory import RecurrentConfig
+from polyformer.nn.memory import RecurrentConfig
 
 MODELS = {
     "cache": {},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
 
 UNRELATED = sorted(kind for kind, mechanism in MechanismConfig.kinds.items() if not mechanism.relates)
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.weights import load_weights
-from polyformer.generation import GenerationConfig
-from polyformer.presets import create_model
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.presets import create_model
 
 
 def tiny():

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data.columns import content_roles, is_heading, roles
 from polyformer.data.guess import guess
-from polyformer.presets import create_model
-from polyformer.recipes.guessed import guessed_recipe
+from polyformer.models.presets import create_model
+from polyformer.training.recipes.guessed import guessed_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCKS = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forking import processes
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.formats import PIECE
 from polyformer.data.held_out import part

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyformer.attention.patterns import ETC
+from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, default_documents
 from polyformer.data.structured import documents_of, split_sentences, structured
-from polyformer.patterns import ETC
-from polyformer.position import EtcLabelsConfig
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 GLOBAL, RADIUS = 8, 4
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
+from polyformer.applications.retrieval.flat import nearest, squared_distances
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.mixture import Mixture
+from polyformer.applications.retrieval.scoring import Targets, target_shares
+from polyformer.applications.retrieval.store import FolderStore, MixtureConfig, Neighbours
+from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
-from polyformer.datastore.definition import mixed, neighbour_probabilities
-from polyformer.datastore.flat import nearest, squared_distances
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.mixture import Mixture
-from polyformer.datastore.scoring import Targets, target_shares
-from polyformer.datastore.store import FolderStore, MixtureConfig, Neighbours
-from polyformer.datastore.windows import Reading
 from tolerances import assert_rounded
 
 V = 11
@@ -93,7 +93,7 @@ def test_the_search_finds_the_nearest_in_any_tiles(order: str, monkeypatch: pyte
     exact = (q.double().unsqueeze(1) - keys.double()).square().sum(2)
     best = exact.topk(20, largest=False)
     for size in (1, 33, 64, 1000, 5000):
-        monkeypatch.setattr("polyformer.datastore.flat.tile_rows", lambda *_, size=size: size)
+        monkeypatch.setattr("polyformer.applications.retrieval.flat.tile_rows", lambda *_, size=size: size)
         distances, rows = nearest(q, store.keys, 20)
         assert rows.tolist() == best.indices.tolist()
         assert_rounded(distances, single.gather(1, rows), best.values)

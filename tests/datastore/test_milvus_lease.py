@@ -12,14 +12,14 @@ import torch
 from tiny_stores import TEXT, lines, manifest
 
 from forking import processes
+from polyformer.applications.retrieval import build as building
+from polyformer.applications.retrieval import milvus_lease, milvus_server
+from polyformer.applications.retrieval.milvus_lease import Lease
+from polyformer.applications.retrieval.milvus_server import Address, Server
+from polyformer.applications.retrieval.milvus_store import build_in_milvus, open_in_milvus
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
-from polyformer.datastore import build as building
-from polyformer.datastore import milvus_lease, milvus_server
-from polyformer.datastore.milvus_lease import Lease
-from polyformer.datastore.milvus_server import Address, Server
-from polyformer.datastore.milvus_store import build_in_milvus, open_in_milvus
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import open_folder
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")

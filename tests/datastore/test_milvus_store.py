@@ -9,16 +9,21 @@ import pytest
 import torch
 from tiny_stores import READING, TEXT, lines, manifest, tiny_checkpoint
 
-from polyformer.cli import main
+from polyformer.applications.retrieval import build as building
+from polyformer.applications.retrieval import milvus_lease, milvus_server, milvus_store
+from polyformer.applications.retrieval.milvus_server import Address
+from polyformer.applications.retrieval.milvus_store import (
+    MilvusWriter,
+    build_in_milvus,
+    entry_numbers,
+    open_in_milvus,
+)
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import MixtureConfig, open_folder
+from polyformer.applications.retrieval.stores import open_store
+from polyformer.applications.retrieval.windows import windows
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.datastore import build as building
-from polyformer.datastore import milvus_lease, milvus_server, milvus_store
-from polyformer.datastore.milvus_server import Address
-from polyformer.datastore.milvus_store import MilvusWriter, build_in_milvus, entry_numbers, open_in_milvus
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import MixtureConfig, open_folder
-from polyformer.datastore.stores import open_store
-from polyformer.datastore.windows import windows
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")

@@ -10,17 +10,17 @@ from tiny_stores import built, tiny_model
 from torch import Tensor
 
 from polyformer import create_model
+from polyformer.applications.retrieval import Retrieval, open_store
 from polyformer.core.errors import InputError
-from polyformer.datastore import Retrieval, open_store
-from polyformer.generation import GenerationConfig
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import GenerationConfig
 
 MEMORY = {"position": "transformer_xl", "memory": "recurrent(length=64)", "head": "semiparametric"}
 
 
 @pytest.fixture(scope="module")
 def retrieval(checkpoint: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
-    from polyformer.datastore.readers import open_reader
+    from polyformer.applications.retrieval.readers import open_reader
 
     reader = open_reader(checkpoint, "cpu")
     store = open_store(

@@ -10,16 +10,16 @@ import pytest
 from tiny_stores import built, content
 
 from full_disk import largest_file
-from polyformer.cli import main
+from polyformer.applications.retrieval import build as building
+from polyformer.applications.retrieval import checksums
+from polyformer.applications.retrieval.checksums import CHECKSUMS
+from polyformer.applications.retrieval.entries import EntryWriter
+from polyformer.applications.retrieval.index import IndexConfig, make_index
+from polyformer.applications.retrieval.manifest import MANIFEST, Manifest
+from polyformer.applications.retrieval.merge import merge, part_folder
+from polyformer.applications.retrieval.store import open_folder, verify
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.datastore import build as building
-from polyformer.datastore import checksums
-from polyformer.datastore.checksums import CHECKSUMS
-from polyformer.datastore.entries import EntryWriter
-from polyformer.datastore.index import IndexConfig, make_index
-from polyformer.datastore.manifest import MANIFEST, Manifest
-from polyformer.datastore.merge import merge, part_folder
-from polyformer.datastore.store import open_folder, verify
 
 Complaint = Callable[..., str]
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny_stores import TEXT
 
-from polyformer.cli import main
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import open_folder
-from polyformer.recipes import fit
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import open_folder
+from polyformer.cli.main import main
+from polyformer.training.recipes import fit
 from tiny_recipes import tiny_recipe
 
 Output = Callable[..., str]

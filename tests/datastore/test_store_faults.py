@@ -13,15 +13,15 @@ from tiny_stores import TEXT, built, content, manifest, tiny_checkpoint
 
 from forking import processes
 from full_disk import largest_file
-from polyformer.cli import main
+from polyformer.applications.retrieval import build as building
+from polyformer.applications.retrieval.build import build
+from polyformer.applications.retrieval.merge import part_folder
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.stores import open_store
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.datastore import build as building
-from polyformer.datastore.build import build
-from polyformer.datastore.merge import part_folder
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import open_folder
-from polyformer.datastore.stores import open_store
 from polyformer.training.lock import sole_writer
 
 Complaint = Callable[..., str]

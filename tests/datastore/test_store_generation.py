@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny_stores import tiny_model
 
-from polyformer.datastore.definition import mixed, neighbour_probabilities
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.mixture import Mixture
-from polyformer.datastore.store import FolderStore, MixtureConfig
-from polyformer.datastore.windows import Reading
-from polyformer.model import Transformer
-from polyformer.stack.last_feedforward import LastFeedForwardInput
+from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.mixture import Mixture
+from polyformer.applications.retrieval.store import FolderStore, MixtureConfig
+from polyformer.applications.retrieval.windows import Reading
+from polyformer.models.architectures import Transformer
+from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 
 V = 260
 CONFIG = MixtureConfig(weight=0.6, temperature=3.0, neighbours=12)

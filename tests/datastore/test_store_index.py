@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from polyformer.applications.retrieval import index as indexing
+from polyformer.applications.retrieval.checksums import file_checksum
+from polyformer.applications.retrieval.index import IndexConfig, make_index
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.store import FolderStore, open_folder
+from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
-from polyformer.datastore import index as indexing
-from polyformer.datastore.checksums import file_checksum
-from polyformer.datastore.index import IndexConfig, make_index
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.store import FolderStore, open_folder
-from polyformer.datastore.windows import Reading
 
 pytest.importorskip("faiss")
 

@@ -14,9 +14,9 @@ import torch
 from tiny_stores import TEXT, built, content
 
 from forking import processes
-from polyformer.datastore import build as building
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.merge import merge, part_folder
+from polyformer.applications.retrieval import build as building
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.merge import merge, part_folder
 
 KILLS = int(os.environ.get("KILLS", "3"))
 
@@ -28,7 +28,7 @@ def slowly(checkpoint: Path, text: Path, folder: Path, began: Any, parts: int) -
     building.BATCH_TOKENS = 64
     began.set()
     if parts:
-        from polyformer.datastore import merge as merging
+        from polyformer.applications.retrieval import merge as merging
 
         merging.COMMIT_SECONDS = 0.0
         merge(folder)

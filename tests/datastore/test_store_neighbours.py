@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.applications.retrieval import neighbours as finding
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.store import open_folder
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.neighbours import ROWS, Neighbours
-from polyformer.datastore import neighbours as finding
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.store import open_folder
-from polyformer.model import Transformer
-from polyformer.recipes import Run, fit
-from polyformer.tasks import LanguageModelling
+from polyformer.models.architectures import Transformer
+from polyformer.training.recipes import Run, fit
+from polyformer.training.tasks import LanguageModelling
 from tiny_recipes import tiny_recipe
 
 TEXT = "".join(f"{number % 5} bottles hang on wall {number % 7}\n" for number in range(40))

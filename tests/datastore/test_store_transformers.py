@@ -8,12 +8,12 @@ import pytest
 import torch
 from tiny_stores import TEXT
 
-from polyformer.cli import main
-from polyformer.datastore.by_transformers import generate
-from polyformer.datastore.definition import mixed, neighbour_probabilities
-from polyformer.datastore.mixture import Mixture
-from polyformer.datastore.readers import TransformersReader
-from polyformer.datastore.store import FolderStore, MixtureConfig, open_folder
+from polyformer.applications.retrieval.by_transformers import generate
+from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
+from polyformer.applications.retrieval.mixture import Mixture
+from polyformer.applications.retrieval.readers import TransformersReader
+from polyformer.applications.retrieval.store import FolderStore, MixtureConfig, open_folder
+from polyformer.cli.main import main
 
 V = 260
 CONFIG = MixtureConfig(weight=0.5, temperature=0.5, neighbours=12)

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from polyformer import create_model
+from polyformer.applications.retrieval.build import build
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.readers import ContextReader, open_reader
+from polyformer.applications.retrieval.windows import Reading
 from polyformer.data import DataConfig, TokenizerConfig, build_tokenizer
 from polyformer.data.fingerprint import fingerprint
-from polyformer.datastore.build import build
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.readers import ContextReader, open_reader
-from polyformer.datastore.windows import Reading
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 TEXT = "".join(f"{number} green bottles hang on the wall of house {number % 7}\n" for number in range(60))
 READING = Reading(length=32, context=8)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 
 def stepwise(of: Transformer, tokens: Tensor, source: Tensor | None = None) -> Tensor:

@@ -8,19 +8,19 @@ from stepwise import stepwise
 from torch import Tensor
 
 import polyformer
-from polyformer.architecture import ModelConfig, SpecialTokens
+from polyformer.attention.patterns import Window
+from polyformer.attention.positions.alibi import AlibiConfig
+from polyformer.attention.positions.step_sinusoid import StepSinusoidConfig
 from polyformer.core.errors import InputError
-from polyformer.depth import recorded_depths
-from polyformer.depth.act import ACT, ACTConfig
-from polyformer.feedforward import DenseConfig
-from polyformer.memory import RecurrentConfig
-from polyformer.model import Transformer
-from polyformer.patterns import Window
-from polyformer.position.alibi import AlibiConfig
-from polyformer.position.step_sinusoid import StepSinusoidConfig
-from polyformer.sequence.context import Context
-from polyformer.sequence.inputs import ModelInputs
-from polyformer.stack import AttentionConfig, Stack, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.nn.depth import recorded_depths
+from polyformer.nn.depth.act import ACT, ACTConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.memory import RecurrentConfig
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
 
 VOCAB = 19
 

@@ -9,22 +9,22 @@ import torch.nn.functional as F
 from stepwise import stepwise
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig, SpecialTokens
-from polyformer.checkpoints import convert
+from polyformer.attention.positions.rope import RopeConfig
 from polyformer.core.errors import InputError
-from polyformer.depth import recorded_depths, whole_depth
-from polyformer.depth.exits import Exits, ExitsConfig, set_threshold
-from polyformer.depth.exits.base import Course
-from polyformer.depth.exits.oracles import OracleConfig
-from polyformer.feedforward import DenseConfig
-from polyformer.generation import GenerationConfig
-from polyformer.heads import HeadInput
-from polyformer.model import Transformer
-from polyformer.model.judge import HeadJudge
-from polyformer.position.rope import RopeConfig
-from polyformer.sequence.context import Context
-from polyformer.sequence.inputs import ModelInputs
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.judge import HeadJudge
+from polyformer.models.checkpoints import convert
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.models.generation import GenerationConfig
+from polyformer.nn.depth import recorded_depths, whole_depth
+from polyformer.nn.depth.exits import Exits, ExitsConfig, set_threshold
+from polyformer.nn.depth.exits.base import Course
+from polyformer.nn.depth.exits.oracles import OracleConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.heads import HeadInput
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 VOCAB, LAYERS = 23, 4
 RULES = ["softmax", "saturation", "classifier", "multinomial", "classifier(target=exit)"]

@@ -5,7 +5,7 @@ import inspect
 import docutils.core
 from docstrings import markdown, rst
 
-from polyformer.documentation import members
+from polyformer.cli.documentation import members
 
 DOC = """Scores |i - j| * x_, with `code` and `two
 lines`s.

@@ -9,12 +9,12 @@ import torch
 from member_pages import DOCS, code, docstring, has_equation, page, pages, path, with_links
 from snippets import expression, member_text, python, shell
 
-import polyformer.commands as commands
+import polyformer.cli.commands as commands
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import PositionConfig
+from polyformer.cli.documentation import Member, members
 from polyformer.core.config import Config
 from polyformer.core.registry import in_package
-from polyformer.documentation import Member, members
-from polyformer.patterns.base import Pattern
-from polyformer.position import PositionConfig
 
 MEMBERS = [member for member in members() if in_package(member.cls)]
 TRAINING = {"Task", "Optimizer", "Schedule", "Trunk"}

@@ -4,10 +4,10 @@ from lineage import EDGES, NAMES
 from reference_pages import command_page, package_page, recipe_page
 from survey_page import drawing, page, papers
 
-import polyformer.patterns
-from polyformer.commands import COMMANDS
-from polyformer.documentation import members
-from polyformer.recipes.find import recipe_names
+import polyformer.attention.patterns
+from polyformer.cli.commands import COMMANDS
+from polyformer.cli.documentation import members
+from polyformer.training.recipes.find import recipe_names
 
 
 def test_every_command_and_recipe_is_there():
@@ -21,11 +21,11 @@ def test_every_command_and_recipe_is_there():
 
 def test_a_name_has_its_entry_in_a_single_place():
     seen: dict = {}
-    first = package_page(polyformer.patterns, ["Window", "Pattern"], seen)
-    assert ".. autoclass:: polyformer.patterns.Window\n" in first
-    second = package_page(polyformer.patterns, ["Window"], seen)
+    first = package_page(polyformer.attention.patterns, ["Window", "Pattern"], seen)
+    assert ".. autoclass:: polyformer.attention.patterns.Window\n" in first
+    second = package_page(polyformer.attention.patterns, ["Window"], seen)
     assert "autoclass" not in second
-    assert "`Window` ([polyformer.patterns](patterns.md))" in second
+    assert "`Window` ([polyformer.attention.patterns](patterns.md))" in second
 
 
 def test_every_paper_is_on_the_map_and_every_arrow_goes_forward():

@@ -7,8 +7,8 @@ import pytest
 import translations
 from member_pages import path
 
-from polyformer.documentation import members
-from polyformer.presets import MODELS
+from polyformer.cli.documentation import members
+from polyformer.models.presets import MODELS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, zeros
 
 from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Window
+from polyformer.attention.patterns.layout import Keys, Row
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.cli.plots.pattern import pictures
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.explain import explain
-from polyformer.ops.softmax import recorded
-from polyformer.patterns import Causal, Global, Pattern, PerHead, Window
-from polyformer.patterns.layout import Keys, Row
-from polyformer.patterns.mods import broadcasts
-from polyformer.sequence.context import Context
-from polyformer.visual.pattern import pictures
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 TEXTS: list[tuple[str, Pattern]] = [
     ("Window(2) | Global(1)", Window(2) | Global(1)),
@@ -261,7 +261,7 @@ def test_tiled_breaks_the_graph_and_says_why() -> None:
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="polyformer.dot_product.attend"):
+    with caplog.at_level(logging.DEBUG, logger="polyformer.attention.functional.attend"):
         attend(*tensors(1, 1, 1, 4, 4), return_lse=True)
     assert "attend: tiled (not sdpa: torch's function does not return the log-sum-exp" in caplog.text
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.relative import Relative
-from polyformer.dot_product.splits.by_residue_class import alternatives, disjoint_by_step
-from polyformer.patterns import Fixed, Global, Pattern, PerHead, Strided, Window
-from polyformer.patterns.implied import Full
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.splits.by_residue_class import alternatives, disjoint_by_step
+from polyformer.attention.patterns import Fixed, Global, Pattern, PerHead, Strided, Window
+from polyformer.attention.patterns.implied import Full
+from polyformer.core.sequence.context import Context
 
 PATTERNS = [
     Window(3, dilation=3),

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from polyformer.dot_product.explain import explain
-from polyformer.ops.softmax import recorded
-from polyformer.patterns import Causal, Global, Window
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.patterns import Causal, Global, Window
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 
 def empty(

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from attention_cases import LargestTensor, dense, patterns, random_context
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends import flex
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.request import prepare
-from polyformer.patterns import Causal, Global, Pattern, Window
-from polyformer.patterns.implied import Full, implied
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends import flex
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.patterns import Causal, Global, Pattern, Window
+from polyformer.attention.patterns.implied import Full, implied
+from polyformer.core.sequence.context import Context
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends import definition, flex, sdpa
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.plan import BACKENDS
+from polyformer.attention.patterns import Causal, Fixed, Global, PerHead, Strided, Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends import definition, flex, sdpa
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.plan import BACKENDS
-from polyformer.ops.softmax import recorded
-from polyformer.patterns import Causal, Fixed, Global, PerHead, Strided, Window
-from polyformer.sequence.context import Context
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from pairwise import pairwise
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends import sdpa
-from polyformer.dot_product.backends.tiled import run as tiled
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.relative import Relative
-from polyformer.ops.softmax import recorded
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.backends.tiled import run as tiled
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.relative import Relative
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 VALID = torch.tensor([[False, False] + [True] * 7, [True] * 9])
 CONTEXTS = {

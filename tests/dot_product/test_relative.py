@@ -8,12 +8,12 @@ from torch import Tensor
 
 from attention_cases import LargestTensor
 from pairwise import pairwise
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.relative import TABLES, Relative
+from polyformer.attention.patterns import Global, Pattern, Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.relative import TABLES, Relative
-from polyformer.patterns import Global, Pattern, Window
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 ALL = (*TABLES, "content")
 CASES = [

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from attention_cases import assert_same, random_context, results, small_tiles, tensors
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends.tiled import tuning, work_items
+from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
+from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends.tiled import tuning, work_items
-from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
-from polyformer.dot_product.backends.tiled.tiles import Masks, Tile
-from polyformer.dot_product.backends.tiled.tuning import TILES
-from polyformer.dot_product.request import prepare
-from polyformer.ops.products import BATCHED_PRODUCTS, NEVER, BatchedProducts
-from polyformer.ops.workers import threads
-from polyformer.patterns import Causal, Global, Pattern, Window
+from polyformer.core.ops.products import BATCHED_PRODUCTS, NEVER, BatchedProducts
+from polyformer.core.ops.workers import threads
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e3], ids=["small scores", "large scores"])

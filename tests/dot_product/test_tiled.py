@@ -22,11 +22,11 @@ from attention_cases import (
     small_tiles,
     tensors,
 )
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends.tiled import tiles, work_items
+from polyformer.attention.patterns import Causal, Global, Pattern, Window
+from polyformer.attention.patterns.layout import Keys
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends.tiled import tiles, work_items
-from polyformer.patterns import Causal, Global, Pattern, Window
-from polyformer.patterns.layout import Keys
 
 
 def assert_agrees(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:

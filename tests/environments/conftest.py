@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("minari")
 pytest.importorskip("gymnasium")
 
-from polyformer.environments.recording import Recording, record
+from polyformer.training.rl.recording import Recording, record
 
 
 @pytest.fixture(scope="session")

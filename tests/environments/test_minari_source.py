@@ -21,8 +21,8 @@ from polyformer.data.fingerprint import fingerprint
 from polyformer.data.guess import guess
 from polyformer.data.minari_source import environment_of, is_minari
 from polyformer.data.origins import has_validation
-from polyformer.recipes.find import absolute, with_data
-from polyformer.tasks import ActingConfig
+from polyformer.training.recipes.find import absolute, with_data
+from polyformer.training.tasks import ActingConfig
 
 CART = "minari:cart/mixed-v0"
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)

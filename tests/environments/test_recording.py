@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES
-from polyformer.environments.making import make_environment
-from polyformer.environments.policies import SCRIPTED, half_trained, random
-from polyformer.environments.recording import Recording, played, record
+from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.policies import SCRIPTED, half_trained, random
+from polyformer.training.rl.recording import Recording, played, record
 
 
 def test_what_is_recorded_is_what_minari_and_we_read(minari_here: Path):

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES, Episodes
-from polyformer.model import TrajectoryTransformer
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.tasks.act import Acting, ActingConfig, best
-from polyformer.trials.returns import Panel, draw_returns, returns_table
-from polyformer.trials.trial import Trial, achieved
+from polyformer.models.architectures import TrajectoryTransformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.rl.returns import Panel, draw_returns, returns_table
+from polyformer.training.rl.trial import Trial, achieved
+from polyformer.training.tasks.act import Acting, ActingConfig, best
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig, FeedForward, GatedConfig
+from polyformer.nn.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig, FeedForward, GatedConfig
 
 
 def results(module: FeedForward) -> tuple[list[Tensor], int]:

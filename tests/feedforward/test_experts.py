@@ -9,17 +9,17 @@ from torch import Tensor
 
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.feedforward import (
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.nn.feedforward import (
     AlternateFeedForwardConfig,
     DenseConfig,
     Experts,
     ExpertsConfig,
     GatedConfig,
 )
-from polyformer.feedforward.experts import balance, within
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.sequence.context import Context
+from polyformer.nn.feedforward.experts import balance, within
 
 SMALL = DenseConfig(intermediate_size=7)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from polyformer.core.errors import InputError
-from polyformer.feedforward import DenseConfig, GatedConfig
+from polyformer.nn.feedforward import DenseConfig, GatedConfig
 
 ACTIVATIONS = {
     "relu": F.relu,

@@ -5,16 +5,16 @@ import torch
 from torch import Tensor
 
 from polyformer import create_model
-from polyformer.architecture import ModelConfig
-from polyformer.block import ReversibleConfig
+from polyformer.attention.positions.alibi import AlibiConfig
 from polyformer.core.errors import InputError
-from polyformer.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig
-from polyformer.feedforward.separable import SeparableConvolution, SeparableConvolutionConfig
-from polyformer.memory import RecurrentConfig
-from polyformer.model import Transformer
-from polyformer.position.alibi import AlibiConfig
-from polyformer.sequence.context import Context
-from polyformer.stack import StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.block import ReversibleConfig
+from polyformer.nn.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig
+from polyformer.nn.feedforward.separable import SeparableConvolution, SeparableConvolutionConfig
+from polyformer.nn.memory import RecurrentConfig
+from polyformer.nn.stack import StackConfig
 
 WIDTHS = [(3, 5), (1, 1), (2, 4)]
 
@@ -158,7 +158,7 @@ def test_a_memory_goes_on_with_it_in_training_as_in_evaluation(training: bool):
 def test_keys_and_values_alone_are_not_all_that_is_kept():
     """As a learned prefix brings them, or a cache of transformers'."""
     cache = pytest.importorskip("transformers").DynamicCache()
-    borrowed = pytest.importorskip("polyformer.hub.borrowed_cache").BorrowedCache
+    borrowed = pytest.importorskip("polyformer.models.transformers.borrowed_cache").BorrowedCache
     vectors = torch.zeros(1, 4, 3, 32)
     for feedforward in ("dense", "separable_convolution"):
         model = create_model("decoder-tiny", feedforward=feedforward)

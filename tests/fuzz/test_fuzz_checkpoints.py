@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polyformer
-from polyformer.checkpoints.family import FAMILIES
-from polyformer.checkpoints.save import save
-from polyformer.generation.hub import from_hub
-from polyformer.presets import create_model
+from polyformer.models.checkpoints.family import FAMILIES
+from polyformer.models.checkpoints.save import save
+from polyformer.models.generation.hub import from_hub
+from polyformer.models.presets import create_model
 
 SIZES = {
     **{"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},

@@ -7,17 +7,17 @@ from hostile import cases, changed_data, changed_text, survives
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention.base import MechanismConfig
-from polyformer.block import BlockConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import PositionConfig
+from polyformer.cli.plots.pattern import pictures
 from polyformer.core.expression import with_options
-from polyformer.feedforward import FeedForwardConfig
-from polyformer.heads import HeadConfig
-from polyformer.model import Transformer
-from polyformer.patterns.base import Pattern
-from polyformer.position import PositionConfig
-from polyformer.sequence.context import Context
-from polyformer.visual.pattern import pictures
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.block import BlockConfig
+from polyformer.nn.feedforward import FeedForwardConfig
+from polyformer.nn.heads import HeadConfig
 from registered import registered
 
 PATTERNS = [item.to_text() for cls in registered(Pattern.registry) for item in cls.examples()]

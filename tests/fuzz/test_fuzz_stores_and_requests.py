@@ -23,16 +23,16 @@ from torch import nn
 
 import polyformer
 from gguf_files import Kind, write
-from polyformer.checkpoints.gguf_tensors import LAYER
-from polyformer.commands.options import flag, parse
+from polyformer.applications.retrieval.index import IndexConfig, make_index
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.windows import Reading
+from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats import read_parquet
-from polyformer.datastore.index import IndexConfig, make_index
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.store import open_folder
-from polyformer.datastore.windows import Reading
-from polyformer.generation.config import GenerationConfig
-from polyformer.generation.settings import PLACES, changed
-from polyformer.inside.setting import restore
+from polyformer.models.attached.setting import restore
+from polyformer.models.checkpoints.gguf_tensors import LAYER
+from polyformer.models.generation.config import GenerationConfig
+from polyformer.models.generation.settings import PLACES, changed
 
 COUNT, WIDTH = 10_000, 8
 
@@ -171,7 +171,7 @@ COMMANDS = ("generate", "explore", "convert", "embed", "evaluate", "calibrate", 
 @given(st.sampled_from(COMMANDS), st.data())
 def test_sizes_on_the_command_line(command: str, data: st.DataObject):
     """No option may ask for more than its limit: none reaches the command with a larger number."""
-    module = importlib.import_module(f"polyformer.commands.{command}")
+    module = importlib.import_module(f"polyformer.cli.commands.{command}")
     hints = typing.get_type_hints(module.Options)
     numbers = [
         field for field in dataclasses.fields(module.Options) if hints[field.name] in (int, int | None)

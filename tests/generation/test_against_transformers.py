@@ -10,9 +10,9 @@ from transformers_twins import EOS, FAMILIES, LENGTH, PAD, VOCAB, prompts, texts
 from transformers_twins import twins as pair
 
 from pairwise import pairwise
-from polyformer.generation import Generated
-from polyformer.generation.hub import from_hub
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import Generated
+from polyformer.models.generation.hub import from_hub
 from tolerances import Double
 
 STEPS = 9
@@ -168,7 +168,7 @@ def test_a_prompt_of_one_token_is_continued_by_the_forced_one():
 def test_tokens_are_drawn_from_the_same_distribution(options):
     """The logits that are left, by both, for the same logits and text."""
     transformers = pytest.importorskip("transformers")
-    from polyformer.generation.processors import process, processors
+    from polyformer.models.generation.processors import process, processors
 
     theirs = pair("gpt2")[1]
     hub = {"do_sample": True, "max_new_tokens": 5, "repetition_penalty": 1.3, "eos_token_id": EOS, **options}

@@ -10,12 +10,12 @@ import torch
 from tiny_models import BOS, EOS, FAMILIES, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import BeamConfig
-from polyformer.generation.beam import Finished, beam_search
-from polyformer.generation.decoder import Decoder, Start
-from polyformer.generation.search import Rules
-from polyformer.generation.stopping import Stopping
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import BeamConfig
+from polyformer.models.generation.beam import Finished, beam_search
+from polyformer.models.generation.decoder import Decoder, Start
+from polyformer.models.generation.search import Rules
+from polyformer.models.generation.stopping import Stopping
 
 
 def reference(

@@ -9,10 +9,10 @@ from tiny_models import BOS, EOS, FAMILIES, SPECIAL, VOCAB, decoder, left_padded
 from torch import Tensor
 
 from polyformer import InputError, create_model
-from polyformer.generation.contrastive import contrast
-from polyformer.generation.dola import candidate_layers, contrasted, divergence
-from polyformer.generation.hub import from_hub, to_hub
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation.contrastive import contrast
+from polyformer.models.generation.dola import candidate_layers, contrasted, divergence
+from polyformer.models.generation.hub import from_hub, to_hub
 
 LENGTHS = (4, 1, 6)
 

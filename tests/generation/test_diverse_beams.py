@@ -6,9 +6,9 @@ from tiny_models import EOS, FAMILIES, decoder, left_padded, next_log_probabilit
 from torch import Tensor
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import BeamConfig
-from polyformer.generation.hub import from_hub, to_hub
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import BeamConfig
+from polyformer.models.generation.hub import from_hub, to_hub
 
 Text = tuple[float, list[int]]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import BeamConfig, ConstraintConfig, SamplingConfig, WholeLengthConfig
+from polyformer.models.generation import BeamConfig, ConstraintConfig, SamplingConfig, WholeLengthConfig
 
 TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
 

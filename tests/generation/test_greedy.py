@@ -8,10 +8,10 @@ import torch
 from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError, create_model
-from polyformer.architecture import SpecialTokens
-from polyformer.generation import decoder as decoder_module
-from polyformer.model import Transformer
-from polyformer.ops.packed_weights import kept_copies
+from polyformer.core.ops.packed_weights import kept_copies
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import SpecialTokens
+from polyformer.models.generation import decoder as decoder_module
 from product_choices import by
 
 

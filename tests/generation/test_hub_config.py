@@ -5,8 +5,14 @@ import torch
 from tiny_models import BOS, EOS, VOCAB, decoder, pair, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import BeamConfig, ConstraintConfig, SamplingConfig, SpecialIds, WholeLengthConfig
-from polyformer.generation.hub import HONOURED, PASSED_OVER, REFUSED, from_hub, to_hub
+from polyformer.models.generation import (
+    BeamConfig,
+    ConstraintConfig,
+    SamplingConfig,
+    SpecialIds,
+    WholeLengthConfig,
+)
+from polyformer.models.generation.hub import HONOURED, PASSED_OVER, REFUSED, from_hub, to_hub
 
 SUMMARIES = {
     "_from_model_config": True,

@@ -8,8 +8,8 @@ from tiny_models import BOS, SPECIAL, VOCAB, decoder, left_padded, prompts
 from torch import Tensor
 
 from polyformer import Causal, InputError, Marked, Window, create_model
-from polyformer.model import Transformer
-from polyformer.patterns.base import Pattern
+from polyformer.attention.patterns.base import Pattern
+from polyformer.models.architectures import Transformer
 
 ROWS, LENGTH, NEW = 3, 7, 6
 SIZES: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyformer.generation.largest import BLOCK, FEWEST, largest, likeliest
+from polyformer.models.generation.largest import BLOCK, FEWEST, largest, likeliest
 
 
 @pytest.mark.parametrize("length", [5, FEWEST - 1, FEWEST, FEWEST + 1, FEWEST + BLOCK - 1, 50257])

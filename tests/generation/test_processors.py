@@ -2,9 +2,9 @@
 
 import torch
 
-from polyformer.generation import SamplingConfig
-from polyformer.generation.constraints import forbidden, forced, no_bad_words, no_repeat
-from polyformer.generation.processors import (
+from polyformer.models.generation import SamplingConfig
+from polyformer.models.generation.constraints import forbidden, forced, no_bad_words, no_repeat
+from polyformer.models.generation.processors import (
     min_p,
     process,
     repetition_penalty,

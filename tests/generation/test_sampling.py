@@ -7,7 +7,7 @@ import torch
 from tiny_models import decoder, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import SamplingConfig
+from polyformer.models.generation import SamplingConfig
 
 DRAWS = 4000
 

@@ -7,9 +7,9 @@ import torch
 from tiny_models import BOS, EOS, SPECIAL, decoder, pair, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.architecture import SpecialTokens
-from polyformer.generation import BeamConfig, SamplingConfig, SpecialIds, WholeLengthConfig
-from polyformer.generation.settings import changed
+from polyformer.models.config import SpecialTokens
+from polyformer.models.generation import BeamConfig, SamplingConfig, SpecialIds, WholeLengthConfig
+from polyformer.models.generation.settings import changed
 
 SAMPLING = GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=0.5))
 

@@ -11,12 +11,12 @@ from tiny_models import EOS, FAMILIES, VOCAB, decoder, left_padded, pair, prompt
 
 from polyformer import GenerationConfig, InputError, create_model
 from polyformer.core.state import State
-from polyformer.generation import Drafts, TextStreamer
-from polyformer.generation.decoder import Start
-from polyformer.generation.lookup import Lookup
-from polyformer.generation.search import Rules, drawn, search
-from polyformer.generation.speculation import Speculator
-from polyformer.generation.stopping import Stopping
+from polyformer.models.generation import Drafts, TextStreamer
+from polyformer.models.generation.decoder import Start
+from polyformer.models.generation.lookup import Lookup
+from polyformer.models.generation.search import Rules, drawn, search
+from polyformer.models.generation.speculation import Speculator
+from polyformer.models.generation.stopping import Stopping
 
 SETTINGS = [
     {},

@@ -5,8 +5,8 @@ import torch
 from tiny_models import decoder, prompts
 
 from polyformer import GenerationConfig, InputError
-from polyformer.generation import Generated, TextStreamer
-from polyformer.generation.stopping import Stopping, cut
+from polyformer.models.generation import Generated, TextStreamer
+from polyformer.models.generation.stopping import Stopping, cut
 
 LETTERS = "abcdefghijklm"
 

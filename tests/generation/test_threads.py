@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 
 def texts(model: Transformer, streamer: Callable[[Tensor], None] | None = None) -> Tensor:

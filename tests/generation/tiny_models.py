@@ -3,8 +3,8 @@
 import torch
 
 from polyformer import create_model
-from polyformer.architecture import SpecialTokens
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import SpecialTokens
 
 VOCAB, PAD, BOS, EOS = 13, 0, 1, 2
 SPECIAL = SpecialTokens(pad=PAD, bos=BOS, eos=EOS)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from polyformer.checkpoints import from_transformers
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import from_transformers
 from tolerances import with_exact_waves
 
 VOCAB, PAD, EOS, LENGTH = 31, 0, 2, 7

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.heads import AdaptiveSoftmaxConfig, HeadInput, HeadShape, LanguageModelConfig
-from polyformer.model import Transformer
-from polyformer.model.weights import with_weights
-from polyformer.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
-from polyformer.presets import model_config
-from polyformer.stack import AdaptiveConfig, AdaptiveEmbedding
+from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
+from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import with_weights
+from polyformer.models.presets import model_config
+from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadInput, HeadShape, LanguageModelConfig
+from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding
 
 WIDTH, VOCAB = 8, 21
 LABELS = torch.tensor([[0, 4, 5, -100, 20, 12, 3], [11, -100, 7, 7, 1, 20, 10]])

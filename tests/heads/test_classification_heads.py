@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.heads import (
+from polyformer.nn.heads import (
     ClassifyConfig,
     DetectConfig,
     DistilledConfig,

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.architecture import ModelConfig
-from polyformer.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
+from polyformer.attention.positions import DebertaConfig, NoPositionConfig
 from polyformer.core.errors import InputError
-from polyformer.feedforward import DenseConfig
-from polyformer.heads import EnhancedMaskedConfig, LanguageModelConfig
-from polyformer.model import Transformer
-from polyformer.position import DebertaConfig, NoPositionConfig
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.heads import EnhancedMaskedConfig, LanguageModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 VOCAB, WIDTH, HEADS = 13, 8, 2
 POST = PostNormConfig()

@@ -9,8 +9,8 @@ from torch import Tensor
 from pairwise import pairwise
 from polyformer import create_model
 from polyformer.core.errors import InputError
-from polyformer.heads import HeadInput, HeadShape, LanguageModelConfig, SemiparametricConfig
-from polyformer.heads.semiparametric import SemiparametricHead
+from polyformer.nn.heads import HeadInput, HeadShape, LanguageModelConfig, SemiparametricConfig
+from polyformer.nn.heads.semiparametric import SemiparametricHead
 
 VOCAB, WIDTH = 11, 5
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.heads import Head, HeadConfig, HeadInput, HeadShape, LanguageModelConfig, MaskedConfig
+from polyformer.nn.heads import Head, HeadConfig, HeadInput, HeadShape, LanguageModelConfig, MaskedConfig
 
 VOCAB, WIDTH = 7, 4
 

@@ -9,9 +9,9 @@ from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, Stat
 from twins import texts, twins
 
 from pairwise import pairwise
-from polyformer import hub
 from polyformer.core.errors import InputError
-from polyformer.presets import create_model
+from polyformer.models import transformers as hub
+from polyformer.models.presets import create_model
 
 DECODERS = [
     ("gpt2", "LMHeadModel"),

@@ -10,11 +10,11 @@ import torch
 import transformers
 from local_hub import local_hub
 
-import polyformer.hub
+import polyformer.models.transformers
 from polyformer import InputError, create_model
-from polyformer.cli import main
-from polyformer.model.card import is_generated
-from polyformer.recipes import Recipe, fit
+from polyformer.cli.main import main
+from polyformer.models.architectures.card import is_generated
+from polyformer.training.recipes import Recipe, fit
 
 TEXT = "".join(f"the line of number {index} says little\n" for index in range(30))
 
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def wrapped(run: Path) -> Any:
-    return polyformer.hub.wrap(polyformer.from_pretrained(run))
+    return polyformer.models.transformers.wrap(polyformer.from_pretrained(run))
 
 
 def card(folder: Path) -> huggingface_hub.ModelCard:
@@ -114,7 +114,7 @@ def test_a_model_without_a_run(
     preset: str, options: dict[str, Any], pipeline: str | None, limit: str, tmp_path: Path
 ):
     model = create_model(preset, vocab_size=30, max_position_embeddings=64, **options)
-    polyformer.hub.wrap(model, license="mit").save_pretrained(tmp_path)
+    polyformer.models.transformers.wrap(model, license="mit").save_pretrained(tmp_path)
     data, text = card(tmp_path).data, (tmp_path / "README.md").read_text()
     assert (data.pipeline_tag, data.license, data.eval_results) == (pipeline, "mit", None)
     assert limit in text

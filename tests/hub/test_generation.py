@@ -8,9 +8,9 @@ import torch
 from twins import texts, transformers, twins
 
 import polyformer
-from polyformer import hub
 from polyformer.core.errors import InputError
-from polyformer.presets import create_model
+from polyformer.models import transformers as hub
+from polyformer.models.presets import create_model
 
 WRITERS = [
     ("gpt2", "LMHeadModel"),

@@ -8,11 +8,11 @@ import torch
 from twins import V, texts, transformers, twins
 
 import polyformer
-from polyformer import hub
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer.presets import create_model
+from polyformer.models import transformers as hub
+from polyformer.models.presets import create_model
 
 NAMES: dict[str, Any] = {
     "id2label": {0: "neg", 1: "pos", 2: "mixed"},
@@ -154,5 +154,5 @@ def test_a_model_of_no_family_is_sent_to_the_wrapper(tmp_path: Path):
     inner = create_model(
         "decoder-tiny", num_hidden_layers=1, hidden_size=16, mechanism="performer", position="sinusoidal"
     )
-    with pytest.raises(InputError, match=r"polyformer.hub.wrap\(model\).save_pretrained"):
+    with pytest.raises(InputError, match=r"polyformer.models.transformers.wrap\(model\).save_pretrained"):
         inner.save_pretrained(tmp_path, format="hub")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import polyformer.hub
+import polyformer.models.transformers
 from polyformer import create_model
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
@@ -64,7 +64,7 @@ def test_local_tasks_are_scored_as_the_model_itself_says(tmp_path: Path, monkeyp
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # sure enough of itself that rounding decides no choice
-    polyformer.hub.wrap(model).save_pretrained(tmp_path / "model")
+    polyformer.models.transformers.wrap(model).save_pretrained(tmp_path / "model")
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="bpe", vocab_size=300), TEXTS)
     tokenizer.save(tmp_path / "model")
     for name, rows in {"choices": ROWS, "texts": [{"text": text} for text in TEXTS[:4]]}.items():

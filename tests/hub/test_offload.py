@@ -8,8 +8,8 @@ import pytest
 import torch
 from twins import FIRST_OF_EACH, texts, transformers, twins
 
-from polyformer import hub
-from polyformer.presets import create_model
+from polyformer.models import transformers as hub
+from polyformer.models.presets import create_model
 
 SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,

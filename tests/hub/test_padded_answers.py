@@ -6,9 +6,9 @@ import pytest
 import torch
 from twins import CLASSES, texts, twins
 
-from polyformer.checkpoints.matching import resolve_prefix
-from polyformer.checkpoints.save import find_family, to_hub_tensors
 from polyformer.core.errors import InputError
+from polyformer.models.checkpoints.matching import resolve_prefix
+from polyformer.models.checkpoints.save import find_family, to_hub_tensors
 
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
 FLOAT32 = ("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "t5", "xlm")

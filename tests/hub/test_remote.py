@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import polyformer.hub
+import polyformer.models.transformers
 from polyformer import create_model
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ for auto in sys.argv[1:]:
     except ValueError:
         pass
     model = getattr(transformers, auto).from_pretrained(auto, trust_remote_code=True).eval()
-    assert type(model).__module__.startswith("polyformer.hub."), type(model).__module__
+    assert type(model).__module__.startswith("polyformer.models.transformers."), type(model).__module__
     torch.save(model(ids)[0], auto + "/after.pt")
     model.save_pretrained(auto + "/again")
     os._exit(0)
@@ -47,7 +47,9 @@ def test_folders_are_loaded_without_an_import(tmp_path: Path):
     ids, models = torch.randint(3, 60, (2, 9)), {}
     torch.save(ids, tmp_path / "ids.pt")
     for auto, (preset, options) in FOLDERS.items():
-        models[auto] = polyformer.hub.wrap(create_model(preset, vocab_size=60, **options).eval())
+        models[auto] = polyformer.models.transformers.wrap(
+            create_model(preset, vocab_size=60, **options).eval()
+        )
         models[auto].save_pretrained(tmp_path / auto)
     environment = {
         **os.environ,

@@ -9,8 +9,8 @@ import torch
 from twins import FAMILIES, PRESENT, T, V, texts, transformers, twins
 
 from polyformer.core.errors import InputError
-from polyformer.hub.base import PolyformerModel
-from polyformer.hub.inputs import ADD_TOKENS, REFUSED
+from polyformer.models.transformers.base import PolyformerModel
+from polyformer.models.transformers.inputs import ADD_TOKENS, REFUSED
 
 GENERATOR = torch.Generator().manual_seed(7)
 LENGTHS = torch.tensor([T, T - 5, T - 9])

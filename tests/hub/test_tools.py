@@ -7,10 +7,10 @@ import pytest
 import torch
 from twins import transformers
 
-from polyformer import hub
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer.presets import create_model
+from polyformer.models import transformers as hub
+from polyformer.models.presets import create_model
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

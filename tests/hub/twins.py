@@ -10,9 +10,9 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import transformers
 from torch import nn
 
-from polyformer import hub
-from polyformer.checkpoints import FAMILIES, from_transformers
-from polyformer.model import VisionTransformer
+from polyformer.models import transformers as hub
+from polyformer.models.architectures import VisionTransformer
+from polyformer.models.checkpoints import FAMILIES, from_transformers
 
 V, T = 40, 24
 BERT = {

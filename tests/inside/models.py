@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import polyformer.transformers_attention  # noqa: F401  (it registers)
-from polyformer.inside.architectures import ARCHITECTURES, Architecture
+import polyformer.models.transformers_attention  # noqa: F401  (it registers)
+from polyformer.models.attached.architectures import ARCHITECTURES, Architecture
 from tolerances import Double, assert_rounded
 
 LENGTH, OURS = 12, "polyformer"

@@ -24,10 +24,10 @@ from inside.models import (
     token_ids,
     with_gradients,
 )
-from polyformer.inside import attention
-from polyformer.inside.architectures import ARCHITECTURES
-from polyformer.inside.mask import Description
-from polyformer.patterns import Window
+from polyformer.attention.patterns import Window
+from polyformer.models.attached import attention
+from polyformer.models.attached.architectures import ARCHITECTURES
+from polyformer.models.attached.mask import Description
 from tolerances import assert_rounded
 
 

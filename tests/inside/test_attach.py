@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import polyformer
 from inside.models import BY_NAME, KINDS, OURS, answer, build, double, inputs, of, token_ids
 from polyformer import Context, Full, Global, InputError, PerHead, Window
-from polyformer.inside.find import attention_layers
-from polyformer.inside.layer import attached
+from polyformer.models.attached.find import attention_layers
+from polyformer.models.attached.layer import attached
 from tolerances import assert_rounded
 
 IDS = token_ids(20)

@@ -22,7 +22,7 @@ from inside.models import (
     with_gradients,
 )
 from polyformer import InputError
-from polyformer.inside.attention import forward
+from polyformer.models.attached.attention import forward
 from tolerances import assert_rounded
 
 IDS = token_ids()
@@ -91,7 +91,7 @@ def test_terms_of_the_model_go_with_a_pattern(name: str):
     ):
         with pytest.MonkeyPatch.context() as patch:
             by = lambda *x, backend=backend, **y: polyformer.attend(*x, **{**y, "backend": backend})  # noqa: E731
-            patch.setattr("polyformer.inside.attention.attend", by)
+            patch.setattr("polyformer.models.attached.attention.attend", by)
             results.append(with_gradients(kind, OURS, **entries))
     assert_all_rounded(*results)
 

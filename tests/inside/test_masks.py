@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, masking_utils
 
-import polyformer.transformers_attention  # noqa: F401  (it registers)
-from polyformer.inside.mask import Description, Mask, create_mask
-from polyformer.patterns.base import Pattern
-from polyformer.patterns.implied import Full, implied
-from polyformer.patterns.user_defined import MaskModPattern
+import polyformer.models.transformers_attention  # noqa: F401  (it registers)
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import Full, implied
+from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.models.attached.mask import Description, Mask, create_mask
 
 CONFIG: Any = LlamaConfig(hidden_size=8, num_attention_heads=1)
 CONFIG.sliding_window, CONFIG.attention_chunk_size = 4, 5

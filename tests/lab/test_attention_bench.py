@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer_lab import memory
 from polyformer_lab.bench import attention, contenders

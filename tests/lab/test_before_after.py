@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyformer.checkpoints import convert
-from polyformer.cli import main
-from polyformer.commands.before_after import Compared, compare, lost, reading, table
+from polyformer.cli.commands.before_after import Compared, compare, lost, reading, table
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import convert
+from polyformer.models.presets import create_model
 
 TEXT = "the cat sat on the mat and the dog lay by the door while it rained all day long " * 12
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer_lab.bench import running
 from polyformer_lab.bench.all import LIST, AllBench, run
 from polyformer_lab.bench.measuring import measure

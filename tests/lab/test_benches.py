@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer.datastore.store import open_folder
 from polyformer_lab.bench import attached, families, generation, models, neighbours, store
 from polyformer_lab.bench.passes import agreement
 from polyformer_lab.bench.records import MeasuredCase, Table

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer_lab import processes
 from polyformer_lab.cells import MEASURES, cells_of, ordered
 from polyformer_lab.results import read_csv

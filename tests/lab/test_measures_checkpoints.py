@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
-from polyformer.checkpoints import from_pretrained
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row
 from polyformer_lab.measures.attention import received
 from polyformer_lab.measures.exits import at

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.checkpoints import from_pretrained
+from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import cells_of
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study

@@ -1,6 +1,6 @@
 """The keys of a pixel in models of images."""
 
-from polyformer.patterns import Full, Local1D, Local2D
+from polyformer.attention.patterns import Full, Local1D, Local2D
 from polyformer_lab.measures.images import keys
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.checkpoints import from_pretrained
 from polyformer.data import Splits, Tokenizer
-from polyformer.memory.base import set_length
-from polyformer.presets import create_model
-from polyformer.recipes.fit import Fitted
-from polyformer.tasks import LanguageModellingConfig
+from polyformer.models.checkpoints import from_pretrained
+from polyformer.models.presets import create_model
+from polyformer.nn.memory.base import set_length
+from polyformer.training.recipes.fit import Fitted
+from polyformer.training.tasks import LanguageModellingConfig
 from polyformer_lab.cells import Cell
 from polyformer_lab.measures.in_order import in_order_by_store, perplexity
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.attention.base import MechanismConfig
-from polyformer.depth import DepthConfig
-from polyformer.memory import MemoryConfig
-from polyformer.patterns.base import Pattern
-from polyformer.position import PositionConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import PositionConfig
+from polyformer.nn.depth import DepthConfig
+from polyformer.nn.memory import MemoryConfig
 from polyformer_lab.cells import cells_of
 from polyformer_lab.measures.members import compared, judged, members
 from polyformer_lab.members.listing import ABSENT, CONTROL, DENSE, OPTIONS, Family, Row, every_row

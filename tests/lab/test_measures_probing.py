@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe
-from polyformer.tasks import MaskedModelling, MaskedModellingConfig
-from polyformer.tasks.electra import ElectraConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe
+from polyformer.training.tasks import MaskedModelling, MaskedModellingConfig
+from polyformer.training.tasks.electra import ElectraConfig
 from polyformer_lab.cells import cells_of
 from polyformer_lab.measures.operations import operations
 from polyformer_lab.measures.probing import features, probed

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.model import Policy, PolicyConfig, build_model
-from polyformer.presets import create_model, model_config
-from polyformer.recipes import Recipe
+from polyformer.models.architectures import Policy, PolicyConfig, build_model
+from polyformer.models.presets import create_model, model_config
+from polyformer.training.recipes import Recipe
 from polyformer_lab.study import Study
 
 pytest.importorskip("popgym")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
-from polyformer.agents.episode import played_episode
-from polyformer.environments.making import make_environment
+from polyformer.training.rl.episode import played_episode
+from polyformer.training.rl.making import make_environment
 
 
 def test_policies_are_of_the_width_that_comes_nearest_in_parameters():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from polyformer.presets import create_model
-from polyformer.recipes.fit import Fitted
+from polyformer.models.presets import create_model
 from polyformer.training.metrics import LINES
+from polyformer.training.recipes.fit import Fitted
 from polyformer_lab.cells import Cell
 from polyformer_lab.measures.scores import scores
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from polyformer.model import Transformer
-from polyformer.presets import model_config
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
 from polyformer_lab.measures.segments import batches, perplexity
 
 

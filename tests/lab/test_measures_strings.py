@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from polyformer.sequence.tokens import Tokens
+from polyformer.core.sequence.tokens import Tokens
 from polyformer_lab.cells import cells_of
 from polyformer_lab.measures.strings import created
 from polyformer_lab.sources import Sources

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from polyformer.attention import AdaptiveSpanConfig
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms import AdaptiveSpanConfig
+from polyformer.attention.patterns import Global, Strided, Window
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import AlibiConfig, RopeConfig, T5BiasConfig
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.patterns import Global, Strided, Window
-from polyformer.patterns.base import Pattern
-from polyformer.position import AlibiConfig, RopeConfig, T5BiasConfig
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 from polyformer_lab.bench.member import Alone, Member, density
 
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.linformer.linformer import Linformer
-from polyformer.dot_product.attend import attend
-from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms.linformer.linformer import Linformer
+from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
 from polyformer_lab.bench import peers
 from polyformer_lab.bench.contenders import PEERS, _ours
 from polyformer_lab.bench.member import Alone, Attention, BenchmarkCase

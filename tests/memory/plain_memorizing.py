@@ -7,7 +7,7 @@ import torch
 from plain_recurrence import plain_layer
 from torch import Tensor
 
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 Entry = tuple[Tensor, Tensor]
 """Keys and values [H, D] of one token."""

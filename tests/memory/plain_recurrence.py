@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 
 def plain_segments(model: Transformer, segments: Sequence[Tensor], length: int) -> list[Tensor]:

@@ -8,12 +8,12 @@ from plain_recurrence import plain_layer
 from test_recurrent import VOCAB, built, by_segments, config, same, text
 from torch import Tensor
 
-from polyformer.block import ReversibleConfig
+from polyformer.attention.positions import RopeConfig
 from polyformer.core.errors import InputError
-from polyformer.memory import CompressiveConfig, compressive
-from polyformer.memory.compression import COMPRESSIONS, LEARNED
-from polyformer.model import Transformer
-from polyformer.position import RopeConfig
+from polyformer.models.architectures import Transformer
+from polyformer.nn.block import ReversibleConfig
+from polyformer.nn.memory import CompressiveConfig, compressive
+from polyformer.nn.memory.compression import COMPRESSIONS, LEARNED
 
 RATE, COMPRESSED = 3, 2
 

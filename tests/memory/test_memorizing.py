@@ -11,17 +11,17 @@ from test_recurrent import VOCAB, built, by_segments, config, log_probabilities,
 from torch import Tensor
 
 from pairwise import pairwise
-from polyformer.architecture import ModelConfig
-from polyformer.block import BlockConfig, PreNormConfig, ReversibleConfig
+from polyformer.attention.patterns import Window
+from polyformer.attention.positions import NoPositionConfig, RopeConfig, Shape
 from polyformer.core.errors import InputError
 from polyformer.core.state_files import load_state, save_state
-from polyformer.generation.config import BeamConfig
-from polyformer.memory import MemorizingConfig
-from polyformer.memory.memorizing import Memorizing, set_store
-from polyformer.model import Transformer
-from polyformer.patterns import Window
-from polyformer.position import NoPositionConfig, RopeConfig, Shape
-from polyformer.stack import AttentionConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.generation.config import BeamConfig
+from polyformer.nn.block import BlockConfig, PreNormConfig, ReversibleConfig
+from polyformer.nn.memory import MemorizingConfig
+from polyformer.nn.memory.memorizing import Memorizing, set_store
+from polyformer.nn.stack import AttentionConfig
 
 SPLITS = [[5, 5, 1, 6], [1] * 17, [13, 4]]
 

@@ -8,16 +8,9 @@ from plain_recurrence import plain_segments
 from torch import Tensor
 
 from pairwise import pairwise
-from polyformer.architecture import ModelConfig
-from polyformer.attention import AdaptiveSpanConfig, DynamicSpanConfig, LSHConfig, SoftmaxConfig
-from polyformer.block import BlockConfig, PostNormConfig, PreNormConfig, ReversibleConfig
-from polyformer.core.errors import InputError
-from polyformer.generation.config import BeamConfig
-from polyformer.memory import RecurrentConfig
-from polyformer.model import Transformer
-from polyformer.outputs import ModelState
-from polyformer.patterns import Global, Pattern, Window
-from polyformer.position import (
+from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.patterns import Global, Pattern, Window
+from polyformer.attention.positions import (
     AlibiConfig,
     LearnedConfig,
     NoPositionConfig,
@@ -29,7 +22,14 @@ from polyformer.position import (
     T5BiasConfig,
     TransformerXLConfig,
 )
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.errors import InputError
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.generation.config import BeamConfig
+from polyformer.models.outputs import ModelState
+from polyformer.nn.block import BlockConfig, PostNormConfig, PreNormConfig, ReversibleConfig
+from polyformer.nn.memory import RecurrentConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 VOCAB, XL, POST = 13, TransformerXLConfig(), PostNormConfig()
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from pairwise import pairwise
-from polyformer.memory import search
-from polyformer.memory.search import SEARCHES, plain
+from polyformer.nn.memory import search
+from polyformer.nn.memory.search import SEARCHES, plain
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.objectives.contrastive import contrastive_loss, hide_sentences, pair_loss, pairs_of
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
+from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pair_loss, pairs_of
 
 SENTENCES = [[11, 12], [13], [14, 15, 16]]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.ops.norms import BatchNorm, BatchNormConfig
+from polyformer.core.ops.norms import BatchNorm, BatchNormConfig
+from polyformer.models.architectures import Transformer
 
 
 def built(width: int = 5, **options: float) -> BatchNorm:

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.compiler import config
 
-from polyformer.dot_product.backends import flex
-from polyformer.parallel.shard import compile_layers
+from polyformer.attention.functional.backends import flex
 from polyformer.training.config import EngineConfig
+from polyformer.training.distributed.shard import compile_layers
 from polyformer.training.engine import Engine
 
 CODE = """
 import torch
 import torch._inductor.config
 torch._inductor.config.cpp_cache_precompile_headers = False  # they take longer than these loops
-from polyformer.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import separate_by_instructions
 separate_by_instructions()
 x = torch.arange(32.0)
 assert torch.equal(torch.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pairwise import pairwise
-from polyformer.ops import cross_entropy
-from polyformer.ops.cross_entropy import linear_cross_entropy
+from polyformer.core.ops import cross_entropy
+from polyformer.core.ops.cross_entropy import linear_cross_entropy
 
 VOCAB, WIDTH = 13, 2
 

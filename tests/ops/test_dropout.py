@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyformer.ops.dropout import Dropout, dropout, scale
+from polyformer.core.ops.dropout import Dropout, dropout, scale
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

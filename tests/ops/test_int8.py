@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.ops import int8
-from polyformer.ops.int8 import HIGH, LOW, Int8Config, Joined, dequantized, plainly, quantized, takes
-from polyformer.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
-from polyformer.ops.linear import Linear, linears
+from polyformer.core.ops import int8
+from polyformer.core.ops.int8 import HIGH, LOW, Int8Config, Joined, dequantized, plainly, quantized, takes
+from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
+from polyformer.core.ops.linear import Linear, linears
 from tolerances import assert_rounded
 
 SHAPES = [(1, 5, 3), (2, 64, 50), (7, 33, 129), (33, 300, 331), (130, 96, 64)]
@@ -117,7 +117,7 @@ def test_layers_of_one_input_are_one_product(way: str, monkeypatch: pytest.Monke
     calls: list[int] = []
     real = int8.product
     monkeypatch.setattr(
-        "polyformer.ops.int8_layers.product", lambda *a, **k: calls.append(1) or real(*a, **k)
+        "polyformer.core.ops.int8_layers.product", lambda *a, **k: calls.append(1) or real(*a, **k)
     )
     for got, wanted in zip(linears(x, layers), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-2 if way == "halves" else 1e-5, atol=1e-4)

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
-from polyformer.ops.activations import ACTIVATIONS
-from polyformer.ops.linear import Linear, activated, linear, linears, onednn_takes
-from polyformer.ops.packed_weights import Copies, PackedWeights, packs_bfloat16
-from polyformer.ops.product_ways import ROW_STEP
+from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
+from polyformer.core.ops.packed_weights import Copies, PackedWeights, packs_bfloat16
+from polyformer.core.ops.product_ways import ROW_STEP
 from product_choices import EVERY_WAY, by
 from tolerances import assert_rounded
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.core.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
 
 
 def randomized(config: NormConfig) -> torch.nn.Module:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.ops.pooling import POOLINGS, check_pooling, pool
+from polyformer.core.ops.pooling import POOLINGS, check_pooling, pool
 
 HIDDEN = torch.arange(2 * 4 * 3, dtype=torch.float64).view(2, 4, 3)
 MASK = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 0]]).bool()

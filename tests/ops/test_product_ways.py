@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from polyformer.core.errors import InputError
-from polyformer.ops.product_ways import PASSES, PLAIN, PRODUCTS, ProductWays, Ways, measure
+from polyformer.core.ops.product_ways import PASSES, PLAIN, PRODUCTS, ProductWays, Ways, measure
 from product_choices import EVERY_WAY, choosing
 
 
@@ -55,7 +55,7 @@ def test_choices_that_cannot_be_read_are_refused(bad):
 
 def test_each_pass_goes_its_own_way(monkeypatch):
     """A gradient may be oneDNN's where the forward product is not."""
-    from polyformer.ops import product_ways
+    from polyformer.core.ops import product_ways
 
     taken: list[tuple[str, str]] = []
     for name in PASSES:
@@ -65,7 +65,7 @@ def test_each_pass_goes_its_own_way(monkeypatch):
             name,
             lambda *inputs, plain=plain, name=name: taken.append((name, inputs[-1])) or plain(*inputs),
         )
-    from polyformer.ops.linear import linear
+    from polyformer.core.ops.linear import linear
 
     x, weight = torch.randn(6, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     choice = ProductWays(grad_input={"6x8x5": "onednn_copied"}, grad_weight={"6x8x5": "onednn"})

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyformer
+from polyformer.attention.functional.spread.exchange import _ToPeers
 from polyformer.core.errors import InputError
-from polyformer.dot_product.spread.exchange import _ToPeers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from polyformer.ops import sines
-from polyformer.ops.sines import Sines, cosines_and_sines
+from polyformer.core.ops import sines
+from polyformer.core.ops.sines import Sines, cosines_and_sines
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])

@@ -2,7 +2,7 @@
 
 import torch
 
-from polyformer.ops.softmax import recorded, recording, softmax
+from polyformer.core.ops.softmax import recorded, recording, softmax
 
 
 def test_is_torch_softmax_where_something_is_seen() -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 import polyformer
 from attention_cases import LargestTensor
-from polyformer.ops import workers
-from polyformer.ops.workers import spread, usual_threads
+from polyformer.core.ops import workers
+from polyformer.core.ops.workers import spread, usual_threads
 
 
 @pytest.fixture(autouse=True)

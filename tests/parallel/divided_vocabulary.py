@@ -10,11 +10,11 @@ from divided_cases import DECODER, SMALL, WORDS, build
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polyformer.core.errors import InputError
-from polyformer.model import build_model
-from polyformer.ops import cross_entropy
-from polyformer.parallel.tensor import divide_heads
-from polyformer.presets import create_model
-from polyformer.tasks.electra import GeneratorAndModel, generator_config
+from polyformer.core.ops import cross_entropy
+from polyformer.models.architectures import build_model
+from polyformer.models.presets import create_model
+from polyformer.training.distributed.tensor import divide_heads
+from polyformer.training.tasks.electra import GeneratorAndModel, generator_config
 
 WHOLE: dict[str, dict[str, Any]] = {
     "the head 'semiparametric' reads all of it": {**DECODER, "head": "semiparametric"},

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from measured_steps import divide
 from torch import nn
 
-from polyformer.parallel.config import ParallelConfig
-from polyformer.parallel.mesh import open_mesh
-from polyformer.parallel.pipeline import Pipeline
-from polyformer.parallel.shard import split_by_mesh
-from polyformer.parallel.tensor import divide_heads
-from polyformer.presets import create_model
-from polyformer.sequence.spread import spread_over
+from polyformer.core.sequence.spread import spread_over
+from polyformer.models.presets import create_model
+from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.mesh import open_mesh
+from polyformer.training.distributed.pipeline import Pipeline
+from polyformer.training.distributed.shard import split_by_mesh
+from polyformer.training.distributed.tensor import divide_heads
 from polyformer.training.optimizers import AdamW
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.architecture import ModelConfig
-from polyformer.dot_product.spread.traffic import counted_transfers
-from polyformer.parallel.config import ParallelConfig
-from polyformer.parallel.mesh import Mesh, open_mesh
-from polyformer.parallel.pipeline import Pipeline
-from polyformer.parallel.predict import Prediction, Setting, predict
-from polyformer.parallel.shard import local, shard, split_by_mesh
-from polyformer.parallel.tensor import divide_heads
-from polyformer.presets import create_model, model_config
-from polyformer.sequence.spread import spread_over
+from polyformer.attention.functional.spread.traffic import counted_transfers
+from polyformer.core.sequence.spread import spread_over
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model, model_config
+from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.mesh import Mesh, open_mesh
+from polyformer.training.distributed.pipeline import Pipeline
+from polyformer.training.distributed.predict import Prediction, Setting, predict
+from polyformer.training.distributed.shard import local, shard, split_by_mesh
+from polyformer.training.distributed.tensor import divide_heads
 from polyformer.training.optimizers import OptimizerConfig
 
 BATCH, LENGTH = 3, 128

@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
-from polyformer.parallel.config import ParallelConfig
-from polyformer.parallel.late_weights import drawing, late_weights
-from polyformer.parallel.shard import shard
-from polyformer.parallel.whole import export, gathered
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 from polyformer.training import divided_files
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
+from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.late_weights import drawing, late_weights
+from polyformer.training.distributed.shard import shard
+from polyformer.training.distributed.whole import export, gathered
 from polyformer.training.engine import Engine
 from polyformer.training.metrics import read_metrics
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
-from polyformer.recipes import fit
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.metrics import read_metrics
+from polyformer.training.recipes import fit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_recipes import TEXT, tiny_recipe

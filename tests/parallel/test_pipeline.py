@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import polyformer
 from launching import torchrun
 from polyformer.core.errors import InputError
-from polyformer.parallel.pipeline import KEPT, Pipeline
-from polyformer.parallel.shard import shard, unsharded
+from polyformer.training.distributed.pipeline import KEPT, Pipeline
+from polyformer.training.distributed.shard import shard, unsharded
 
 SMALL: dict[str, Any] = {
     "vocab_size": 23,

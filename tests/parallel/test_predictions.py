@@ -16,17 +16,17 @@ from measured_steps import BATCH, CASES, LENGTH, MODELS, STAGES, config_of, pred
 from torch import Tensor
 
 from launching import torchrun
-from polyformer.attention.base import MechanismConfig
-from polyformer.cli import main
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Full, Window
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.parallel.config import ParallelConfig
-from polyformer.parallel.predict import Setting, predict
-from polyformer.parallel.predict_local import STATES
-from polyformer.parallel.predict_schedule import most_kept
-from polyformer.parallel.predict_trace import kept
-from polyformer.parallel.predict_traffic import Keys, exchanged_keys
-from polyformer.patterns import Full, Window
-from polyformer.presets import create_model, model_config
+from polyformer.models.presets import create_model, model_config
+from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.predict import Setting, predict
+from polyformer.training.distributed.predict_local import STATES
+from polyformer.training.distributed.predict_schedule import most_kept
+from polyformer.training.distributed.predict_trace import kept
+from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.recomputing import recomputing
 from registered import registered

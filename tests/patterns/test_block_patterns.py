@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import BlockWindow, Blockwise, Global, GlobalEnd, Links, Pattern, PerHead
 from polyformer.core.errors import InputError
-from polyformer.patterns import BlockWindow, Blockwise, Global, GlobalEnd, Links, Pattern, PerHead
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.config import ModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 def mask(pattern: Pattern, context: Context, head: int = 0, row: int = 0) -> Tensor:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from attention_cases import dense, random_context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.patterns import Causal, Pattern, Window
+from polyformer.attention.patterns.by_distance import ByDistance
+from polyformer.attention.patterns.layout import Keys
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.backends.tiled.tile_sizes import TileSizes
-from polyformer.dot_product.backends.tiled.tiles import plan
-from polyformer.patterns import Causal, Pattern, Window
-from polyformer.patterns.by_distance import ByDistance
-from polyformer.patterns.layout import Keys
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)

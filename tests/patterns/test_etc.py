@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.patterns import ETC, Global, Pattern, Window
+from polyformer.attention.patterns.layout import count
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.explain import explain
-from polyformer.patterns import ETC, Global, Pattern, Window
-from polyformer.patterns.layout import count
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 GLOBAL, LONG = 3, 10
 SEGMENTS = [0, 1, 2, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2]

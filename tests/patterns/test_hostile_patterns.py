@@ -2,8 +2,8 @@
 
 import pytest
 
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core.errors import InputError
-from polyformer.patterns.base import Pattern
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.patterns import Local1D, Local2D, Pattern
-from polyformer.patterns.layout import count
-from polyformer.sequence.context import Context
-from polyformer.sequence.image import Image
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Local1D, Local2D, Pattern
+from polyformer.attention.patterns.layout import count
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.image import Image
 
 
 def mask(pattern: Pattern, context: Context, row: int = 0) -> Tensor:

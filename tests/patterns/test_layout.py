@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_cases import LargestTensor, dense, patterns, random_context
-from polyformer.dot_product.backends.tiled.tiles import tiles
-from polyformer.patterns import Causal, Global, Pattern, Window
-from polyformer.patterns.layout import Interval, Keys, Row, clip, count, intersect, subtract, unite
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.backends.tiled.tiles import tiles
+from polyformer.attention.patterns import Causal, Global, Pattern, Window
+from polyformer.attention.patterns.layout import Interval, Keys, Row, clip, count, intersect, subtract, unite
+from polyformer.core.sequence.context import Context
 from registered import examples, registered
 
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6).map(unite)

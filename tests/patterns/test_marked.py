@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Global, Marked, Pattern, Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.model import Transformer
-from polyformer.patterns import Global, Marked, Pattern, Window
-from polyformer.presets import create_model
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
 
 
 def marks(rows: int, length: int, *where: tuple[int, int]) -> Tensor:

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 from attention_cases import assert_same, dense, random_context, results, tensors
-from polyformer.attention.softmax_attention import SoftmaxAttention
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
+from polyformer.attention.patterns import Causal, Full, PerHead, Strided, Window
+from polyformer.attention.patterns.mods import Mod
+from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.model import Transformer
-from polyformer.patterns import Causal, Full, PerHead, Strided, Window
-from polyformer.patterns.mods import Mod
-from polyformer.patterns.user_defined import as_pattern
-from polyformer.presets import model_config
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
 
 B, H, T = 2, 3, 24
 CPU = torch.device("cpu")

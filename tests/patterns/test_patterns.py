@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from attention_cases import dense, patterns
+from polyformer.attention.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
+from polyformer.attention.patterns.implied import implied, runs
+from polyformer.attention.patterns.layout import Keys, Row
+from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.errors import InputError
-from polyformer.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
-from polyformer.patterns.implied import implied, runs
-from polyformer.patterns.layout import Keys, Row
-from polyformer.patterns.user_defined import MaskModPattern
-from polyformer.sequence.context import Context, positions_from_mask
+from polyformer.core.sequence.context import Context, positions_from_mask
 
 
 def seen(pattern: Pattern, context: Context) -> list[list[int]]:

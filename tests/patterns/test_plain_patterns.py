@@ -9,9 +9,19 @@ from plain_patterns import Line
 from torch import Tensor
 
 from attention_cases import dense
-from polyformer.patterns import Blockwise, Causal, Global, GlobalEnd, Links, Local2D, Pattern, Whole, Window
-from polyformer.patterns.composition import And, Or, Without
-from polyformer.sequence.context import Context, positions_from_mask
+from polyformer.attention.patterns import (
+    Blockwise,
+    Causal,
+    Global,
+    GlobalEnd,
+    Links,
+    Local2D,
+    Pattern,
+    Whole,
+    Window,
+)
+from polyformer.attention.patterns.composition import And, Or, Without
+from polyformer.core.sequence.context import Context, positions_from_mask
 from registered import examples
 
 ROWS, HEADS, QUERIES, KEYS = 2, 2, 19, 26

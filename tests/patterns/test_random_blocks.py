@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns import Padding, PerHead, Random
+from polyformer.attention.patterns.layout import count
+from polyformer.attention.patterns.random_blocks import draws
 from polyformer.core.errors import InputError
-from polyformer.patterns import Padding, PerHead, Random
-from polyformer.patterns.layout import count
-from polyformer.patterns.random_blocks import draws
-from polyformer.sequence.context import Context, positions_from_mask
+from polyformer.core.sequence.context import Context, positions_from_mask
 
 
 def mask(pattern, context: Context, head: int = 0) -> Tensor:

@@ -6,15 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import (
+    BlockWindow,
+    Fixed,
+    Pattern,
+    PerHead,
+    PerLayer,
+    Strided,
+    Summary,
+    Window,
+)
+from polyformer.attention.patterns.layout import count
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.model import Transformer
-from polyformer.patterns import BlockWindow, Fixed, Pattern, PerHead, PerLayer, Strided, Summary, Window
-from polyformer.patterns.layout import count
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 def mask(pattern: Pattern, context: Context, head: int = 0) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.position import Site
-from polyformer.sequence.context import Context
+from polyformer.attention.positions import Site
+from polyformer.core.sequence.context import Context
 
 SITE = [Site(layer, lambda x: x, lambda x: x) for layer in range(3)]
 """Layers for schemes that need no projections of theirs."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from polyformer.attention.positions import AxialConfig, Shape
 from polyformer.core.errors import InputError
-from polyformer.position import AxialConfig, Shape
 
 
 @pytest.mark.parametrize(("grid", "widths"), [((3, 4), (2, 6)), ((2, 3, 2), (1, 3, 4)), ((5, 2), None)])

@@ -9,9 +9,9 @@ import torch
 from naive import NAIVE, Naive, Pair, Sees, attention, randomised
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.patterns import Global, Pattern, Window
-from polyformer.position import (
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Global, Pattern, Window
+from polyformer.attention.positions import (
     AlibiConfig,
     DebertaConfig,
     Position,
@@ -24,10 +24,10 @@ from polyformer.position import (
     Terms,
     TransformerXLConfig,
 )
-from polyformer.position.rope.context_extension import YarnConfig
-from polyformer.sequence.context import Context
-from polyformer.sequence.inputs import ModelInputs
-from polyformer.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from registered import examples
 
 ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 8, 1

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import polyformer
-from polyformer.checkpoints.convert import convert
-from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.position import (
+from polyformer.attention.positions import (
     ConcatenatedConfig,
     LearnedConfig,
     PositionConfig,
@@ -18,7 +15,10 @@ from polyformer.position import (
     SinusoidalConfig,
     sinusoids,
 )
-from polyformer.position.concatenated import Concatenated
+from polyformer.attention.positions.concatenated import Concatenated
+from polyformer.core.errors import InputError
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints.convert import convert
 
 WIDTH = 6
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from naive import SITE, randomised
 
-from polyformer.dot_product.attend import attend
-from polyformer.position import DistanceAwareConfig, Shape
-from polyformer.position.da import rescaling
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.positions import DistanceAwareConfig, Shape
+from polyformer.attention.positions.da import rescaling
+from polyformer.core.sequence.context import Context
 
 BOUNDS = torch.tensor([-3.0, 0.0, 0.7, 5.0], dtype=torch.float64)
 

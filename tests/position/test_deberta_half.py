@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.positions import DebertaConfig, Shape, Site
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.relative import Relative
-from polyformer.position import DebertaConfig, Shape, Site
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH, LENGTH = 2, 16, 21
 HALF = [

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import ETC
+from polyformer.attention.positions import EtcLabelsConfig, Shape, Site
+from polyformer.attention.positions.etc_labels import EtcLabels
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.model import Transformer
-from polyformer.patterns import ETC
-from polyformer.position import EtcLabelsConfig, Shape, Site
-from polyformer.position.etc_labels import EtcLabels
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 SITE = Site(1, lambda x: x, lambda x: x)
 

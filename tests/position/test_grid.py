@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.position import GridConfig, Shape
-from polyformer.sequence.image import Image
+from polyformer.attention.positions import GridConfig, Shape
+from polyformer.core.sequence.image import Image
 
 
 def test_a_place_gets_its_row_its_column_and_its_colour():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from polyformer.attention.positions import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
 from polyformer.core.errors import InputError
-from polyformer.position import LearnedConfig, LearnedPerLayerConfig, NoPositionConfig, Shape
 
 SHAPE = Shape(hidden_size=4, num_layers=3, max_positions=10)
 

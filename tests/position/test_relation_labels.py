@@ -6,11 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.architecture import ModelConfig, SpecialTokens
+from polyformer.attention.positions import (
+    LearnedConfig,
+    PositionConfig,
+    RelationBiasConfig,
+    RelationLabelsConfig,
+)
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.position import LearnedConfig, PositionConfig, RelationBiasConfig, RelationLabelsConfig
-from polyformer.stack import AttentionConfig, StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.nn.stack import AttentionConfig, StackConfig
 
 LABELS, HEADS, WIDTH, VOCAB = 5, 2, 8, 11
 FORMS = [RelationLabelsConfig(num_labels=LABELS), RelationBiasConfig(num_labels=LABELS)]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from naive import SITE
 
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.positions import Shape, ShawConfig
 from polyformer.core.errors import InputError
-from polyformer.dot_product.relative import Relative
-from polyformer.position import Shape, ShawConfig
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 SHAPE = Shape(hidden_size=12, num_layers=3, num_heads=4, head_size=3)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from polyformer.attention.positions import Shape, SinusoidalConfig, sinusoids
 from polyformer.core.errors import InputError
-from polyformer.position import Shape, SinusoidalConfig, sinusoids
 
 
 @pytest.mark.parametrize("width", [6, 7])

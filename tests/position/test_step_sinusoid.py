@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from polyformer.attention.positions import Shape, StepSinusoidConfig
 from polyformer.core.errors import InputError
-from polyformer.position import Shape, StepSinusoidConfig
 
 
 @pytest.mark.parametrize("width", [6, 7])

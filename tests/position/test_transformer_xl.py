@@ -5,10 +5,10 @@ import torch
 from naive import SITE, randomised
 from torch import Tensor
 
+from polyformer.attention.positions import Shape, TransformerXLConfig, sinusoids
+from polyformer.attention.positions.transformer_xl import TransformerXL
 from polyformer.core.errors import InputError
-from polyformer.position import Shape, TransformerXLConfig, sinusoids
-from polyformer.position.transformer_xl import TransformerXL
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 
 SHAPE = Shape(hidden_size=10, num_layers=3, num_heads=4, head_size=3)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.model import Transformer
-from polyformer.patterns import Window
-from polyformer.presets import create_model, model_config
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Window
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model, model_config
 
 
 @pytest.mark.parametrize(

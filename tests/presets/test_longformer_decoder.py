@@ -2,7 +2,7 @@
 
 import torch
 
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 
 def test_windows_and_dilation_of_the_decoder():

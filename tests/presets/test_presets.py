@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.block import PreNormConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Causal, Global, Window
+from polyformer.attention.positions import SinusoidalConfig
 from polyformer.core.errors import InputError
-from polyformer.patterns import Causal, Global, Window
-from polyformer.position import SinusoidalConfig
-from polyformer.presets import MODELS, create_model, list_models, model_config, register
+from polyformer.models.presets import MODELS, create_model, list_models, model_config, register
+from polyformer.nn.block import PreNormConfig
 
 
 def test_they_are_listed_with_wildcards():

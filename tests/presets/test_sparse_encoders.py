@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import ETC, Pattern, PerLayer
+from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.data import Collate
 from polyformer.data.structured import structured
-from polyformer.model import Transformer
-from polyformer.patterns import ETC, Pattern, PerLayer
-from polyformer.position import EtcLabelsConfig
-from polyformer.presets import create_model, model_config
-from polyformer.stack import StackConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model, model_config
+from polyformer.nn.stack import StackConfig
 
 transformers = pytest.importorskip("transformers")
 

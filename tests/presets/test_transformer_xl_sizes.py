@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyformer.presets import create_model, model_config
+from polyformer.models.presets import create_model, model_config
 
 
 @pytest.mark.parametrize(

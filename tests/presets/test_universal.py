@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from polyformer import create_model
-from polyformer.model import Transformer
-from polyformer.position.base import sinusoids
-from polyformer.sequence.context import Context
-from polyformer.stack.layer import Layer
+from polyformer.attention.positions.base import sinusoids
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.nn.stack.layer import Layer
 
 
 def recurrence(model: Transformer, ids: Tensor, steps: int) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 MILLIONS = {
     "vit-base-patch16-224": 86.6,

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from polyformer import create_model
-from polyformer.core.errors import InputError
-from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.prompting import Example, Template, choose_answers
-from polyformer.prompting import scoring as module
-from polyformer.prompting.scoring import (
+from polyformer.applications.prompting import Example, Template, choose_answers
+from polyformer.applications.prompting import scoring as module
+from polyformer.applications.prompting.scoring import (
     Continuation,
     continuations,
     log_likelihoods,
     log_likelihoods_definition,
 )
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.models.architectures import Transformer
 
 OPTIONS = {
     "learned": {},

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.core.errors import InputError
-from polyformer.prompting import (
+from polyformer.applications.prompting import (
     Example,
     Sources,
     Template,
@@ -15,6 +14,7 @@ from polyformer.prompting import (
     split_examples,
     text_metrics,
 )
+from polyformer.core.errors import InputError
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 
 from polyformer import InputError
-from polyformer.architecture import ModelConfig
-from polyformer.cli import main
-from polyformer.model import Transformer
-from polyformer.objectives.distillation import DistillationConfig, chosen_layers
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.distill import Distilling, distilled, labelled, logits_at, real_tokens
-from polyformer.recipes.student import student_config, take_layers
-from polyformer.tasks import Fitting
+from polyformer.cli.main import main
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import model_config
+from polyformer.training.objectives.distillation import DistillationConfig, chosen_layers
+from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.recipes.distill import Distilling, distilled, labelled, logits_at, real_tokens
+from polyformer.training.recipes.student import student_config, take_layers
+from polyformer.training.tasks import Fitting
 
 TEXT = {
     "classify": "text,label\n" + "good film,pos\nbad film it is,neg\nfair enough,pos\n" * 8,
@@ -96,7 +96,7 @@ def test_groups_and_turns_are_kept():
     pairs = student_config(config(num_hidden_layers=4, num_hidden_groups=2, layers_per_group=2), None).encoder
     assert pairs is not None
     assert (pairs.num_hidden_layers, pairs.num_hidden_groups, pairs.layers_per_group) == (2, 1, 2)
-    from polyformer.patterns import Full, PerLayer, Window
+    from polyformer.attention.patterns import Full, PerLayer, Window
 
     layers = PerLayer((Window(1), Window(2), Window(3), Window(4), Full()))
     turns = student_config(config(attention=layers), 3)

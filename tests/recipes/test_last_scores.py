@@ -10,7 +10,7 @@ import pytest
 from launching import torchrun
 from polyformer.core import launcher
 from polyformer.data import load
-from polyformer.recipes import Recipe, Run, fit
+from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import TEXT
 
 PAIRS = "source\ttarget\n" + "".join(f"word {number}\tWort {number}\n" for number in range(24))

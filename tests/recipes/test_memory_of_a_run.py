@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors
 from polyformer.data import Splits
-from polyformer.model import build_model
-from polyformer.recipes import Recipe, fit
-from polyformer.recipes.distill import distilled
-from polyformer.tasks import Fitting
+from polyformer.models.architectures import build_model
 from polyformer.training.carrying import Carrying
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
+from polyformer.training.recipes import Recipe, fit
+from polyformer.training.recipes.distill import distilled
+from polyformer.training.tasks import Fitting
 from tiny_recipes import tiny_recipe
 
 MEMORY = {"position": "transformer_xl", "memory": "recurrent(length=24)", "dropout": 0.1}

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.presets import create_model
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.pretrained_vectors import VectorsConfig, copy_vectors
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
+from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.recipes.pretrained_vectors import VectorsConfig, copy_vectors
 from tiny_recipes import TEXT, tiny_recipe
 
 WORDS = ["line", "says", "little", "unheard"]

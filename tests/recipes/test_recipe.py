@@ -3,9 +3,9 @@
 import pytest
 
 from polyformer import InputError
-from polyformer.presets import model_config
-from polyformer.recipes import ModelChoice, Recipe, find_recipe, recipe_names
-from polyformer.recipes.recipe import flattened, merged, nested
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import ModelChoice, Recipe, find_recipe, recipe_names
+from polyformer.training.recipes.recipe import flattened, merged, nested
 
 
 def test_a_preset_and_its_changes():

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes.report import baselines, number, sample, table
-from polyformer.tasks import LanguageModellingConfig
-from polyformer.tasks.ngram import NGram
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes.report import baselines, number, sample, table
+from polyformer.training.tasks import LanguageModellingConfig
+from polyformer.training.tasks.ngram import NGram
 
 ROWS = [{"text": "abab\n"}, {"text": "abba\n"}]
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.data import DataConfig
 from polyformer.data.fingerprint import data_changes, fingerprint
-from polyformer.recipes import Recipe, Run, fit
-from polyformer.recipes.resume import first_difference
+from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.recipes.resume import first_difference
 from tiny_recipes import TEXT, tiny_recipe
 
 

@@ -9,11 +9,11 @@ import torch
 import polyformer
 from polyformer import InputError
 from polyformer.data import load_tokenizer
-from polyformer.generation import GenerationConfig
-from polyformer.recipes import Run, fit
-from polyformer.recipes.run import choose_device, new_folder, writer
-from polyformer.recipes.writer import Writer
-from polyformer.tasks import LanguageModelling, Translation
+from polyformer.models.generation import GenerationConfig
+from polyformer.training.recipes import Run, fit
+from polyformer.training.recipes.run import choose_device, new_folder, writer
+from polyformer.training.recipes.writer import Writer
+from polyformer.training.tasks import LanguageModelling, Translation
 from tiny_recipes import TEXT, tiny_recipe
 
 

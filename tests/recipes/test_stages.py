@@ -10,12 +10,12 @@ import torch
 
 import polyformer
 from polyformer import InputError
-from polyformer.architecture import ModelConfig
-from polyformer.attention import SoftmaxConfig
-from polyformer.cli import main
-from polyformer.patterns import Global, Pattern, PerHead, PerLayer, Window
-from polyformer.recipes import Recipe, fit, fit_stages, stages
-from polyformer.recipes.stages import widened
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Global, Pattern, PerHead, PerLayer, Window
+from polyformer.cli.main import main
+from polyformer.models.config import ModelConfig
+from polyformer.training.recipes import Recipe, fit, fit_stages, stages
+from polyformer.training.recipes.stages import widened
 
 
 def recipe(path: Path, **changes: Any) -> Recipe:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import load
 from polyformer.data.prepared.rows import MappedBatches
-from polyformer.recipes import Recipe
-from polyformer.recipes.fit import fit
+from polyformer.training.recipes import Recipe
+from polyformer.training.recipes.fit import fit
 from tiny_recipes import TEXT, tiny_recipe
 
 TASK = {"ngram_order": 0}

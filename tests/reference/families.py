@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import polyformer
-from polyformer.checkpoints import FAMILIES
-from polyformer.checkpoints.load import names_in_files
-from polyformer.checkpoints.save import to_hub_tensors
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.checkpoints.load import names_in_files
+from polyformer.models.checkpoints.save import to_hub_tensors
 from tolerances import assert_rounded
 
 Inputs = dict[str, Tensor]

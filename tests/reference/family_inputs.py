@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from families import Inputs, counted, texts
 from torch import Tensor
 
-from polyformer.checkpoints import FAMILIES
+from polyformer.models.checkpoints import FAMILIES
 
 LENGTHS, LENGTH, WHOLE = (11, 8, 3), 11, (11, 11, 11)
 TOKENS = torch.full((3, LENGTH), -100)

@@ -31,9 +31,9 @@ transformers = pytest.importorskip("transformers")
 import torch  # noqa: E402
 from exactness import with_exact_tables  # noqa: E402
 
-from polyformer.architecture import ModelConfig  # noqa: E402
-from polyformer.checkpoints import FAMILIES  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
+from polyformer.models.architectures import Transformer  # noqa: E402
+from polyformer.models.checkpoints import FAMILIES  # noqa: E402
+from polyformer.models.config import ModelConfig  # noqa: E402
 
 Options = dict[str, Any]
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from polyformer.checkpoints import Report
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import Report
 
 FATES = ("copied", "scaled", "extended", "cut", "newly_initialized")
 

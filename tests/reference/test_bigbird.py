@@ -14,10 +14,19 @@ import torch
 from families import compare_gradients, same
 from torch import Tensor
 
-from polyformer.checkpoints import from_transformers
-from polyformer.model import Transformer
-from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, Pattern, PerHead, PerLayer, Random
-from polyformer.presets import create_model
+from polyformer.attention.patterns import (
+    BlockWindow,
+    Global,
+    GlobalEnd,
+    Links,
+    Pattern,
+    PerHead,
+    PerLayer,
+    Random,
+)
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import from_transformers
+from polyformer.models.presets import create_model
 
 transformers = pytest.importorskip("transformers")
 modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")

@@ -12,19 +12,19 @@ from family_table import TEXTS, tiny
 from reports import checked
 from torch import Tensor
 
-from polyformer.attention import (
+from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
     DynamicSpanConfig,
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.base import MechanismConfig
-from polyformer.checkpoints import FAMILIES, convert, from_transformers
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Pattern, Window
+from polyformer.attention.positions.base import changes_scores
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.patterns import Pattern, Window
-from polyformer.position.base import changes_scores
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import FAMILIES, convert, from_transformers
 
 LENGTH, LONGER = 12, 47
 DENSE: dict[str, dict[str, Any]] = {

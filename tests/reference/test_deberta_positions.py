@@ -10,9 +10,9 @@ import pytest
 import torch
 from families import same
 
-from polyformer.position import DebertaConfig, Shape
-from polyformer.position.deberta import log_buckets
-from polyformer.sequence.context import Context
+from polyformer.attention.positions import DebertaConfig, Shape
+from polyformer.attention.positions.deberta import log_buckets
+from polyformer.core.sequence.context import Context
 
 v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
 

@@ -10,7 +10,7 @@ from family_table import read_config, their_model
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.model import TrajectoryConfig, TrajectoryTransformer
+from polyformer.models.architectures import TrajectoryConfig, TrajectoryTransformer
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,10 +10,10 @@ from family_table import their_model
 
 import polyformer
 from pairwise import pairwise
-from polyformer import hub
-from polyformer.checkpoints import from_transformers
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
+from polyformer.models import transformers as hub
+from polyformer.models.checkpoints import from_transformers
 
 NAMES = ["gpt2", "openai-gpt"]
 TASK = "DoubleHeadsModel"

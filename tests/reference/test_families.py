@@ -15,7 +15,7 @@ from family_inputs import PROBLEMS, case
 from family_table import TABLE, language_model, their_model
 
 from pairwise import pairwise
-from polyformer.checkpoints import FAMILIES
+from polyformer.models.checkpoints import FAMILIES
 
 PARTICULAR = (
     "DoubleHeadsModel",

@@ -7,12 +7,12 @@ import pytest
 import torch
 from family_table import TABLE, classes, language_model, read_config, their_config
 
-from polyformer.checkpoints import FAMILIES
-from polyformer.checkpoints.config_mapping import differences
-from polyformer.checkpoints.save import find_family
 from polyformer.core.errors import InputError
-from polyformer.model import build_model
-from polyformer.presets import model_config
+from polyformer.models.architectures import build_model
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.checkpoints.config_mapping import differences
+from polyformer.models.checkpoints.save import find_family
+from polyformer.models.presets import model_config
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,11 +14,11 @@ from family_inputs import DECODED, ended
 from family_table import TABLE, language_model, their_model
 from torch import Tensor
 
-from polyformer import hub
-from polyformer.generation import GenerationConfig
-from polyformer.generation.config import SpecialIds
-from polyformer.generation.hub import from_hub
-from polyformer.model import Transformer
+from polyformer.models import transformers as hub
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.generation.config import SpecialIds
+from polyformer.models.generation.hub import from_hub
 
 DECODERS = ("ctrl", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "openai-gpt", "qwen2")
 SEQUENCES = ("bart", "m2m_100", "t5")

@@ -17,8 +17,8 @@ import numpy as np  # noqa: E402
 
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
-from polyformer.checkpoints import config_of  # noqa: E402
-from polyformer.checkpoints.gguf_tensors import BYTES_AT_ONCE, open_gguf  # noqa: E402
+from polyformer.models.checkpoints import config_of  # noqa: E402
+from polyformer.models.checkpoints.gguf_tensors import BYTES_AT_ONCE, open_gguf  # noqa: E402
 from tolerances import assert_rounded  # noqa: E402
 
 SIZES: dict[str, Any] = {

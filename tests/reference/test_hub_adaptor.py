@@ -11,13 +11,13 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 transformers = pytest.importorskip("transformers")
 
 import polyformer  # noqa: E402
-from polyformer import hub  # noqa: E402
+from polyformer.attention.patterns import Global, Window  # noqa: E402
 from polyformer.data import TokenizerConfig  # noqa: E402
 from polyformer.data.tokenizer_loading import build_tokenizer  # noqa: E402
-from polyformer.generation import GenerationConfig  # noqa: E402
-from polyformer.model import Transformer  # noqa: E402
-from polyformer.patterns import Global, Window  # noqa: E402
-from polyformer.presets import create_model  # noqa: E402
+from polyformer.models import transformers as hub  # noqa: E402
+from polyformer.models.architectures import Transformer  # noqa: E402
+from polyformer.models.generation import GenerationConfig  # noqa: E402
+from polyformer.models.presets import create_model  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

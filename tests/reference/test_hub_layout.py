@@ -11,7 +11,7 @@ from families import equal, read_by_theirs
 from family_table import tiny
 
 import polyformer
-from polyformer.checkpoints import convert, from_transformers
+from polyformer.models.checkpoints import convert, from_transformers
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from family_table import TEXTS, tiny
 
 import polyformer
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
 
 DOCS = Path(__file__).parents[2] / "docs"
 LONGER = {"big_bird": 40, "reformer": 20}

@@ -8,10 +8,10 @@ from families import same
 from family_inputs import choices
 from family_table import their_model
 
-from polyformer import hub
-from polyformer.checkpoints import from_transformers
 from polyformer.core.errors import InputError
-from polyformer.heads import ChooseConfig, ClassifyConfig, TagConfig
+from polyformer.models import transformers as hub
+from polyformer.models.checkpoints import from_transformers
+from polyformer.nn.heads import ChooseConfig, ClassifyConfig, TagConfig
 
 transformers = pytest.importorskip("transformers")
 

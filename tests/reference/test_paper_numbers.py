@@ -6,7 +6,7 @@ Those of families with published weights are in families.yaml.
 import pytest
 import torch
 
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 
 def attention(width: int) -> int:

@@ -13,14 +13,14 @@ from family_table import TABLE, read_config, their_config, their_model
 from safetensors.torch import save_file
 
 import polyformer
-from polyformer.attention import LSHConfig
-from polyformer.checkpoints import FAMILIES
-from polyformer.checkpoints.families import gptj
-from polyformer.checkpoints.save import find_family
+from polyformer.attention.mechanisms import LSHConfig
+from polyformer.attention.positions.rope.context_extension import NtkConfig
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.position.rope.context_extension import NtkConfig
-from polyformer.presets import MODELS, model_config
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.checkpoints.families import gptj
+from polyformer.models.checkpoints.save import find_family
+from polyformer.models.presets import MODELS, model_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -124,7 +124,7 @@ def test_every_end_of_a_text(tmp_path: Path):
 def test_what_transformers_read_from_gguf_is_an_ordinary_model():
     theirs = their_model("llama", "ForCausalLM")
     theirs.config.quantization_config = {"quant_method": "gguf", "gguf_file": "model.gguf"}
-    ours = polyformer.checkpoints.from_transformers(theirs)
+    ours = polyformer.models.checkpoints.from_transformers(theirs)
     _, described, _ = find_family(ours.config)
     assert "quantization_config" not in described
 
@@ -151,7 +151,9 @@ def test_dynamic_angles_are_the_default_ones_up_to_the_trained_length():
     """What the refusal says of it: there `default` may be written in its place."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, **BASE}
     theirs = their_model("llama", "ForCausalLM", rope_parameters=dynamic).eval()
-    ours = polyformer.checkpoints.from_transformers(their_model("llama", "ForCausalLM", rope_parameters=BASE))
+    ours = polyformer.models.checkpoints.from_transformers(
+        their_model("llama", "ForCausalLM", rope_parameters=BASE)
+    )
     ids = torch.arange(TABLE["llama"].sizes["max_position_embeddings"])[None]
     same(ours(ids).logits, theirs(ids).logits, 1e-5)
 

@@ -11,11 +11,11 @@ from family_inputs import TOKENS, TOPICS, without_effect
 from family_table import TABLE, read_config, their_config, their_model
 
 from polyformer import from_pretrained, hub
-from polyformer.checkpoints import FAMILIES
+from polyformer.attention.patterns import Marked, Window
 from polyformer.core.errors import InputError
-from polyformer.heads import ClassifyConfig, SpanConfig, TagConfig
-from polyformer.patterns import Marked, Window
-from polyformer.presets import create_model, model_config
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.presets import create_model, model_config
+from polyformer.nn.heads import ClassifyConfig, SpanConfig, TagConfig
 
 transformers = pytest.importorskip("transformers")
 

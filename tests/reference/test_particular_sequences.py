@@ -13,8 +13,8 @@ from family_table import TABLE, their_model
 from torch import Tensor
 
 import polyformer
+from polyformer.attention.positions import Shape, SinusoidalConfig
 from polyformer.core.files import write_tensors
-from polyformer.position import Shape, SinusoidalConfig
 
 WRITER = "ForConditionalGeneration"
 

@@ -10,8 +10,8 @@ import torch
 from families import same
 from torch import Tensor, nn
 
-from polyformer.dot_product.attend import attend
-from polyformer.position import (
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.positions import (
     AlibiConfig,
     Shape,
     ShawConfig,
@@ -19,10 +19,10 @@ from polyformer.position import (
     TransformerXLConfig,
     sinusoids,
 )
-from polyformer.position.alibi import slopes
-from polyformer.position.t5 import buckets
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig
+from polyformer.attention.positions.alibi import slopes
+from polyformer.attention.positions.t5 import buckets
+from polyformer.core.sequence.context import Context
+from polyformer.nn.stack import AttentionConfig
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.bloom import modeling_bloom  # noqa: E402 - after the check

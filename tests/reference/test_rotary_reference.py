@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.position import RopeConfig, Shape, Site
-from polyformer.position.rope.context_extension import (
+from polyformer.attention.positions import RopeConfig, Shape, Site
+from polyformer.attention.positions.rope.context_extension import (
     InterpolationConfig,
     Llama3Config,
     NtkConfig,
     YarnConfig,
 )
-from polyformer.position.rope.rope import frequencies
-from polyformer.sequence.context import Context
+from polyformer.attention.positions.rope.rope import frequencies
+from polyformer.core.sequence.context import Context
 
 transformers = pytest.importorskip("transformers")
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 - after the check that it is there

@@ -8,9 +8,11 @@ import torch
 from reports import checked
 
 import polyformer
-from polyformer.attention import AdaptiveSpanConfig
-from polyformer.checkpoints import fit_tables, start_from
-from polyformer.heads import (
+from polyformer.attention.mechanisms import AdaptiveSpanConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import fit_tables, start_from
+from polyformer.models.presets import create_model, model_config
+from polyformer.nn.heads import (
     ClassifyConfig,
     EmbedConfig,
     EnhancedMaskedConfig,
@@ -19,9 +21,7 @@ from polyformer.heads import (
     PretrainingConfig,
     TagConfig,
 )
-from polyformer.model import Transformer
-from polyformer.presets import create_model, model_config
-from polyformer.recipes.recipe import ModelChoice
+from polyformer.training.recipes.recipe import ModelChoice
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.model import Transformer
-from polyformer.presets import model_config
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
 
 WIDTH, HEADS, INNER, VOCAB, LAYERS = 12, 3, 20, 23, 2
 

@@ -10,10 +10,10 @@ from family_inputs import pixels
 from family_table import TABLE, their_config
 
 import polyformer
-from polyformer.checkpoints import FAMILIES, from_transformers
 from polyformer.core.errors import InputError
-from polyformer.model import VisionTransformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import VisionTransformer
+from polyformer.models.checkpoints import FAMILIES, from_transformers
+from polyformer.models.presets import create_model
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.request import prepare
-from polyformer.dot_product.splits.by_document import document_lengths
-from polyformer.model import Transformer
-from polyformer.patterns import Window
-from polyformer.presets import model_config
-from polyformer.sequence.context import Context
-from polyformer.sequence.inputs import ModelInputs
-from polyformer.sequence.unpadding import unpadding
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.splits.by_document import document_lengths
+from polyformer.attention.patterns import Window
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.unpadding import unpadding
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
 
 LENGTHS = (70, 33, 1, 200)
 
@@ -77,7 +77,7 @@ def test_a_model_without_its_padding_is_the_model(preset: str, side: str, monkey
         labels = labels.masked_fill(real == 0, -100)
     results = []
     for worth in (128, 10**9):
-        monkeypatch.setattr("polyformer.sequence.unpadding.WORTH_TOKENS", worth)
+        monkeypatch.setattr("polyformer.core.sequence.unpadding.WORTH_TOKENS", worth)
         model.zero_grad()
         out = model(ids, attention_mask=real, labels=labels, output_hidden_states=True)
         out.loss.backward()

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyformer.dot_product.attend import attend
-from polyformer.patterns import Pattern
-from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share, balanced, contiguous
-from polyformer.sequence.spread import spread
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Pattern
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.shares import Share, balanced, contiguous
+from polyformer.core.sequence.spread import spread
 
 LENGTH, ROWS, HEADS, KV_HEADS = 45, 2, 4, 2
 

@@ -6,17 +6,17 @@ from spread_cases import HEADS, LENGTH, check_pattern, random_inputs, share_of, 
 from torch import Tensor
 
 from launching import launch, run_checks
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.spread.needs import find_needs, imbalance
+from polyformer.attention.functional.spread.traffic import counted_transfers
+from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Strided, Window
 from polyformer.core.errors import InputError
-from polyformer.dot_product.attend import attend
-from polyformer.dot_product.explain import explain
-from polyformer.dot_product.relative import Relative
-from polyformer.dot_product.spread.needs import find_needs, imbalance
-from polyformer.dot_product.spread.traffic import counted_transfers
-from polyformer.ops.softmax import recorded
-from polyformer.patterns import Causal, Global, Pattern, PerHead, Strided, Window
-from polyformer.sequence.context import Context
-from polyformer.sequence.shares import Share, balanced, contiguous
-from polyformer.sequence.spread import spread
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.shares import Share, balanced, contiguous
+from polyformer.core.sequence.spread import spread
 from registered import registered
 
 WAYS = "all", "needed", "ring"

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import nn
 
 from launching import launch, run_checks
+from polyformer.core.sequence.spread import spread_over, whole_table
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.sequence.spread import spread_over, whole_table
-from polyformer.tasks.base import TaskConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks.base import TaskConfig
 
 TEXT = "A text that goes on for some words, so that there are tokens for every process and padding too."
 

@@ -5,11 +5,11 @@ from spread_cases import HEADS, LENGTH, assert_spread_equals_whole, random_input
 from torch import Tensor
 
 from launching import launch, run_checks
-from polyformer.attention.base import MechanismConfig
-from polyformer.attention.linformer.length_projections import PROJECTIONS
-from polyformer.dot_product.spread.traffic import counted_transfers
-from polyformer.sequence.context import Context
-from polyformer.sequence.spread import spread
+from polyformer.attention.functional.spread.traffic import counted_transfers
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.linformer.length_projections import PROJECTIONS
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.spread import spread
 from registered import registered
 
 

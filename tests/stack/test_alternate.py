@@ -2,11 +2,11 @@
 
 import pytest
 
-from polyformer.attention import AlternateConfig, SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Window
 from polyformer.core.errors import InputError
-from polyformer.patterns import Window
-from polyformer.presets import create_model
+from polyformer.models.presets import create_model
 
 NEAR, WHOLE = SoftmaxConfig(pattern=Window(2, 0)), SoftmaxConfig()
 
@@ -26,7 +26,7 @@ def test_a_file_brings_them_back() -> None:
 
 
 def test_what_one_cannot_the_stack_cannot() -> None:
-    from polyformer.patterns import GlobalEnd
+    from polyformer.attention.patterns import GlobalEnd
 
     mixed = AlternateConfig(mechanisms=(NEAR, SoftmaxConfig(pattern=GlobalEnd(1))))
     assert mixed.packs
@@ -40,7 +40,7 @@ def test_none_is_refused() -> None:
 
 
 def test_ties_are_made_with_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyformer.attention.softmax_attention import SoftmaxAttention
+    from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 
     tied: list[tuple[object, object]] = []
     monkeypatch.setattr(SoftmaxAttention, "tie", lambda self, first: tied.append((self, first)))

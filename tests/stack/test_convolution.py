@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from polyformer.core.errors import InputError
-from polyformer.ops.norms import LayerNormConfig
-from polyformer.sequence.context import Context
-from polyformer.stack.convolution import Convolution, ConvolutionConfig
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.core.sequence.context import Context
+from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 
 
 def build() -> Convolution:

@@ -7,15 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
+from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.outputs import ModelOutput
-from polyformer.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
-from polyformer.position import NoPositionConfig, Shape
-from polyformer.presets import create_model
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, MultiHeadAttention, copy_local_projections, global_projections
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelOutput
+from polyformer.models.presets import create_model
+from polyformer.nn.stack import (
+    AttentionConfig,
+    MultiHeadAttention,
+    copy_local_projections,
+    global_projections,
+)
 
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 ROWS, LENGTH = 3, 11

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Window
+from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.errors import InputError
-from polyformer.patterns import Window
-from polyformer.position import NoPositionConfig, Shape
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, MultiHeadAttention
+from polyformer.core.sequence.context import Context
+from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
 
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 

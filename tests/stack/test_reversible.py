@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import AdaptiveSpanConfig
-from polyformer.block import ReversibleConfig
+from polyformer.attention.mechanisms import AdaptiveSpanConfig
+from polyformer.attention.positions import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.feedforward import DenseConfig, ExpertsConfig
-from polyformer.heads import EnhancedMaskedConfig
-from polyformer.model import Transformer
-from polyformer.ops.norms import LayerNormConfig
-from polyformer.position import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
-from polyformer.presets import model_config
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, Source, Stack, StackConfig
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.core.sequence.context import Context
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.nn.block import ReversibleConfig
+from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
+from polyformer.nn.heads import EnhancedMaskedConfig
+from polyformer.nn.stack import AttentionConfig, Source, Stack, StackConfig
 
 WIDTH = 8
 SPANS = AdaptiveSpanConfig(max_span=4, ramp=2, initial=0.3, penalty=0.1, dropout=0.2)

@@ -9,13 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
-from polyformer.core.errors import InputError
-from polyformer.feedforward import DenseConfig
-from polyformer.ops.norms import LayerNormConfig
-from polyformer.patterns import PerLayer, Window
-from polyformer.position import (
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import PerLayer, Window
+from polyformer.attention.positions import (
     LearnedConfig,
     LearnedPerLayerConfig,
     NoPositionConfig,
@@ -23,9 +19,13 @@ from polyformer.position import (
     PositionConfig,
     Shape,
 )
-from polyformer.sequence.context import Context
-from polyformer.sequence.inputs import ModelInputs
-from polyformer.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
+from polyformer.core.errors import InputError
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.nn.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
 
 
 def new_stack(cross: bool = False, **options: Any) -> Stack:

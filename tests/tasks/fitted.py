@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from polyformer.architecture import ModelConfig
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
-from polyformer.model import Transformer
-from polyformer.tasks import Fitting, TextTask
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.training.tasks import Fitting, TextTask
 
 Metrics = dict[str, float]
 

@@ -11,13 +11,13 @@ import torch
 
 import polyformer
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.data.episodes import Episodes
 from polyformer.data.windows import Windows
-from polyformer.model import TrajectoryTransformer
-from polyformer.recipes import ModelChoice, Recipe, Run, fit
-from polyformer.tasks import ActingConfig
+from polyformer.models.architectures import TrajectoryTransformer
+from polyformer.training.recipes import ModelChoice, Recipe, Run, fit
+from polyformer.training.tasks import ActingConfig
 
 Row = dict[str, Any]
 

@@ -10,9 +10,9 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, read
 from polyformer.data.choices import columns_of_choices, listed, right_choice
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Choosing, ChoosingConfig, Fitting
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Choosing, ChoosingConfig, Fitting
 
 ENDINGS = {"cat": "miaows", "dog": "barks", "cow": "moos loudly in the field"}
 ROWS = [

@@ -7,9 +7,9 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import (
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import (
     Classification,
     ClassificationConfig,
     Fitting,

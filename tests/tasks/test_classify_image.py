@@ -10,10 +10,10 @@ import torch
 from polyformer import InputError
 from polyformer.data import Splits
 from polyformer.data.augmentation import AugmentationConfig
-from polyformer.model import VisionTransformer
-from polyformer.presets import model_config
-from polyformer.tasks import Fitting, ImageClassification, ImageClassificationConfig
-from polyformer.tasks.classify_image import statistics
+from polyformer.models.architectures import VisionTransformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Fitting, ImageClassification, ImageClassificationConfig
+from polyformer.training.tasks.classify_image import statistics
 
 SIZE = 8, 12
 SMALL = {

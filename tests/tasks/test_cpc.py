@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.attention import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import ETC
+from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig, default_documents
-from polyformer.model import Transformer
-from polyformer.patterns import ETC
-from polyformer.position import EtcLabelsConfig
-from polyformer.presets import model_config
-from polyformer.tasks import ContrastiveModelling, ContrastiveModellingConfig, Fitting
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import ContrastiveModelling, ContrastiveModellingConfig, Fitting
 
 ROWS = [{"text": text[:400]} for text in default_documents()[:4]]
 

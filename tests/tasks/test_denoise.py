@@ -7,8 +7,8 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.noise_config import NoiseConfig
-from polyformer.presets import model_config
-from polyformer.tasks import Denoising, DenoisingConfig
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Denoising, DenoisingConfig
 
 ROWS = [{"text": "one thing. and two."}, {"text": "a longer text than a row is, which is cut."}]
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 import polyformer
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Electra, ElectraConfig, Fitting
-from polyformer.tasks.electra import ElectraOutput, GeneratorAndModel, generator_config
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Electra, ElectraConfig, Fitting
+from polyformer.training.tasks.electra import ElectraOutput, GeneratorAndModel, generator_config
 
 ROWS = [{"text": f"line {i} of a small text with words in it, and {i * 7} more"} for i in range(12)]
 

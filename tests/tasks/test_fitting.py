@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, load
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Fitting, LanguageModelling, LanguageModellingConfig, Workers
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
 from polyformer.training import Task
+from polyformer.training.tasks import Fitting, LanguageModelling, LanguageModellingConfig, Workers
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import torch
 from fitted import learned
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.data import Splits, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes.sheet import image_baselines, write_sheet
-from polyformer.tasks import ImageConfig, ImageModelling
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes.sheet import image_baselines, write_sheet
+from polyformer.training.tasks import ImageConfig, ImageModelling
 
 SHAPE = 4, 3
 SMALL = {

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from polyformer import GenerationConfig, InputError
+from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.formats import read_articles
-from polyformer.model import Transformer
-from polyformer.ops.cross_entropy import linear_cross_entropy
-from polyformer.presets import model_config
-from polyformer.tasks import LanguageModelling, LanguageModellingConfig
-from polyformer.tasks.lm import text_metrics
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import LanguageModelling, LanguageModellingConfig
+from polyformer.training.tasks.lm import text_metrics
 
 TEXTS = ["The cat sat.\nIt slept.\n", "A dog", "Long " * 30 + "\n"]
 ROWS = [{"text": text} for text in TEXTS]

@@ -9,10 +9,10 @@ import torch
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, fit
-from polyformer.tasks import Fitting, MaskedModelling, MaskedModellingConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, fit
+from polyformer.training.tasks import Fitting, MaskedModelling, MaskedModellingConfig
 
 ROWS = [{"text": "some text to hide a part of"}, {"text": "and a second one, longer than a row of tokens is"}]
 

@@ -9,9 +9,9 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Answering, AnsweringConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Answering, AnsweringConfig
 
 CONTEXT = "Anna lives in Oslo. Bert lives in Rome. Carl lives in Lima."
 SIZES = {"max_length": 64, "max_question": 20, "stride": 20, "batch_tokens": 256}

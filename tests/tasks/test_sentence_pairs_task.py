@@ -8,11 +8,11 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
-from polyformer.heads import MaskedConfig, PretrainingConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Fitting, NextSentenceConfig, SentenceOrderConfig, SentencePairs
-from polyformer.tasks.sentence_pairs import SentencePairsConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.nn.heads import MaskedConfig, PretrainingConfig
+from polyformer.training.tasks import Fitting, NextSentenceConfig, SentenceOrderConfig, SentencePairs
+from polyformer.training.tasks.sentence_pairs import SentencePairsConfig
 
 ROWS = [
     {"text": "a b c d e. f g h i j. k l m n o."},

@@ -6,8 +6,8 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.presets import model_config
-from polyformer.tasks import Fitting, SpanCorruption, SpanCorruptionConfig
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Fitting, SpanCorruption, SpanCorruptionConfig
 
 ROWS = [
     {"text": "some text to take spans of."},

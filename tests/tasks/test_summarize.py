@@ -9,9 +9,9 @@ from polyformer import InputError
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load
 from polyformer.data.rouge import rouge
 from polyformer.data.summaries import lead, summary_row
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Summarization, SummarizationConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Summarization, SummarizationConfig
 
 ARTICLE = (
     " \n = Cat = \n \n The cat is small . \n \n = = Food = = \n \n"

@@ -5,10 +5,10 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Tagging, TaggingConfig
-from polyformer.tasks.tag import entities
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Tagging, TaggingConfig
+from polyformer.training.tasks.tag import entities
 
 ROWS = [
     {"tokens": ["Anna", "flew", "to", "New", "York"], "tags": ["B-PER", "O", "O", "B-LOC", "I-LOC"]},

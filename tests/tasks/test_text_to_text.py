@@ -8,12 +8,12 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes import Recipe, fit
-from polyformer.recipes.find import find_recipe
-from polyformer.tasks import Part, TextToText, TextToTextConfig
-from polyformer.tasks.text_to_text import measured
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, fit
+from polyformer.training.recipes.find import find_recipe
+from polyformer.training.tasks import Part, TextToText, TextToTextConfig
+from polyformer.training.tasks.text_to_text import measured
 
 PARTS: dict[str, Any] = {
     "mood": {

@@ -7,9 +7,9 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Tokenizer, TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import TranslationModelling, TranslationModellingConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import TranslationModelling, TranslationModellingConfig
 
 ROWS = [
     {"source": "one two three", "target": "eins zwei drei"},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 TEXT = "".join(f"Line {i} of a text. It has a few words! Has it?\n\n" for i in range(60))
 PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(20))

@@ -5,10 +5,10 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.generation import BeamConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.tasks import Translation, TranslationConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import BeamConfig
+from polyformer.models.presets import model_config
+from polyformer.training.tasks import Translation, TranslationConfig
 
 ROWS = [
     {"source": "one two", "target": "eins zwei"},

@@ -11,9 +11,9 @@ import polyformer
 from forking import processes
 from polyformer.core.errors import InputError
 from polyformer.data import load_tokenizer
-from polyformer.recipes.fit import fit
-from polyformer.recipes.run import Run
 from polyformer.training.metrics import read_metrics
+from polyformer.training.recipes.fit import fit
+from polyformer.training.recipes.run import Run
 from tiny_recipes import TEXT, tiny_recipe
 
 SECONDS = 120

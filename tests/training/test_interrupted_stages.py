@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forking import processes
-from polyformer.cli import main
+from polyformer.cli.main import main
 
 METRICS, RECIPE, WEIGHTS = "metrics.jsonl", "recipe.yaml", "model.safetensors"
 

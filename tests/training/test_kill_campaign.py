@@ -21,8 +21,8 @@ from fault_points import FaultPoints
 
 from forking import processes
 from polyformer.core.files import read_json, read_tensors
-from polyformer.recipes import Recipe, Run, fit
 from polyformer.training.checkpoint import Checkpoints, is_whole
+from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import tiny_recipe
 
 KILLS = int(os.environ.get("KILLS", "16"))

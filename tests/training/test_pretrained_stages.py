@@ -12,11 +12,11 @@ import torch
 
 import polyformer
 from forking import processes
-from polyformer.attention import SoftmaxConfig
-from polyformer.cli import main
-from polyformer.model import Transformer
-from polyformer.patterns import Global, Window
-from polyformer.recipes import Run
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Global, Window
+from polyformer.cli.main import main
+from polyformer.models.architectures import Transformer
+from polyformer.training.recipes import Run
 
 TINY = """--model bert-base --model.hidden_size 16 --model.num_attention_heads 2 --model.num_hidden_layers 1
     --model.intermediate_size 16 --tokenizer.algorithm bytes --task.kind mlm --task.row_length 8"""

@@ -12,7 +12,7 @@ from tiny_task import TinyTask, run
 from torch import nn
 
 from forking import processes
-from polyformer.cli import main
+from polyformer.cli.main import main
 from polyformer.training.signals import Asked, Interrupted, Signals, surviving_warnings
 from polyformer.training.task import Batch
 

@@ -18,12 +18,12 @@ from launching import torchrun
 from polyformer.core.files import read_tensors
 from polyformer.core.state import State
 from polyformer.data import Splits
-from polyformer.model import build_model
-from polyformer.tasks import Fitting
+from polyformer.models.architectures import build_model
 from polyformer.training.loop import train
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.task import Batch
+from polyformer.training.tasks import Fitting
 from tiny_recipes import tiny_recipe
 
 # 163 tokens: in two rows the last segment of an epoch is a column that has a label in the first alone.

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.visual.explorer.buffers import Buffers
-from polyformer.visual.explorer.page import write
-from polyformer.visual.explorer.summaries import distance_edges
+from polyformer.cli.plots.explorer.buffers import Buffers
+from polyformer.cli.plots.explorer.page import write
+from polyformer.cli.plots.explorer.summaries import distance_edges
 
 HOSTILE = [
     "</script><script>window.ran = 1</script>",

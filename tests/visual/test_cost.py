@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.architecture import ModelConfig
-from polyformer.cli import main
-from polyformer.model import Transformer
-from polyformer.presets import create_model, model_config
-from polyformer.visual.cost import cost, image_cost
-from polyformer.visual.tree import parameters, tree
+from polyformer.cli.main import main
+from polyformer.cli.plots.cost import cost, image_cost
+from polyformer.cli.plots.tree import parameters, tree
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import create_model, model_config
 
 
 def on_meta(config: ModelConfig) -> Transformer:

@@ -12,18 +12,18 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from polyformer import InputError
-from polyformer.cli import main
+from polyformer.cli.main import main
+from polyformer.cli.plots.explorer import Reading, page_of
+from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.other_images import OtherImages
+from polyformer.cli.plots.explorer.own_images import OwnImages
+from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.data import TokenizerConfig
-from polyformer.model import Transformer
-from polyformer.presets import model_config
-from polyformer.recipes.find import find_recipe
-from polyformer.recipes.recipe import Recipe, merged
-from polyformer.recipes.run import Run
-from polyformer.visual.explorer import Reading, page_of
-from polyformer.visual.explorer.calls import measured
-from polyformer.visual.explorer.other_images import OtherImages
-from polyformer.visual.explorer.own_images import OwnImages
-from polyformer.visual.explorer.record import recorded_calls
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import model_config
+from polyformer.training.recipes.find import find_recipe
+from polyformer.training.recipes.recipe import Recipe, merged
+from polyformer.training.recipes.run import Run
 
 HEIGHT, WIDTH, LEVELS = 4, 6, 5
 GREY, COLOURS = (HEIGHT, WIDTH), (HEIGHT, WIDTH, 3)

@@ -12,15 +12,15 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 from polyformer import create_model
-from polyformer.attention.sinkhorn.definition import permutation
+from polyformer.attention.mechanisms.sinkhorn.definition import permutation
+from polyformer.cli.plots.explorer import page_of
+from polyformer.cli.plots.explorer.calls import Call, measured
+from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.marks import Lookup, Mark, say
-from polyformer.memory.memorizing import Memorizing
-from polyformer.model import Transformer
-from polyformer.visual.explorer import page_of
-from polyformer.visual.explorer.calls import Call, measured
-from polyformer.visual.explorer.own_texts import OwnTexts
-from polyformer.visual.explorer.reading import Reading
-from polyformer.visual.explorer.record import recorded_calls
+from polyformer.models.architectures import Transformer
+from polyformer.nn.memory.memorizing import Memorizing
 
 LENGTH, BLOCK = 23, 4
 IDS = torch.randint(5, 60, (1, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -11,13 +11,13 @@ from playwright.sync_api import Page
 from torch import Tensor, nn
 
 from polyformer import InputError, create_model
+from polyformer.cli.plots.explorer import page_of
+from polyformer.cli.plots.explorer.calls import Call, measured
+from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.marks import Mark, mark, marked
-from polyformer.model import Transformer
-from polyformer.visual.explorer import page_of
-from polyformer.visual.explorer.calls import Call, measured
-from polyformer.visual.explorer.own_texts import OwnTexts
-from polyformer.visual.explorer.reading import Reading
-from polyformer.visual.explorer.record import recorded_calls
+from polyformer.models.architectures import Transformer
 
 LENGTH = 23
 IDS = torch.randint(5, 60, (1, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -12,11 +12,11 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from polyformer import InputError, create_model, from_pretrained
+from polyformer.cli.plots.explorer import Explorer, Reading, explore
+from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.notebook import reading
+from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.data import Tokenizer
-from polyformer.visual.explorer import Explorer, Reading, explore
-from polyformer.visual.explorer.calls import measured
-from polyformer.visual.explorer.notebook import reading
-from polyformer.visual.explorer.record import recorded_calls
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "<s>", "</s>"]
 IDS = [0, 1, 2, 3, 4, 5, 1]

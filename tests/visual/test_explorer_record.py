@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from polyformer import InputError, create_model
-from polyformer.visual.explorer.buffers import TYPES, Buffers
-from polyformer.visual.explorer.calls import measured
-from polyformer.visual.explorer.detail import planned, size, written
-from polyformer.visual.explorer.record import recorded_calls
-from polyformer.visual.explorer.summaries import CELLS, distance_edges
+from polyformer.cli.plots.explorer.buffers import TYPES, Buffers
+from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.detail import planned, size, written
+from polyformer.cli.plots.explorer.record import recorded_calls
+from polyformer.cli.plots.explorer.summaries import CELLS, distance_edges
 
 LENGTH = 23
 IDS = torch.randint(5, 60, (1, LENGTH), generator=torch.Generator().manual_seed(3))

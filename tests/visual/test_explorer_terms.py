@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import polyformer
 from polyformer import create_model
-from polyformer.patterns.score_steps import UNNAMED, in_turn, step, steps_of
-from polyformer.visual.explorer import page_of
-from polyformer.visual.explorer.buffers import Buffers
-from polyformer.visual.explorer.calls import measured
-from polyformer.visual.explorer.detail import size, written
-from polyformer.visual.explorer.reading import Reading
-from polyformer.visual.explorer.record import recorded_calls
+from polyformer.attention.patterns.score_steps import UNNAMED, in_turn, step, steps_of
+from polyformer.cli.plots.explorer import page_of
+from polyformer.cli.plots.explorer.buffers import Buffers
+from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.detail import size, written
+from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.record import recorded_calls
 
 LENGTH, LAYER, HEAD = 23, 1, 2
 IDS = torch.randint(5, 60, (1, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers.models.swin import modeling_swin
 
 from polyformer import InputError
-from polyformer.cli import main
-from polyformer.visual.explorer import page_of
-from polyformer.visual.explorer.calls import measured
-from polyformer.visual.explorer.notebook import reading
-from polyformer.visual.explorer.other_images import OtherImages
-from polyformer.visual.explorer.record import recorded_calls
+from polyformer.cli.main import main
+from polyformer.cli.plots.explorer import page_of
+from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.notebook import reading
+from polyformer.cli.plots.explorer.other_images import OtherImages
+from polyformer.cli.plots.explorer.record import recorded_calls
 from tolerances import Double
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
-from polyformer.patterns import Causal, Documents, Full, Global, Pattern, PerHead, PerLayer, Window
-from polyformer.sequence.context import Context
-from polyformer.visual.characters import (
+from polyformer.attention.patterns import Causal, Documents, Full, Global, Pattern, PerHead, PerLayer, Window
+from polyformer.cli.plots.characters import (
     ASCII,
     Characters,
     characters,
@@ -19,8 +17,10 @@ from polyformer.visual.characters import (
     reduced,
     work_cells,
 )
-from polyformer.visual.pattern import FULL, LIMIT, MASKED, SKIPPED, PatternPicture, labels, pictures
-from polyformer.visual.pattern_figure import draw_pattern
+from polyformer.cli.plots.pattern import FULL, LIMIT, MASKED, SKIPPED, PatternPicture, labels, pictures
+from polyformer.cli.plots.pattern_figure import draw_pattern
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
 
 
 def only_picture(pattern: Pattern, length: int, **options) -> PatternPicture:

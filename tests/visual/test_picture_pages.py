@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from polyformer import InputError, documentation
+from polyformer.attention.patterns import Full, Global, Pattern, PerHead, Window
+from polyformer.attention.positions import AlibiConfig, PositionConfig, SinusoidalConfig
+from polyformer.cli.plots import pages as module
+from polyformer.cli.plots.pages import pages
+from polyformer.cli.plots.pattern import MASKED, SKIPPED, pictures
+from polyformer.cli.plots.position import position_picture
+from polyformer.cli.plots.position_figure import position_svg
+from polyformer.cli.plots.svg import DARK, LIGHT, SEEN, pattern_svg, runs
 from polyformer.core.registry import in_package
-from polyformer.patterns import Full, Global, Pattern, PerHead, Window
-from polyformer.position import AlibiConfig, PositionConfig, SinusoidalConfig
-from polyformer.sequence.context import Context
-from polyformer.visual import pages as module
-from polyformer.visual.pages import pages
-from polyformer.visual.pattern import MASKED, SKIPPED, pictures
-from polyformer.visual.position import position_picture
-from polyformer.visual.position_figure import position_svg
-from polyformer.visual.svg import DARK, LIGHT, SEEN, pattern_svg, runs
+from polyformer.core.sequence.context import Context
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.core.errors import InputError
-from polyformer.position import (
+from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,
     PositionConfig,
@@ -15,10 +14,11 @@ from polyformer.position import (
     T5BiasConfig,
     sinusoids,
 )
-from polyformer.visual.characters import ASCII
-from polyformer.visual.position import WIDTH, position_picture
-from polyformer.visual.position_figure import draw_position
-from polyformer.visual.position_text import position_text
+from polyformer.cli.plots.characters import ASCII
+from polyformer.cli.plots.position import WIDTH, position_picture
+from polyformer.cli.plots.position_figure import draw_position
+from polyformer.cli.plots.position_text import position_text
+from polyformer.core.errors import InputError
 
 
 def test_alibi_is_its_bias():

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.cli import main
+from polyformer.cli.main import main
+from polyformer.cli.plots.report import write_report
+from polyformer.cli.plots.report.attention_maps import AttentionMaps, attention_view
+from polyformer.cli.plots.report.charts import Scale, Series, bar_chart, line_chart
+from polyformer.cli.plots.report.scaling import Growth, measure_growth
 from polyformer.data import library_text
-from polyformer.recipes.report import number
-from polyformer.recipes.run import Run
-from polyformer.visual.report import write_report
-from polyformer.visual.report.attention_maps import AttentionMaps, attention_view
-from polyformer.visual.report.charts import Scale, Series, bar_chart, line_chart
-from polyformer.visual.report.scaling import Growth, measure_growth
+from polyformer.training.recipes.report import number
+from polyformer.training.recipes.run import Run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 GROWTH = [
@@ -67,7 +67,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("demo") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library_text, "CHARACTERS", 60_000)
-        patch.setattr("polyformer.visual.report.run.measure_growth", lambda: GROWTH)
+        patch.setattr("polyformer.cli.plots.report.run.measure_growth", lambda: GROWTH)
         words = ["--task.ngram_order", "2", "--tokenizer.vocab_size", "300", "--training.engine.threads", "1"]
         assert main(["train", "--out", str(folder), *TINY, *words]) == 0
     return Run.open(folder)
@@ -81,7 +81,7 @@ def test_the_demonstration_is_the_bare_command_and_ends_with_its_report(
     assert run.recipe.optimizer.kind == "muon"
     assert (run.folder / "report.html").is_file()
     monkeypatch.setattr(library_text, "CHARACTERS", 60_000)
-    monkeypatch.setattr("polyformer.visual.report.run.measure_growth", lambda: GROWTH)
+    monkeypatch.setattr("polyformer.cli.plots.report.run.measure_growth", lambda: GROWTH)
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert capsys.readouterr().out.endswith(f"Report: {run.folder / 'report.html'}\n")
 

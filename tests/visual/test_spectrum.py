@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention import LinformerConfig, MemoryCompressedConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import LinformerConfig, MemoryCompressedConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.cli.plots.spectrum import Spectrum, matrices, shares, spectra, spectrum
+from polyformer.cli.plots.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.model import Transformer
-from polyformer.presets import create_model
-from polyformer.visual.spectrum import Spectrum, matrices, shares, spectra, spectrum
-from polyformer.visual.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
 
 MEMBERS = [kind for kind in MechanismConfig.kinds.values() if issubclass(kind, MechanismConfig)]
 

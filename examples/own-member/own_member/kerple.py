@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyformer.dot_product.relative import Relative
-from polyformer.position import Position, PositionConfig, Shape, Site
-from polyformer.sequence.context import Context
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.positions import Position, PositionConfig, Shape, Site
+from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

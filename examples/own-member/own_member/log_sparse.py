@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polyformer.attention.patterns import ByDistance
 from polyformer.core.errors import InputError
-from polyformer.patterns import ByDistance
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.feedforward import FeedForward, FeedForwardConfig
-from polyformer.ops.dropout import Dropout
-from polyformer.ops.linear import Linear
-from polyformer.sequence.context import Context
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear
+from polyformer.core.sequence.context import Context
+from polyformer.nn.feedforward import FeedForward, FeedForwardConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

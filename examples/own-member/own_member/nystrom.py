@@ -15,12 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.core.errors import InputError
+from polyformer.core.ops.softmax import softmax
+from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.dot_product.isolation import guarded
-from polyformer.ops.softmax import softmax
-from polyformer.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

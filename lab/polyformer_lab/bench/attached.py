@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from polyformer.inside.attach import attach
-from polyformer.patterns.base import Pattern
+from polyformer.attention.patterns.base import Pattern
+from polyformer.models.attached.attach import attach
 from polyformer_lab.bench.models import EncoderBench
 from polyformer_lab.bench.passes import PASSES, Pair, cases
 from polyformer_lab.bench.rows import Case, Row

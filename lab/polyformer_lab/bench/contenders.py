@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from polyformer.ops.compiled_code import separate_by_instructions
-from polyformer.patterns import Causal
-from polyformer.sequence.context import Context
+from polyformer.attention.patterns import Causal
+from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.sequence.context import Context
 from polyformer_lab.bench import peers
 from polyformer_lab.bench.member import Alone, Attention, BenchmarkCase
 from polyformer_lab.bench.rows import AbsentError

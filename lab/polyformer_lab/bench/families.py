@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from polyformer.checkpoints import FAMILIES, Family
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.presets import model_config
-from polyformer.recipes.find import with_data
+from polyformer.models.checkpoints import FAMILIES, Family
+from polyformer.models.presets import model_config
+from polyformer.training.recipes.find import with_data
 from polyformer_lab.bench.passes import PASSES, Batch, Pair, agreement, cases
 from polyformer_lab.bench.rows import Bench, Case, Row, check_names
 from polyformer_lab.bench.running import runner

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.presets import model_config
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.presets import model_config
 from polyformer_lab.bench.generation_libraries import INT8, LIBRARIES, Write
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, Case, DeviceBench, Make, Row, check_names

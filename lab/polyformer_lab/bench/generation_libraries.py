@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.generation import BeamConfig, GenerationConfig, SpecialIds
-from polyformer.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
@@ -56,7 +56,7 @@ def ours_with(weights: str, pair: Pair) -> Write:
     """Return generation by polyformer with weights in int8 or bfloat16."""
     if weights == "bfloat16" and not (torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()):
         raise AbsentError("this processor has no bfloat16")
-    from polyformer.model.weights import with_weights  # pyright: ignore[reportMissingImports]
+    from polyformer.models.architectures.weights import with_weights  # pyright: ignore[reportMissingImports]
 
     return ours(dataclasses.replace(pair, ours=with_weights(copy.deepcopy(pair.ours), weights)))
 

@@ -14,12 +14,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import SoftmaxConfig
-from polyformer.attention.base import MechanismConfig
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import Position, PositionConfig, Shape, Site, Terms, changes_scores
 from polyformer.core.errors import InputError, quote
-from polyformer.patterns.base import Pattern
-from polyformer.position import Position, PositionConfig, Shape, Site, Terms, changes_scores
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
 from polyformer_lab.bench.rows import AbsentError
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

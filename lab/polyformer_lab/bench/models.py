@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.checkpoints import convert, from_transformers
+from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead, PerLayer
 from polyformer.core.errors import InputError
-from polyformer.heads import EmbedConfig
-from polyformer.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead, PerLayer
+from polyformer.models.checkpoints import convert, from_transformers
+from polyformer.nn.heads import EmbedConfig
 from polyformer_lab.bench.passes import PASSES, Batch, Pair, agreement, cases
 from polyformer_lab.bench.rows import Case, DeviceBench, Row, check_names
 from polyformer_lab.bench.running import runner

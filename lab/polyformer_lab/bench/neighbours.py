@@ -15,24 +15,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_directory
-from polyformer.core.timing import stopwatch
-from polyformer.datastore.entries import KEYS, VALUES
-from polyformer.datastore.flat import as_tensor, nearest
-from polyformer.datastore.index import IndexConfig, imported_faiss, make_index
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.milvus_lease import held
-from polyformer.datastore.milvus_server import Address, Server
-from polyformer.datastore.milvus_store import (
+from polyformer.applications.retrieval.entries import KEYS, VALUES
+from polyformer.applications.retrieval.flat import as_tensor, nearest
+from polyformer.applications.retrieval.index import IndexConfig, imported_faiss, make_index
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.milvus_lease import held
+from polyformer.applications.retrieval.milvus_server import Address, Server
+from polyformer.applications.retrieval.milvus_store import (
     MANIFEST_ROW,
     MilvusStore,
     MilvusWriter,
     create_entries,
     open_in_milvus,
 )
-from polyformer.datastore.store import FolderStore, open_folder
-from polyformer.datastore.windows import Reading
+from polyformer.applications.retrieval.store import FolderStore, open_folder
+from polyformer.applications.retrieval.windows import Reading
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_directory
+from polyformer.core.timing import stopwatch
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 

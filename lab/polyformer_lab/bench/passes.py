@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.architecture import ModelConfig
-from polyformer.checkpoints import Family, from_transformers
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import Family, from_transformers
+from polyformer.models.config import ModelConfig
 from polyformer_lab.bench.rows import OURS, AbsentError, Case
 
 Batch = dict[str, Tensor]

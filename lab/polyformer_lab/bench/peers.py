@@ -11,9 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig
-from polyformer.patterns import BlockWindow, Causal, Full, Global, GlobalEnd, Or, Pattern, Random, Window
-from polyformer.position import AlibiConfig
+from polyformer.attention.mechanisms import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig
+from polyformer.attention.patterns import (
+    BlockWindow,
+    Causal,
+    Full,
+    Global,
+    GlobalEnd,
+    Or,
+    Pattern,
+    Random,
+    Window,
+)
+from polyformer.attention.positions import AlibiConfig
 from polyformer_lab.bench.member import Attention, BenchmarkCase
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.ops.linear import linear
+from polyformer.core.ops.linear import linear
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 

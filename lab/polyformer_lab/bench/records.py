@@ -13,8 +13,8 @@ from polyformer.core.config import Config
 from polyformer.core.destinations import is_replaceable
 from polyformer.core.errors import InputError
 from polyformer.core.files import json_bytes, read_json, write_output
+from polyformer.core.ops.tuning.machine import processor
 from polyformer.core.timing import median
-from polyformer.ops.tuning.machine import processor
 from polyformer_lab.machine import versions
 
 

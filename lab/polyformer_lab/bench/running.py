@@ -18,7 +18,7 @@ import torch
 
 from polyformer.core.destinations import check_file, is_replaceable
 from polyformer.core.files import read_json, write_json
-from polyformer.plugins import NAMED, import_all
+from polyformer.models.plugins import NAMED, import_all
 from polyformer_lab.bench.measuring import measure
 from polyformer_lab.bench.records import Record, Table
 from polyformer_lab.bench.report import markdown

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.memory.search import SEARCHES, entries
-from polyformer.memory.store import Store
-from polyformer.sequence.context import Context
+from polyformer.core.sequence.context import Context
+from polyformer.nn.memory.search import SEARCHES, entries
+from polyformer.nn.memory.store import Store
 from polyformer_lab.bench.rows import OURS, AbsentError, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 

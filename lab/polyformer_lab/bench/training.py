@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from polyformer.checkpoints import FAMILIES
 from polyformer.core.errors import InputError
-from polyformer.presets import model_config
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.presets import model_config
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, Case, DeviceBench, Row
 from polyformer_lab.bench.running import runner

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyformer.commands.options import argument, choices, experiment_settings
+from polyformer.cli.commands.options import argument, choices, experiment_settings
 
 EXAMPLES = """examples:
   polyformer bench all --out mine.json   # an hour or two; the same command goes on where it was stopped

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.commands.options import argument, option, recipe_settings
+from polyformer.cli.commands.options import argument, option, recipe_settings
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.parsing import dump_yaml
 

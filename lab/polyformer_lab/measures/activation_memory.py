@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyformer.block import BlockConfig
 from polyformer.core.memory_use import MIB
-from polyformer.feedforward import DenseConfig
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig, Stack, StackConfig
+from polyformer.core.sequence.context import Context
+from polyformer.nn.block import BlockConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.memory import peak_mib
 

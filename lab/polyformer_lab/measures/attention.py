@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyformer.checkpoints import from_pretrained
+from polyformer.cli.plots.spectrum import matrices, spectra
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.model import Transformer
-from polyformer.visual.spectrum import matrices, spectra
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from polyformer.checkpoints import convert, read_attention
-from polyformer.tasks import TextTask
+from polyformer.models.checkpoints import convert, read_attention
+from polyformer.training.tasks import TextTask
 from polyformer_lab.cells import Cell, Row, measurement
 
 

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyformer.calibration.texts import translating, written
-from polyformer.generation import BeamConfig
-from polyformer.model import Transformer
-from polyformer.tasks import Translation
+from polyformer.applications.exits.texts import translating, written
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import BeamConfig
+from polyformer.training.tasks import Translation
 from polyformer_lab.cells import Cell, Row, measurement
 
 Thresholds = float | tuple[float, ...]

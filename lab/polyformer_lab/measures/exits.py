@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.calibration.calibrate import exits_of
-from polyformer.calibration.similarity import RougeL
-from polyformer.calibration.texts import ROWS, continuing, written
-from polyformer.checkpoints import from_pretrained
+from polyformer.applications.exits.calibrate import exits_of
+from polyformer.applications.exits.similarity import RougeL
+from polyformer.applications.exits.texts import ROWS, continuing, written
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.depth import whole_depth
-from polyformer.depth.exits import Exits
-from polyformer.model import Transformer
-from polyformer.tasks.metrics import exp
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import from_pretrained
+from polyformer.nn.depth import whole_depth
+from polyformer.nn.depth.exits import Exits
+from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
 

@@ -1,11 +1,11 @@
 """Scores of image models, the number of pixels that each pixel sees, and completed images."""
 
-from polyformer.patterns import Pattern
-from polyformer.patterns.implied import Causal
-from polyformer.patterns.layout import count
-from polyformer.recipes.sheet import write_sheet
-from polyformer.sequence.context import Context
-from polyformer.tasks import ImageModelling
+from polyformer.attention.patterns import Pattern
+from polyformer.attention.patterns.implied import Causal
+from polyformer.attention.patterns.layout import count
+from polyformer.core.sequence.context import Context
+from polyformer.training.recipes.sheet import write_sheet
+from polyformer.training.tasks import ImageModelling
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.scores import scores
 

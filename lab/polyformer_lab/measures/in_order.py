@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from polyformer.checkpoints import convert
-from polyformer.memory.base import set_length
-from polyformer.memory.memorizing import set_store
-from polyformer.recipes.fit import Fitted
-from polyformer.tasks import LanguageModelling
+from polyformer.models.checkpoints import convert
+from polyformer.nn.memory.base import set_length
+from polyformer.nn.memory.memorizing import set_store
+from polyformer.training.recipes.fit import Fitted
+from polyformer.training.tasks import LanguageModelling
 from polyformer_lab.cells import Cell, Row, measurement
 
 CONVERTED = "converted"

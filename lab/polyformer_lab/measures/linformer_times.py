@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention import LinformerConfig, SoftmaxConfig
-from polyformer.block import PreNormConfig
+from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
+from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.memory_use import MIB
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.core.sequence.context import Context
 from polyformer.core.timing import in_turn, median
-from polyformer.feedforward import DenseConfig
-from polyformer.ops.norms import LayerNormConfig
-from polyformer.position import NoPositionConfig, Shape
-from polyformer.sequence.context import Context
-from polyformer.stack import AttentionConfig
-from polyformer.stack.layer import Layer
+from polyformer.nn.block import PreNormConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.stack import AttentionConfig
+from polyformer.nn.stack.layer import Layer
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.memory import peak_mib
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polyformer.data.listops import PAD, VOCABULARY, Expression, ListOps
-from polyformer.depth import recorded_depths
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
+from polyformer.nn.depth import recorded_depths
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import trained

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from torch import Tensor
 
+from polyformer.applications.retrieval.build import build, manifest_of
+from polyformer.applications.retrieval.index import IndexConfig, make_index
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.neighbours import Text
+from polyformer.applications.retrieval.readers import ContextReader, open_reader
+from polyformer.applications.retrieval.scoring import measured
+from polyformer.applications.retrieval.store import FolderStore, open_folder
+from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
 from polyformer.data.fingerprint import fingerprint
-from polyformer.datastore.build import build, manifest_of
-from polyformer.datastore.index import IndexConfig, make_index
-from polyformer.datastore.manifest import Manifest
-from polyformer.datastore.neighbours import Text
-from polyformer.datastore.readers import ContextReader, open_reader
-from polyformer.datastore.scoring import measured
-from polyformer.datastore.store import FolderStore, open_folder
-from polyformer.datastore.windows import Reading
-from polyformer.recipes.find import with_data
-from polyformer.tasks.metrics import exp
+from polyformer.training.recipes.find import with_data
+from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 
 

@@ -9,11 +9,11 @@ import dataclasses
 import torch
 from torch import nn
 
-from polyformer.architecture import ModelConfig
-from polyformer.heads import DetectConfig, MaskedConfig
-from polyformer.model import Transformer
-from polyformer.tasks.electra import ElectraConfig, generator_config
-from polyformer.tasks.masking import MaskedDocumentsConfig
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.heads import DetectConfig, MaskedConfig
+from polyformer.training.tasks.electra import ElectraConfig, generator_config
+from polyformer.training.tasks.masking import MaskedDocumentsConfig
 
 
 def operations(task: MaskedDocumentsConfig, model: ModelConfig) -> float:

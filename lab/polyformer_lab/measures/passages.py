@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.checkpoints import convert, from_pretrained
 from polyformer.core.errors import InputError
 from polyformer.core.timing import stopwatch
 from polyformer.data import DataConfig, Tokenizer, read
 from polyformer.data.opening import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.heads import EmbedConfig
-from polyformer.model import Transformer
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import convert, from_pretrained
+from polyformer.nn.heads import EmbedConfig
 from polyformer_lab.cells import Cell, Row, measurement
 
 CHAPTER = re.compile(r"^CHAPTER [IVXLC\d]+\.?\s*$", re.MULTILINE)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyformer.checkpoints import config_of
-from polyformer.model import Transformer
-from polyformer.recipes import Run
-from polyformer.tasks import TextTask
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import config_of
+from polyformer.training.recipes import Run
+from polyformer.training.tasks import TextTask
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.labelled import TEST, TRAIN, Labelled, read_texts, sklearn
 from polyformer_lab.measures.operations import operations

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from polyformer.attention.linear.feature_attention import linear_attention
-from polyformer.attention.linear.feature_maps import MAPS, Kernel
-from polyformer.ops.random_directions import directions
-from polyformer.sequence.context import Context
+from polyformer.attention.mechanisms.linear.feature_attention import linear_attention
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
+from polyformer.core.ops.random_directions import directions
+from polyformer.core.sequence.context import Context
 from polyformer_lab.cells import Cell, Row, measurement
 
 FLOOR = 0.01

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from polyformer.tasks import AgentConfig
 from polyformer.training.metrics import read_metrics
+from polyformer.training.tasks import AgentConfig
 from polyformer_lab.cells import Cell, Row, measurement
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from polyformer.environments.recording import Recording, record
-from polyformer.model import TrajectoryTransformer
-from polyformer.tasks.act import Acting
-from polyformer.trials.trial import Trial, achieved
+from polyformer.models.architectures import TrajectoryTransformer
+from polyformer.training.rl.recording import Recording, record
+from polyformer.training.rl.trial import Trial, achieved
+from polyformer.training.tasks.act import Acting
 from polyformer_lab.cells import Cell, Row, measurement
 
 DATA = "episodes-v0"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.model import Transformer
-from polyformer.recipes.fit import Fitted
-from polyformer.tasks import LanguageModelling
-from polyformer.tasks.metrics import exp
+from polyformer.models.architectures import Transformer
+from polyformer.training.recipes.fit import Fitted
+from polyformer.training.tasks import LanguageModelling
+from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
 
 

@@ -7,18 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.applications.retrieval.build import keys_of
+from polyformer.applications.retrieval.neighbours import Text, find
+from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.scoring import STEPS, Targets, batched, spread, target_shares
+from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.windows import windows
 from polyformer.core.labels import IGNORED
 from polyformer.data import DataConfig, read
 from polyformer.data.fingerprint import fingerprint
-from polyformer.datastore.build import keys_of
-from polyformer.datastore.neighbours import Text, find
-from polyformer.datastore.readers import open_reader
-from polyformer.datastore.scoring import STEPS, Targets, batched, spread, target_shares
-from polyformer.datastore.store import open_folder
-from polyformer.datastore.windows import windows
-from polyformer.recipes.fit import Fitted
-from polyformer.tasks import LanguageModelling
-from polyformer.tasks.metrics import exp
+from polyformer.training.recipes.fit import Fitted
+from polyformer.training.tasks import LanguageModelling
+from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.nearest_neighbours import build_store, perplexity
 

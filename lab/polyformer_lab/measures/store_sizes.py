@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.checkpoints import convert, from_pretrained
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.memory.memorizing import set_store
-from polyformer.model import Transformer
-from polyformer.tasks import LanguageModelling
-from polyformer.tasks.lm import LanguageModellingConfig
-from polyformer.tasks.metrics import exp
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import convert, from_pretrained
+from polyformer.nn.memory.memorizing import set_store
+from polyformer.training.tasks import LanguageModelling
+from polyformer.training.tasks.lm import LanguageModellingConfig
+from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.core.sequence.tokens import Tokens
 from polyformer.data.strings import END, PAD, START, STRINGS, VOCABULARY
-from polyformer.model import Transformer
-from polyformer.outputs import ModelOutput
-from polyformer.presets import create_model
-from polyformer.sequence.tokens import Tokens
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelOutput
+from polyformer.models.presets import create_model
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import trained

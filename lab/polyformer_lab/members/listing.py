@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from polyformer.attention.base import MechanismConfig
-from polyformer.depth import DepthConfig
-from polyformer.memory import MemoryConfig
-from polyformer.patterns.base import Pattern
-from polyformer.position import PositionConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import PositionConfig
+from polyformer.nn.depth import DepthConfig
+from polyformer.nn.memory import MemoryConfig
 
 Table = Literal["decoder", "encoder", "image"]
 Family = Literal["mechanism", "pattern", "position", "memory", "depth"]

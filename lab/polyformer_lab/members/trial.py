@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.model import Transformer
-from polyformer.presets import create_model
+from polyformer.models.architectures import Transformer
+from polyformer.models.presets import create_model
 from polyformer_lab.members import questions
 from polyformer_lab.members.listing import Row
 from polyformer_lab.members.questions import Rows

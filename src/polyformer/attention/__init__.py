@@ -1,33 +1,25 @@
-"""Attention mechanisms, one file or package each."""
+"""Attention: which keys each query attends to, how scores are computed, and what positions add.
 
-from polyformer.attention.adaptive_span import AdaptiveSpanConfig
-from polyformer.attention.alternate import AlternateConfig
-from polyformer.attention.dynamic_span import DynamicSpanConfig
-from polyformer.attention.linear.performer import PerformerConfig
-from polyformer.attention.linear.rfa import RFAConfig
-from polyformer.attention.linformer import LinformerConfig
-from polyformer.attention.lsh import LSHConfig
-from polyformer.attention.memory_compressed import MemoryCompressedConfig
-from polyformer.attention.routing import RoutingConfig
-from polyformer.attention.sinkhorn import SinkhornConfig, SortCutConfig
-from polyformer.attention.softmax_attention import SoftmaxConfig
-from polyformer.attention.svd import SVDConfig
-from polyformer.core.registry import import_modules
+`patterns` are the attention masks, `functional` computes softmax(q k^T) v for a pattern, `positions` are the
+positional encodings, and `mechanisms` are the attention layers' kinds: softmax and its approximations.
+"""
 
-__all__ = [
-    "AdaptiveSpanConfig",
-    "AlternateConfig",
-    "DynamicSpanConfig",
-    "LSHConfig",
-    "LinformerConfig",
-    "MemoryCompressedConfig",
-    "PerformerConfig",
-    "RFAConfig",
-    "RoutingConfig",
-    "SVDConfig",
-    "SinkhornConfig",
-    "SoftmaxConfig",
-    "SortCutConfig",
-]
+from typing import TYPE_CHECKING
 
-import_modules(__name__)
+from polyformer.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from polyformer.attention.functional.attend import attend as attend
+    from polyformer.attention.functional.relative import Relative as Relative
+    from polyformer.attention.mechanisms import *
+    from polyformer.attention.patterns import *
+    from polyformer.attention.positions import *
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Relative": "functional.relative",
+        "attend": "functional.attend",
+    },
+    ["mechanisms", "patterns", "positions"],
+)

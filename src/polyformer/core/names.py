@@ -12,7 +12,12 @@ from typing import NamedTuple
 
 from polyformer.core.errors import QUOTED, InputError, quote, unknown
 
-MODULES = "polyformer.model", "polyformer.presets", "polyformer.tasks", "polyformer.recipes.find"
+MODULES = (
+    "polyformer.models.architectures",
+    "polyformer.models.presets",
+    "polyformer.training.tasks",
+    "polyformer.training.recipes.find",
+)
 """Modules whose import announces every kind."""
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors, write_tensors
 from polyformer.core.parsing import parse_json
+from polyformer.core.registry import in_package
 from polyformer.core.state import State
 
 STRUCTURE = "structure"
@@ -75,18 +76,28 @@ def _read(node: dict[str, Any], tensors: dict[str, Tensor], source: object) -> A
         return tuple(_read(item, tensors, source) for item in node["tuple"])
     if "value" in node:
         return node["value"]
-    kinds = {_name(kind): kind for kind in _below(State)}
-    if node["state"] not in kinds:
+    kind = _kind(node["state"])
+    if kind is None:
         raise InputError(
             f"{source}: a state of {quote(node['state'])}, which is not imported; import its module first"
         )
-    return kinds[node["state"]](
-        **{name: _read(field, tensors, source) for name, field in node["fields"].items()}
-    )
+    return kind(**{name: _read(field, tensors, source) for name, field in node["fields"].items()})
 
 
 def _name(kind: type[State]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _kind(name: str) -> type[State] | None:
+    """Return the class of states with this name, None if it is not imported.
+
+    The module of a class of polyformer may have had another name when the file was written.
+    """
+    kinds = {_name(kind): kind for kind in _below(State)}
+    if name in kinds or not name.startswith("polyformer."):
+        return kinds.get(name)
+    moved = [kind for kind in kinds.values() if in_package(kind) and kind.__qualname__ == name.split(".")[-1]]
+    return moved[0] if len(moved) == 1 else None
 
 
 def _below(kind: type[State]) -> Iterator[type[State]]:

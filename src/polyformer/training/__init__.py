@@ -1,24 +1,46 @@
-"""Training: one loop for every task, optimizers, schedules, and checkpoints that survive a killed process."""
+"""Training: one loop for all tasks, optimizers, schedules, and checkpoints that survive a killed process.
 
-from polyformer.training.config import EngineConfig, ReportingConfig, SavingConfig, TrainingConfig
-from polyformer.training.loop import Result, train
-from polyformer.training.muon import MuonConfig
-from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.schedules import ScheduleConfig
-from polyformer.training.task import Batch, Task, share, share_rows
+`tasks` connect data with a head, `objectives` are losses, `recipes` are complete trainings in YAML,
+`distributed` divides one training over several processes, and `rl` has environments and policies.
+"""
 
-__all__ = [
-    "Batch",
-    "EngineConfig",
-    "MuonConfig",
-    "OptimizerConfig",
-    "ReportingConfig",
-    "Result",
-    "SavingConfig",
-    "ScheduleConfig",
-    "Task",
-    "TrainingConfig",
-    "share",
-    "share_rows",
-    "train",
-]
+from typing import TYPE_CHECKING
+
+from polyformer.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from polyformer.training.config import EngineConfig as EngineConfig
+    from polyformer.training.config import ReportingConfig as ReportingConfig
+    from polyformer.training.config import SavingConfig as SavingConfig
+    from polyformer.training.config import TrainingConfig as TrainingConfig
+    from polyformer.training.loop import Result as Result
+    from polyformer.training.loop import train as train
+    from polyformer.training.muon import MuonConfig as MuonConfig
+    from polyformer.training.optimizers import OptimizerConfig as OptimizerConfig
+    from polyformer.training.recipes import *
+    from polyformer.training.schedules import ScheduleConfig as ScheduleConfig
+    from polyformer.training.task import Batch as Batch
+    from polyformer.training.task import Task as Task
+    from polyformer.training.task import share as share
+    from polyformer.training.task import share_rows as share_rows
+    from polyformer.training.tasks import *
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Batch": "task",
+        "EngineConfig": "config",
+        "MuonConfig": "muon",
+        "OptimizerConfig": "optimizers",
+        "ReportingConfig": "config",
+        "Result": "loop",
+        "SavingConfig": "config",
+        "ScheduleConfig": "schedules",
+        "Task": "task",
+        "TrainingConfig": "config",
+        "share": "task",
+        "share_rows": "task",
+        "train": "loop",
+    },
+    ["recipes", "tasks"],
+)

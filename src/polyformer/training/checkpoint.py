@@ -95,7 +95,7 @@ class Checkpoints:
         the checkpoint is either complete or absent.
         """
         if group is not None:
-            from polyformer.parallel.checkpoint import raise_together
+            from polyformer.training.distributed.checkpoint import raise_together
 
             complaint = None
             try:
@@ -111,7 +111,7 @@ class Checkpoints:
         self.prune(snapshot.progress.best_step)
 
     def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.parallel.checkpoint import raise_together, shown_to_all
+        from polyformer.training.distributed.checkpoint import raise_together, shown_to_all
         from polyformer.training.divided_files import write_divided
 
         first, complaint = torch.distributed.get_rank() == 0, None
@@ -199,7 +199,9 @@ def by_parts(path: Path, model: nn.Module) -> bool:
 def _is_divided(model: nn.Module) -> bool:
     if not torch.distributed.is_initialized():
         return False
-    from polyformer.parallel.checkpoint import is_divided  # its torch modules take a second to load
+    from polyformer.training.distributed.checkpoint import (
+        is_divided,  # its torch modules take a second to load
+    )
 
     return is_divided(model)
 

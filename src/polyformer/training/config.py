@@ -5,7 +5,7 @@ from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.parallel.config import ParallelConfig
+from polyformer.training.distributed.config import ParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

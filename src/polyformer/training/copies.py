@@ -2,7 +2,7 @@
 
 import torch
 
-from polyformer.parallel.mesh import Mesh
+from polyformer.training.distributed.mesh import Mesh
 
 
 class Copies:

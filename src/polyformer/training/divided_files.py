@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.parallel.checkpoint import (
+from polyformer.training.distributed.checkpoint import (
     is_divided,
     is_elsewhere,
     once,
@@ -22,7 +22,7 @@ from polyformer.parallel.checkpoint import (
     stored,
     write_parts,
 )
-from polyformer.parallel.shard import local
+from polyformer.training.distributed.shard import local
 from polyformer.training.optimizer_state import set_optimizer_state
 from polyformer.training.state import MODEL_PARTS, OPTIMIZER_PARTS, file_digest, has_parts, read_state
 

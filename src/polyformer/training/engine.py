@@ -12,14 +12,14 @@ from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.initialization import Draw
-from polyformer.ops.compiled_code import separate_by_instructions
-from polyformer.parallel.mesh import Mesh, open_mesh
-from polyformer.sequence.spread import spread_over
-from polyformer.stack import Stack
+from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.sequence.spread import spread_over
+from polyformer.nn.stack import Stack
 from polyformer.training.background import Writer, writers
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
 from polyformer.training.copies import Copies
+from polyformer.training.distributed.mesh import Mesh, open_mesh
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.processes import open_accelerator
@@ -27,8 +27,8 @@ from polyformer.training.signals import Asked
 from polyformer.training.task import Batch, Evaluators, Task
 
 if TYPE_CHECKING:
-    from polyformer.parallel.pipeline import Pipeline
-    from polyformer.parallel.whole import Form
+    from polyformer.training.distributed.pipeline import Pipeline
+    from polyformer.training.distributed.whole import Form
 
 HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -98,7 +98,7 @@ class Engine:
         """Return the module that tasks evaluate: `model`, or the pipeline of its stages in all processes."""
         if self.pipeline is None:
             return model
-        from polyformer.parallel.pipeline import Pipelined
+        from polyformer.training.distributed.pipeline import Pipelined
 
         return Pipelined(self.pipeline)
 
@@ -112,17 +112,17 @@ class Engine:
         if self.mesh is None:
             model.to(self.device)
             return []
-        from polyformer.parallel.whole import Form
+        from polyformer.training.distributed.whole import Form
 
         self.form = Form(model)
         parallel, notes = self.config.parallel, []
         if self.mesh.size("tensor") > 1:
-            from polyformer.parallel.tensor import divide_heads
+            from polyformer.training.distributed.tensor import divide_heads
 
             notes += divide_heads(model, self.mesh.device_mesh["tensor"])
         if parallel.pipeline == 1:
             return notes + self._place(model, model, draw)
-        from polyformer.parallel.pipeline import Pipeline
+        from polyformer.training.distributed.pipeline import Pipeline
 
         self.pipeline = Pipeline(
             model,
@@ -139,8 +139,8 @@ class Engine:
 
         root: the module to call, `model` or a wrapper of it. draw: as in `place_model`.
         """
-        from polyformer.parallel.late_weights import complete, move
-        from polyformer.parallel.shard import compile_layers, shard
+        from polyformer.training.distributed.late_weights import complete, move
+        from polyformer.training.distributed.shard import compile_layers, shard
 
         assert self.mesh is not None
         divided = self.mesh.sharding.size() > 1
@@ -157,7 +157,7 @@ class Engine:
         self.config.parallel.check_optimizer(config.kind)
         optimizer = config.build(model)
         if self.mesh is not None:
-            from polyformer.parallel.shard import split_by_mesh
+            from polyformer.training.distributed.shard import split_by_mesh
 
             split_by_mesh(optimizer)
         return optimizer
@@ -172,7 +172,7 @@ class Engine:
         if self.mesh is None:
             yield
             return
-        from polyformer.parallel.shard import unsharded
+        from polyformer.training.distributed.shard import unsharded
 
         if self.pipeline is None:
             for buffer in model.buffers():
@@ -190,7 +190,7 @@ class Engine:
             for path, module in files.items() if self.rank == 0 else ():
                 write_tensors(path, dict(module.state_dict()))
             return
-        from polyformer.parallel.whole import gathered
+        from polyformer.training.distributed.whole import gathered
 
         fetch = gathered
         if self.pipeline is not None:
@@ -241,7 +241,7 @@ class Engine:
     def unsynced(self, skip: bool) -> AbstractContextManager[object]:
         """Return a context that skips gradient synchronization if `skip`, for all but the last pass."""
         if self.mesh is not None:
-            from polyformer.parallel.shard import set_last_pass
+            from polyformer.training.distributed.shard import set_last_pass
 
             set_last_pass(self.wrapped, last=not skip)
             return nullcontext()
@@ -326,7 +326,7 @@ class Engine:
         """Clip the gradients, update the weights and reset the gradients; return the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.mesh is not None:
-            from polyformer.parallel.shard import gradient_norm, update_parts
+            from polyformer.training.distributed.shard import gradient_norm, update_parts
 
             norm = gradient_norm(parameters) if self.pipeline is None else self.pipeline.norm()
             return update_parts(optimizer, parameters, clip, norm)

@@ -8,7 +8,7 @@ import numpy
 import torch
 
 import polyformer
-from polyformer.ops.tuning.machine import processor
+from polyformer.core.ops.tuning.machine import processor
 
 THREADS = "threads"
 PROCESSOR = "device", "instructions", "onednn"

@@ -13,14 +13,14 @@ from torch import nn
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
-from polyformer.ops.tuning import adopted
-from polyformer.ops.workers import threads
-from polyformer.parallel.peers import answering
+from polyformer.core.ops.tuning import adopted
+from polyformer.core.ops.workers import threads
 from polyformer.training.carrying import Carrying
 from polyformer.training.checkpoint import Checkpoints, load_average, load_checkpoint, load_model
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
+from polyformer.training.distributed.peers import answering
 from polyformer.training.engine import Engine, is_main
 from polyformer.training.feed import Feed, Group
 from polyformer.training.lock import sole_writer

@@ -101,7 +101,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     X <- A X + (B X X^T + C (X X^T)^2) X, started at matrix / ||matrix||.
     """
     if torch.distributed.is_initialized():
-        from polyformer.parallel.whole import of_whole
+        from polyformer.training.distributed.whole import of_whole
 
         return of_whole(_orthogonal, matrix)
     return _orthogonal(matrix)

@@ -9,7 +9,7 @@ from polyformer.training.engine import Engine
 from polyformer.training.feed import Group
 
 if TYPE_CHECKING:
-    from polyformer.parallel.pipeline import Pipeline
+    from polyformer.training.distributed.pipeline import Pipeline
 
 
 def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor:

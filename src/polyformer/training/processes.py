@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
-from polyformer.parallel.peers import answering, meet_again
+from polyformer.training.distributed.peers import answering, meet_again
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from polyformer.ops.tuning import store
-from polyformer.ops.workers import usual_threads
+from polyformer.core.ops.tuning import store
+from polyformer.core.ops.workers import usual_threads
 from polyformer.training.engine import Engine
 from polyformer.training.environment import PROCESSOR, THREADS, differences, versions
 

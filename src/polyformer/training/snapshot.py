@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.files import save_tensors
+from polyformer.core.ops.tuning import recorded
 from polyformer.core.state import State
 from polyformer.core.state_files import state_tensors
-from polyformer.ops.tuning import recorded
 from polyformer.training.environment import versions
 from polyformer.training.optimizer_state import optimizer_state
 from polyformer.training.state import MEMORY, Progress, write_state

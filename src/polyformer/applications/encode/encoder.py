@@ -1,0 +1,169 @@
+"""A model that computes one vector per text: its tokenizer, its pooling and its maximum length.
+
+Reimers and Gurevych 2019, section 3: v = pool(h), scaled to length 1. The head `embed` or a folder of
+sentence-transformers defines pooling and scaling; other models require the name of a pooling.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_json
+from polyformer.core.ops.pooling import pool
+from polyformer.data import Collate
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.record import RECIPE
+from polyformer.models.architectures.saving import CONFIG
+from polyformer.models.checkpoints import from_pretrained
+from polyformer.models.checkpoints.load import WRAPPED
+from polyformer.models.checkpoints.sentence import embedding_head
+from polyformer.models.config import ModelConfig, longest
+from polyformer.nn.heads import EmbedConfig
+from polyformer.training.recipes.reader import LABELLED, MARKS, mark
+from polyformer.training.recipes.run import Run
+from polyformer.training.tasks.text import batched
+
+LIMIT = "sentence_bert_config.json"
+"""File of sentence-transformers with max_seq_length: the most tokens per text, including special tokens."""
+
+
+class Vectors(NamedTuple):
+    """Vectors [texts, E] in float32, and the indices of the texts that were truncated."""
+
+    vectors: Tensor
+    cut: list[int]
+
+
+class Encoder:
+    """A text encoder from `folder`, a run or a checkpoint.
+
+    Args:
+        pooling: first, last, mean or max of the last hidden states, of the encoder's in an encoder-decoder;
+            None: as in the model's head `embed`, or in its folder.
+        normalize: with a `pooling`, whether vectors are scaled to length 1.
+        max_length: the most tokens per text, including special tokens; longer texts are truncated. None: the
+            limit of the folder, or of the model.
+        batch_tokens: tokens per batch, including padding.
+
+    Raises:
+        InputError: no pooling is defined or it is defined twice, no tokenizer, or a `max_length` beyond the
+            model's limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        pooling: str | None = None,
+        normalize: bool = True,
+        max_length: int | None = None,
+        batch_tokens: int = 4096,
+    ):
+        if max_length is not None and max_length < 2:
+            raise InputError(f"max_length: expected 2 tokens or more, got {max_length}")
+        if batch_tokens < 1:
+            raise InputError(f"batch_tokens: expected 1 or more, got {batch_tokens}")
+        self.head = None if pooling is None else EmbedConfig(pooling=pooling, normalize=normalize)
+        self.model = _model(folder, device, self.head)
+        config = self.model.config
+        assert isinstance(config, ModelConfig)
+        self.config, self.tokenizer, self.batch_tokens = config, load_tokenizer(folder), batch_tokens
+        self.max_length = _length(folder, config, max_length)
+        if config.origin is None and self.tokenizer.backend.post_processor is None:
+            mark(self.tokenizer, *(MARKS["generate"] if config.encoder is None else LABELLED))
+        if self.max_length is not None:
+            self.tokenizer.marking.enable_truncation(self.max_length)
+        special = config.special
+        pads = (special.pad, self.tokenizer.pad_id, 0)
+        self.collate = Collate(next(token for token in pads if token is not None))
+        firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
+        self.first = next(token for token in firsts if token is not None)  # input of a text without tokens
+
+    @cached_property
+    def width(self) -> int:
+        """Return E, the numbers per vector."""
+        return self.config.hidden_size
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the properties that determine the vectors of texts: plain data, equal for equal encoders."""
+        return {
+            "model": model_fingerprint(self.model, changed_settings(self.config)),
+            "tokenizer": self.tokenizer.fingerprint,
+            "head": (self.head or self.config.head).to_dict(),
+            "max_length": self.max_length,
+            "batch_tokens": self.batch_tokens,
+        }
+
+    @torch.no_grad()
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """Return the vector of each text, in order; the batches contain texts of similar lengths."""
+        encoded = self.tokenizer.marking.encode_batch_fast(list(texts))
+        cut = [number for number, encoding in enumerate(encoded) if encoding.overflowing]
+        vectors = torch.empty(len(texts), self.width)
+        rows: list[Any] = [encoding.ids or [self.first] for encoding in encoded]
+        for numbers, batch in batched(self.model, rows, self.collate, self.batch_tokens):
+            vectors[numbers] = self._pooled(batch).float().cpu()
+        return Vectors(vectors, cut)
+
+    def _pooled(self, batch: dict[str, Tensor]) -> Tensor:
+        if self.head is None:
+            return self.model(**batch).logits
+        if self.config.encoder is not None and self.config.decoder is not None:
+            hidden = self.model.encode(batch["input_ids"], batch.get("attention_mask")).source
+            assert hidden is not None
+        else:
+            hidden = self.model(**batch).last_hidden_state
+        mask = batch.get("attention_mask")
+        vectors = pool(hidden, None if mask is None else mask.bool(), self.head.pooling)
+        return F.normalize(vectors, dim=-1) if self.head.normalize else vectors
+
+
+def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Transformer:
+    """Load the model, which must have the head `embed` unless another `head` is given.
+
+    The head of a public checkpoint is used only if its folder defines the pooling: transformers adds a pooler
+    to models that were never trained to embed.
+    """
+    if not folder.exists():
+        raise InputError(f"{folder}: no such directory; expected a run, or the folder of a checkpoint")
+    if (folder / RECIPE).is_file():
+        model: Any = Run.open(folder).model(device.type).to(device)
+    else:
+        own = folder.is_dir() and read_json(folder / CONFIG, dict).get("model_type", WRAPPED) == WRAPPED
+        saved = None if own or head is not None or folder.is_file() else embedding_head(folder)
+        if not own and head is None and saved is None:
+            raise _unsaid(folder)
+        model = from_pretrained(folder, saved).to(device)
+    if not isinstance(model.config, ModelConfig):
+        raise InputError(f"{folder}: not a model of texts")
+    if head is None and not isinstance(model.config.head, EmbedConfig):
+        raise _unsaid(folder)
+    return model
+
+
+def _unsaid(folder: Path) -> InputError:
+    return InputError(
+        f"{folder}: nothing there says how a text becomes a vector; say it by --pooling mean, first, last "
+        "or max"
+    )
+
+
+def _length(folder: Path, config: ModelConfig, asked: int | None) -> int | None:
+    """Return the most tokens per text; None for no limit."""
+    most = longest(config)
+    if asked is not None:
+        if most is not None and asked > most:
+            raise InputError(f"max_length: expected at most {most}, which {folder} takes, got {asked}")
+        return asked
+    described = read_json(folder / LIMIT, dict) if folder.is_dir() and (folder / LIMIT).is_file() else {}
+    usual = described.get("max_seq_length")
+    return usual if isinstance(usual, int) and (most is None or usual <= most) else most

@@ -1,0 +1,71 @@
+"""Texts that a model generates for its calibration, and the number of layers per token."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.generation.stopping import Decode
+from polyformer.nn.depth import recorded_depths, whole_depth
+from polyformer.nn.depth.exits import set_threshold
+
+ROWS = 16
+"""Prompts per batch."""
+
+Write = Callable[[Transformer], list[str]]
+"""A function that generates texts with a model, in a fixed order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """Generated texts, one per prompt or source.
+
+    layers: mean number of decoder layers per generated token. seconds: total time.
+    """
+
+    texts: list[str]
+    layers: float
+    seconds: float
+
+
+def written(model: Transformer, write: Write, threshold: float | Sequence[float] | None) -> Written:
+    """Generate with exits at `threshold` (a number, or a number per exit), or without exits if it is None."""
+    set_threshold(model, 1.0 if threshold is None else threshold)
+    start = time.perf_counter()
+    with whole_depth(threshold is None), recorded_depths() as depths:
+        texts = write(model)
+    seconds = time.perf_counter() - start
+    steps = [depth for depth in depths if depth.shape[1] == 1]  # longer steps read a prompt
+    layers = torch.cat([depth.flatten() for depth in steps]).double().mean() if steps else torch.tensor(0.0)
+    return Written(texts, float(layers), seconds)
+
+
+def continuing(rows: Sequence[Sequence[int]], prompt: int, decode: Decode) -> tuple[Write, list[str]]:
+    """Return a function that continues the first `prompt` tokens of each row, and the true continuations."""
+    settings = GenerationConfig(max_new_tokens=len(rows[0]) - prompt)
+
+    def write(model: Transformer) -> list[str]:
+        device, texts = next(model.parameters()).device, list[str]()
+        for start in range(0, len(rows), ROWS):
+            ids = torch.tensor([row[:prompt] for row in rows[start : start + ROWS]], device=device)
+            texts += model.generate(ids, None, settings).texts(decode)
+        return texts
+
+    return write, [decode(row[prompt:]) for row in rows]
+
+
+class Translator(Protocol):
+    """A task or a checkpoint that translates."""
+
+    def translate(self, model: Transformer, texts: Sequence[str]) -> list[str]:
+        """Return the translation of each text."""
+        ...
+
+
+def translating(translator: Translator, sources: Sequence[str]) -> Write:
+    """Return a function that translates all `sources`."""
+    return lambda model: translator.translate(model, sources)

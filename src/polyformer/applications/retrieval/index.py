@@ -1,0 +1,223 @@
+"""An IVF-PQ index of a store's keys, by faiss: a search scans some lists and the compressed keys in them.
+
+k-means assigns each key to a list (IVF). The difference between the key and its list's centre is coded by
+product quantization, in a byte for each run of coordinates (PQ). Jegou et al. 2011. A search takes some more
+candidates by these codes than needed and orders them by exact distance
+(`polyformer.applications.retrieval.store`). The number of lists to scan is measured when the index is built:
+the fewest that find nearly all neighbours that a scan of all lists finds.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.applications.retrieval.checksums import file_checksum
+from polyformer.applications.retrieval.flat import nearest, squared_distances
+from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
+from polyformer.core.limits import SIZE
+from polyformer.core.sizes import check_most
+from polyformer.training.lock import sole_writer
+
+INDEX, ABOUT = "index.faiss", "index.json"
+FEWEST = 256 * 39
+"""Least number of keys: with fewer keys, an index cannot be trained well and is no faster."""
+
+CHUNK = 1 << 16
+SAMPLE = 1 << 18
+"""Keys that are added per call, and the most keys that the index is trained on."""
+
+ROUNDS, POINTS = 10, 64
+"""Iterations of k-means, and training keys per centre: more are slow and hardly improve the recall."""
+
+QUERIES = 256
+"""Keys that are used as queries to choose the number of lists to scan."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexConfig(Config):
+    """Options of an index. recall: the least recall, relative to a scan of all lists."""
+
+    lists: int | None = None  # by default 4 sqrt(keys)
+    bytes: int = 64  # of a key's code, at most
+    oversample: float = 2.0  # candidates for each neighbour
+    neighbours: int = 1024  # per query when the number of lists to scan is chosen
+    recall: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.recall <= 1 or self.oversample < 1 or min(self.bytes, self.neighbours) < 1:
+            raise InputError("index: expected recall in (0, 1], and oversample, bytes and neighbours >= 1")
+        if self.lists is not None and self.lists < 1:
+            raise InputError(f"lists: expected 1 or more, got {self.lists}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class About(Config):
+    """The content of index.json.
+
+    count, dimension, model: of the store with its keys. probes: lists that a search scans. oversample:
+    candidates per neighbour. recall: the share of the nearest neighbours that a search finds with these
+    settings. checksum: CRC-32 of the file; None in older stores.
+    """
+
+    count: int
+    dimension: int
+    model: str
+    lists: int
+    bytes: int
+    probes: int
+    oversample: float
+    recall: float
+    checksum: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = "count", "dimension", "lists", "bytes", "probes"
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {quote(getattr(self, name))}")
+        check_most("probes", self.probes, self.lists)
+        if not 1 <= self.oversample <= SIZE:
+            raise InputError(f"oversample: expected a number from 1 to {SIZE}, got {quote(self.oversample)}")
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Return a small example."""
+        return (cls(count=1, dimension=1, model="", lists=1, bytes=1, probes=1, oversample=1.0, recall=1.0),)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index:
+    """A faiss index and its description."""
+
+    faiss: Any
+    about: About
+
+    @classmethod
+    def read(cls, folder: Path, manifest: Manifest) -> Self | None:
+        """Return the index in `folder`, memory-mapped; None if there is none.
+
+        The file is read once, about a second per gigabyte, to compare its checksum: faiss does not detect
+        most damage and would silently return wrong neighbours. Raises `InputError` for a damaged index, an
+        index of another kind or an index of other keys.
+        """
+        if not (folder / ABOUT).exists():
+            return None
+        way = f"make it again by polyformer datastore index {folder}"
+        try:
+            about = About.from_dict(read_json(folder / ABOUT, dict))
+        except InputError as error:
+            raise InputError(f"{folder / ABOUT}: damaged ({error}); {way}") from error
+        if (about.count, about.dimension, about.model) != (
+            manifest.count,
+            manifest.dimension,
+            manifest.model,
+        ):
+            raise InputError(f"{folder / INDEX}: of another store's keys; {way}")
+        faiss = imported_faiss()
+        if not (folder / INDEX).is_file():
+            raise InputError(f"{folder / INDEX}: missing; {way}")
+        if about.checksum is not None and file_checksum(folder / INDEX) != about.checksum:
+            raise InputError(f"{folder / INDEX}: damaged: not what was written; {way}")
+        try:
+            index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        except (RuntimeError, MemoryError) as error:
+            raise InputError(f"{folder / INDEX}: damaged; {way}") from error
+        if not isinstance(index, faiss.IndexIVFPQ):
+            raise InputError(f"{folder / INDEX}: expected an IVF-PQ index, got {type(index).__name__}; {way}")
+        if (index.d, index.ntotal, index.nlist) != (about.dimension, about.count, about.lists):
+            raise InputError(f"{folder / INDEX}: damaged; {way}")
+        index.nprobe = about.probes
+        return cls(index, about)
+
+    def candidates(self, queries: Tensor, neighbours: int) -> Tensor:
+        """Return rows [N, K] of candidate keys, K >= neighbours; -1 if the scanned lists have no more."""
+        faiss = imported_faiss()
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        count = min(math.ceil(neighbours * self.about.oversample), self.about.count)
+        _, rows = self.faiss.search(queries.detach().float().cpu().numpy(), count)
+        return torch.from_numpy(rows).to(queries.device)
+
+
+def imported_faiss() -> Any:
+    """Return the module faiss; the `InputError` for a missing installation explains how to install it."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError("an index needs faiss: pip install polyformer[datastore]") from error
+    return faiss
+
+
+def make_index(folder: Path, manifest: Manifest, keys: np.ndarray, config: IndexConfig) -> About:
+    """Train an index on a sample of the keys [M, D], add all keys and choose the number of lists to scan.
+
+    The new index replaces an older index. Raises `InputError` for too few keys and for a full disk.
+    """
+    faiss, count = imported_faiss(), len(keys)
+    if count < FEWEST:
+        raise InputError(
+            f"{folder}: an index needs {FEWEST:,} entries or more, and the store has {count:,}; without one "
+            "all keys are compared, which is as fast for so few"
+        )
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    generator = np.random.default_rng(config.seed)
+    lists = min(config.lists or round(4 * math.sqrt(count)), count // 39)
+    code = max(size for size in range(1, config.bytes + 1) if manifest.dimension % size == 0)
+    # "np": no polysemous training, which takes minutes and orders codes for a kind of search that is not used
+    index = faiss.index_factory(manifest.dimension, f"IVF{lists},PQ{code}np")
+    for training in (index.cp, index.pq.cp):
+        training.seed, training.niter, training.max_points_per_centroid = config.seed, ROUNDS, POINTS
+    size = min(count, max(POINTS * lists, CHUNK), SAMPLE)
+    index.train(keys[np.sort(generator.choice(count, size, replace=False))].astype(np.float32))
+    for start in range(0, count, CHUNK):
+        index.add(keys[start : start + CHUNK].astype(np.float32))
+    about = About(
+        count=count,
+        dimension=manifest.dimension,
+        model=manifest.model,
+        lists=lists,
+        bytes=code,
+        probes=lists,
+        oversample=config.oversample,
+        recall=1.0,
+    )
+    chosen = generator.choice(count, min(QUERIES, count), replace=False)
+    about = tuned(Index(index, about), keys, np.sort(chosen), config)
+    with sole_writer(folder, "the index is then made from the beginning"):
+        (folder / ABOUT).unlink(missing_ok=True)  # an index without this file is ignored
+        atomic_write(folder / INDEX, lambda partial: _write(index, partial))
+        about = dataclasses.replace(about, checksum=file_checksum(folder / INDEX))
+        write_json(folder / ABOUT, about.to_dict())
+    return about
+
+
+def tuned(index: Index, keys: np.ndarray, chosen: np.ndarray, config: IndexConfig) -> About:
+    """Return `index.about` with the fewest lists, a power of 2, with enough recall on the keys `chosen`."""
+    queries = torch.from_numpy(keys[chosen].astype(np.float32))
+    neighbours = min(config.neighbours, len(keys))
+    _, truth = nearest(queries, keys, neighbours)
+    recalls: dict[int, float] = {}
+    for probes in [*(2**power for power in range(index.about.lists.bit_length())), index.about.lists]:
+        index.faiss.nprobe = probes
+        rows = index.candidates(queries, neighbours)
+        order = squared_distances(queries, keys, rows).topk(neighbours, largest=False).indices
+        nearest_rows = rows.gather(1, order)
+        hits = [len(np.intersect1d(own, other)) for own, other in zip(nearest_rows.numpy(), truth.numpy())]
+        recalls[probes] = sum(hits) / truth.numel()
+    enough = config.recall * recalls[index.about.lists]
+    probes = min(probes for probes, recall in recalls.items() if recall >= enough)
+    return dataclasses.replace(index.about, probes=probes, recall=recalls[probes])
+
+
+def _write(index: Any, path: Path) -> None:
+    try:
+        imported_faiss().write_index(index, str(path))
+    except RuntimeError as error:  # faiss raises only this type, with a text
+        raise OSError(min(NO_SPACE), "faiss could not write", str(path)) from error

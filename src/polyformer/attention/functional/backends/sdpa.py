@@ -1,0 +1,193 @@
+"""torch's fused attention, for the calls that it computes exactly: no score_mod, and no mask or a small mask.
+
+Biases by distance and terms of distance vectors in the scores become a mask of numbers if this mask is small
+and no gradient is required.
+"""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import Request, indices
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import Causal, Full
+from polyformer.attention.patterns.layout import count
+from polyformer.core.ops.second_order import mark_first_order
+from polyformer.core.sequence.context import Context
+
+MASK_LIMIT = 1 << 22
+"""Largest number of entries of a boolean mask (4 MiB); longer inputs are for `tiled` or `flex`."""
+
+SPARSE_FROM = 1 << 23
+"""Number of multiplications of q k^T from which skipping the unneeded keys of a sparse pattern is faster."""
+
+BIAS_LIMIT = 1 << 18
+"""Largest number of entries of a mask of biases for all heads, or for all heads and rows of the batch."""
+
+DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
+"""Largest number of scores for calls that torch computes densely because no fused kernel applies.
+
+The limit is lower for dropout on a CPU because `tiled` has a faster generator (ops/dropout.py).
+"""
+
+
+def refuses(request: Request, return_lse: bool) -> str | None:
+    """Return why this backend cannot run the request, or None."""
+    if request.score_mod is not None or (request.relative is not None and not _short_terms(request)):
+        return "a score_mod or relative terms change the scores"
+    if return_lse:
+        return "torch's function does not return the log-sum-exp"
+    if forward_ad._current_level >= 0:
+        return "torch's kernels have no forward differentiation"
+    batch, heads, queries, width = request.q.shape
+    pairs = queries * request.context.kv_len
+    if batch * heads * pairs == 0:
+        return "there is nothing to attend to"
+    if width != request.v.shape[3] and batch * heads * pairs > DENSE_LIMIT:
+        return "torch has no fused kernel for this width and would compute all scores at once"
+    if request.dropout > 0 and request.q.device.type == "cpu" and batch * heads * pairs > DROPOUT_LIMIT:
+        return "torch has no fused kernel for dropout here and draws its numbers slowly"
+    if (pattern := request.pattern) is None or _plain(request) is not None:
+        return None
+    if batch * pairs > MASK_LIMIT:
+        return f"its mask would have more than {MASK_LIMIT} entries"
+    if (
+        batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling()
+    ):  # tracing cannot read a layout's tensors
+        share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
+        if share < 0.5:
+            return f"it would compute every pair and the pattern needs {share:.0%} of them"
+    return None
+
+
+def run(request: Request) -> tuple[Tensor, None]:
+    """Return output [B, H, Tq, Dv], and None for the log-sum-exp."""
+    return plan(request)(request.q, request.k, request.v, request.dropout), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A call without its inputs. mask: [B or 1, H or 1, Tq, Tk]. empty: the rows of the mask without a key.
+
+    hides: whether some query may not see some key.
+    """
+
+    mask: Tensor | None
+    empty: Tensor | None
+    is_causal: bool
+    scale: float
+    grouped: bool
+    hides: bool
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+        """Return output [B, H, Tq, Dv]."""
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=self.mask,
+            dropout_p=dropout,
+            is_causal=self.is_causal,
+            scale=self.scale,
+            enable_gqa=self.grouped,
+        )
+        if not torch.compiler.is_compiling() and _is_fused(out):
+            mark_first_order(out, "torch's fused attention (backend 'sdpa')")
+        return out if self.empty is None else out.masked_fill(self.empty, 0.0)
+
+
+def _is_fused(out: Tensor) -> bool:
+    """Return whether a fused kernel computed `out`; the dense form has gradients of every order."""
+    return out.grad_fn is not None and out.grad_fn.name().startswith("ScaledDotProduct")
+
+
+def plan(request: Request) -> Plan:
+    """Return the plan shared by all calls of a context: the calls of its layers differ only in q, k and v."""
+    plain, context, relative = _plain(request), request.context, request.relative
+    mask = empty = None
+    if plain is None:
+        pattern = request.pattern
+        assert pattern is not None, "everything is allowed: no mask is needed"
+        mask, empty = context.once(("mask", pattern, request.q.device), lambda: _mask(pattern, request))
+    if relative is not None:
+        bias, seen = _bias(relative, request), mask
+        # torch takes a mask or `is_causal`, not both: with biases, causality is part of the mask.
+        if plain == "causal":
+            seen = torch.ones(bias.shape[2:], dtype=torch.bool, device=bias.device).tril()
+        mask, plain = (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), "full"
+    return Plan(
+        mask, empty, plain == "causal", request.scale, bool(request.groups > 1), not sees_all(request)
+    )
+
+
+def _short_terms(request: Request) -> bool:
+    """Return whether the terms may be a mask of numbers: the mask is small, and its precision is sufficient.
+
+    Terms computed from vectors require float32 or more, because a mask has the type of the queries.
+    """
+    relative, q = request.relative, request.q
+    if relative is None or torch.is_grad_enabled() or not relative.tables.keys() <= {"bias", "position_keys"}:
+        return False
+    masks = q.shape[1] * q.shape[2] * request.context.kv_len
+    if relative.position_keys is None:
+        return masks <= BIAS_LIMIT
+    return q.dtype in (torch.float32, torch.float64) and q.shape[0] * masks <= BIAS_LIMIT
+
+
+def _bias(relative: Relative, request: Request) -> Tensor:
+    """Return the terms for the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
+    _, _, q_idx, kv_idx = indices(request)
+    entry = relative.entry(request.context.distance(q_idx, kv_idx))
+    terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
+    if relative.position_keys is not None:
+        content = request.q if relative.content is None else relative.content
+        # Join the batch rows of each head into a single product, which reads its position keys only once.
+        rows = (content * request.scale).transpose(0, 1).flatten(1, 2)
+        by_distance = (rows @ relative.position_keys.mT).unflatten(1, (-1, content.shape[2])).transpose(0, 1)
+        terms.append(by_distance.gather(-1, entry.expand(*by_distance.shape[:2], *entry.shape)))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
+    """Return the mask, and its rows without a key.
+
+    A row without a key gets all keys in the mask, and its output is set to zero later: the kernels differ in
+    their results for such a row, forward and backward.
+    """
+    mask = pattern.mask(request.context, *indices(request))
+    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
+    empty = ~mask.any(-1, keepdim=True)
+    return mask | empty, empty
+
+
+def _share(pattern: Pattern, context: Context) -> float:
+    """Return the fraction of all pairs of query and key that the layout lists."""
+    rows = pattern.layout(context, 128)
+    needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
+    return needed / (context.q_len * context.kv_len)
+
+
+def sees_all(request: Request) -> bool:
+    """Return whether every query is known to see every key."""
+    return _plain(request) == "full"
+
+
+def _plain(request: Request) -> str | None:
+    """Return "full" or "causal" if no mask is needed, else None.
+
+    SDPA aligns `is_causal` at the top left, this library at the bottom right: both agree if no keys come
+    before the first query. A single query at the slot of the last key sees all keys.
+    """
+    context, pattern = request.context, request.pattern
+    if pattern is None or isinstance(pattern, Full):
+        return "full"
+    if isinstance(pattern, Causal):
+        if context.q_len == 1 and context.offset >= context.kv_len - 1:
+            return "full"
+        if context.offset == 0 and context.q_len == context.kv_len:
+            return "causal"
+    return None

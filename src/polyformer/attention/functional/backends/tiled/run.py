@@ -1,0 +1,200 @@
+"""Exact attention over the keys of a layout, tile by tile, for any pattern and device, forward and backward.
+
+No tensor of size Tq x Tk is allocated. The forward pass stores the output and the log-sum-exp of each row.
+The backward pass recomputes the scores, tile by tile, and adds to gradients that are allocated once (Dao et
+al. 2022, FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are in base 2
+because exp2 is faster than exp on a CPU. float16 and bfloat16 are computed in float32, but stored in their
+type.
+
+`torch.compile` cannot trace it: the tiles depend on the layout, and the gradients of a `score_mod` are found
+by recording its execution. Use the backends `sdpa` or `flex` under `fullgraph=True`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.functional.backends.tiled.batched_tiles import BatchedTiles, batch_tiles
+from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables
+from polyformer.attention.functional.backends.tiled.relative_gradients import RelativeGradients
+from polyformer.attention.functional.backends.tiled.relative_terms import RelativeTerms
+from polyformer.attention.functional.backends.tiled.row_backward import Gradients, Inputs, row_backward
+from polyformer.attention.functional.backends.tiled.row_forward import row_forward
+from polyformer.attention.functional.backends.tiled.score_mod_gradients import checked, tables_with_gradients
+from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tuning import tile_sizes
+from polyformer.attention.functional.backends.tiled.work_items import (
+    LN2,
+    WorkItem,
+    in_shared_memory,
+    work_items,
+)
+from polyformer.attention.functional.request import Request, transformed
+from polyformer.core.ops.precision import as_written, at_least_float32
+from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.workers import spread
+
+T = TypeVar("T")
+
+
+def refuses(request: Request, return_lse: bool) -> str | None:
+    """Return why this backend cannot run the request, or None."""
+    if transformed():
+        return "torch.func and forward differentiation cannot look into its loop over tiles"
+    return None
+
+
+@torch.compiler.disable(reason="tiled walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
+def run(request: Request) -> tuple[Tensor, Tensor]:
+    """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq]."""
+    q, k, v = request.q, request.k, request.v
+    exact = torch.promote_types(q.dtype, torch.float32)
+    tables = tables_with_gradients(request.score_mod, q.new_empty(0, dtype=exact))
+    if request.score_mod is not None and torch.is_grad_enabled():
+        request = dataclasses.replace(request, score_mod=checked(request.score_mod, tables))
+    # The seed is from torch's generator, so that torch.manual_seed makes a run reproducible; a faster
+    # generator draws the remaining numbers.
+    seed = int(torch.randint(2**62, ())) if request.dropout else 0
+    threads, sizes, distances = torch.get_num_threads(), tile_sizes(q.device), None
+    if request.relative is not None:
+        items = work_items(request, seed, threads, sizes)
+        distances = DistanceTables.from_relative(request.relative.to(exact), items, request.context.offset)
+    call = _Call(request, tables, distances, seed, threads, sizes)
+    extra = () if distances is None else tuple(distances.tensors.values())
+    return _TiledAttention.apply(call, q, k, v, *extra, *tables)  # type: ignore[misc]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """The data that forward and backward share, except the tensors of autograd."""
+
+    request: Request
+    tables: tuple[Tensor, ...]
+    distances: DistanceTables | None
+    seed: int
+    threads: int
+    sizes: TileSizes
+
+    def spread(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
+        """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
+        items = work_items(self.request, self.seed, self.threads, self.sizes)
+        return [work(items)] if self.request.q.is_cuda else spread(work, items)
+
+
+class _TiledAttention(torch.autograd.Function):
+    """The function out, lse = attention(q, k, v); `extra`: tables by distance, then tables of a score_mod."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, *extra: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], by `row_forward`."""
+        raw = q, k, v
+        q, k, v = map(at_least_float32, raw)
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
+        lse = q.new_full((*q.shape[:3], 1), -torch.inf)
+        distances = None if call.distances is None else call.distances.with_tensors(extra)
+
+        def work(group: Sequence[WorkItem]) -> None:
+            for item in in_shared_memory(group):
+                inputs = item.by_query(q), item.gathered("keys", k), item.gathered("values", v)
+                outs, sums = item.by_query(out), item.by_query(lse)
+                terms = None if distances is None else RelativeTerms(item, distances)
+                item.look_at(*inputs[:2])
+                batches, rest = batch_tiles(item, call.sizes.entries)
+                for batch in batches:
+                    tiles = BatchedTiles(item, batch)
+                    value, total = tiles.forward(*inputs)
+                    tiles.put(outs, value)
+                    tiles.put(sums, total)
+                for row in rest:
+                    value, total = row_forward(item, terms, row, *inputs)
+                    item.put(outs, row[0], value)
+                    item.put(sums, row[0], total)
+                sums.mul_(LN2)
+
+        if not q.is_meta:  # the meta device only traces shapes
+            call.spread(work)
+        lse = lse.squeeze(-1)
+        if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
+            rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
+            out = rows.transpose(1, 2).copy_(out)
+        ctx.call = call
+        ctx.save_for_backward(*raw, out, lse, *extra)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @first_order("attend's backend 'tiled'")
+    @as_written
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of all inputs, by `row_backward`."""
+        saved = ctx.saved_tensors
+        (q, k, v), (out, lse), extra = map(at_least_float32, saved[:3]), saved[3:5], saved[5:]
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        call: _Call = ctx.call
+        grad_out = at_least_float32(grad_out)
+        shift = (grad_out * out).sum(-1)
+        shift = shift if grad_lse is None else shift - grad_lse
+        # A query without keys has lse = -inf: with 0 instead, its masked scores give weights of 0, not NaN.
+        empty = lse == -torch.inf
+        rows = (
+            grad_out,
+            shift.masked_fill(empty, 0).unsqueeze(-1),
+            lse.masked_fill(empty, 0).unsqueeze(-1) / LN2,
+        )
+        grad_q = q.new_zeros(q.shape)
+        grad_k, grad_v = _columns(k), _columns(v)
+        distances = grad_distances = None
+        if call.distances is not None:
+            distances = call.distances.with_tensors(extra)
+            grad_distances = distances.zero_gradients(ctx.needs_input_grad[4:])
+        # Only the gradients of the tables by distance are shared by work items of different threads.
+        lock = threading.Lock()
+
+        def work(group: Sequence[WorkItem]) -> tuple[Tensor, ...]:
+            grad_tables = tuple(torch.zeros_like(table) for table in call.tables)
+            for item in in_shared_memory(group):
+                terms = None
+                if distances is not None and grad_distances is not None:
+                    terms = RelativeGradients(item, distances, grad_distances, lock)
+                inputs = Inputs(
+                    item.by_query(q), item.gathered("keys", k), item.gathered("values", v), terms, call.tables
+                )
+                grads = Gradients(
+                    item.by_query(grad_q), item.by_key(grad_k), item.by_key(grad_v), grad_tables
+                )
+                item.look_at(*inputs[:2])
+                outs = tuple(item.by_query(x) for x in rows)
+                batches, rest = batch_tiles(item, call.sizes.entries)
+                for batch in batches:
+                    BatchedTiles(item, batch).backward(inputs[:3], outs, grads[:3])
+                for row in rest:
+                    row_backward(item, row, inputs, outs, grads)
+                if terms is not None:
+                    terms.finish()
+            return grad_tables
+
+        grad_tables, *others = call.spread(work)
+        for other in others:
+            for total, more in zip(grad_tables, other):
+                total += more
+        scale, grad_extra = call.request.scale, []
+        if distances is not None and grad_distances is not None:
+            grad_extra = grad_distances.scaled(scale, distances)
+        own = (grad_q.mul_(scale), grad_k.mul_(scale).mT, grad_v.mT)
+        return None, *(x.to(out.dtype) for x in own), *grad_extra, *grad_tables
+
+
+def _columns(x: Tensor) -> Tensor:
+    """Return zeros [B, H, D, T] for x [B, H, T, D]: products that add to columns are the fastest.
+
+    The row stride is a little larger than the row length, because rows at a power of 2 would compete for the
+    same cache lines.
+    """
+    return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2] + 16)[..., : x.shape[2]]

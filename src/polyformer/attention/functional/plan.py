@@ -1,0 +1,253 @@
+"""Plans of calls: a leaf is a single run of a backend, a branch splits the call and joins the results."""
+
+import dataclasses
+from types import ModuleType
+from typing import TypeAlias
+
+import torch
+
+from polyformer.attention.functional.backends import definition, flex, sdpa
+from polyformer.attention.functional.backends.tiled import run as tiled
+from polyformer.attention.functional.isolation import empty, run_isolated
+from polyformer.attention.functional.request import Request, is_traced
+from polyformer.attention.functional.splits.base import Result, Split
+from polyformer.attention.functional.splits.by_document import by_document
+from polyformer.attention.functional.splits.by_head import by_head
+from polyformer.attention.functional.splits.by_residue_class import by_residue_class
+from polyformer.attention.functional.spread.needs import Needs
+from polyformer.attention.functional.spread.parts import numbered, part_request
+from polyformer.attention.functional.spread.run import WAYS, choose_way
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ops.softmax import recording
+from polyformer.core.sequence.context import Context
+
+BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
+"""Backends in the order in which `auto` tries them.
+
+Each module has `refuses(request, return_lse)` and `run(request)`.
+"""
+
+TRACED = 1 << 26
+"""Number of scores up to which a call inside `torch.compile` is dense instead of breaking the graph."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Nothing:
+    """A call without batch rows or queries: no backend runs."""
+
+    request: Request = dataclasses.field(repr=False)
+
+    backend = "none"
+    leaves = ()
+
+    def run(self) -> Result:
+        """Return an empty output."""
+        out = empty(self.request.q, self.request.k, self.request.v)
+        return out, out.new_empty(out.shape[:3])
+
+    def __str__(self) -> str:
+        return "nothing to compute (there is no query)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """A single run of a backend; `reasons` has the reasons against the backends that were tried before."""
+
+    request: Request = dataclasses.field(repr=False)
+    backend: str
+    reasons: dict[str, str]
+
+    @property
+    def leaves(self) -> "tuple[Leaf, ...]":
+        """Return a tuple with only this leaf."""
+        return (self,)
+
+    def run(self) -> Result:
+        """Return output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], which some backends always compute."""
+        return BACKENDS[self.backend].run(self.request)
+
+    def __str__(self) -> str:
+        passed = "; ".join(f"not {name}: {why}" for name, why in self.reasons.items())
+        return f"{self.backend} ({passed or 'first choice'})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """A call that is split into several calls with separate plans."""
+
+    split: Split
+    plans: "tuple[Plan, ...]"
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Return all runs of backends, in their order."""
+        return tuple(leaf for plan in self.plans for leaf in plan.leaves)
+
+    @property
+    def backend(self) -> str:
+        """Return the names of the backends, such as "sdpa + tiled"."""
+        return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
+
+    def run(self) -> Result:
+        """Run the parts in turn and join their results."""
+        outs, lses = zip(*(plan.run() for plan in self.plans))
+        return self.split.join(outs, lses)
+
+    def __str__(self) -> str:
+        """Return a tree as text; parts with equal plans share a line."""
+        same: dict[str, list[int]] = {}
+        for index, plan in enumerate(self.plans):
+            same.setdefault(str(plan), []).append(index)
+        lines = [self.split.name]
+        for text, indices in same.items():
+            lines += f"{self.split.label(indices)}: {text}".split("\n")
+        return "\n    ".join(lines)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spread:
+    """A call of the queries of a process, for which the processes of a group exchange keys.
+
+    Each part of the call then has a separate plan. needs: the keys that each process needs. way: the method
+    of the exchange. reason: the reason for this method.
+    """
+
+    request: Request = dataclasses.field(repr=False)
+    needs: Needs = dataclasses.field(repr=False)
+    way: str
+    reason: str
+    asked: str  # the backend argument of the call
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Return all runs of backends after the exchange of keys."""
+        return tuple(leaf for part in self._parts() for leaf in part.leaves)
+
+    @property
+    def backend(self) -> str:
+        """Return the names of the backends, such as "sdpa + tiled"."""
+        return " + ".join(dict.fromkeys(leaf.backend for leaf in self.leaves))
+
+    @property
+    def bytes_received(self) -> int:
+        """Return the bytes of keys and values that the forward pass receives from other processes.
+
+        The backward pass sends the same number of bytes of gradients back.
+        """
+        k, v = self.request.k, self.request.v
+        number = k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3]) * k.element_size()
+        return self.received * number
+
+    @property
+    def received(self) -> int:
+        """Return the number of keys that this process receives."""
+        share = self.needs.share.keys
+        if self.way == "ring":
+            return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
+        return self.needs.received(share.rank)
+
+    def run(self) -> Result:
+        """Exchange the keys and compute the parts."""
+        return WAYS[self.way](self.request, self.needs, self._compute)
+
+    def _compute(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = run_isolated(request, lambda part: plan(part, self.asked, True).run())
+        assert lse is not None, "parts are joined by it"
+        return out, lse
+
+    def _parts(self) -> "list[Plan]":
+        plans: list[Plan] = []
+        rank, k, v = self.needs.share.rank, self.request.k, self.request.v
+        for first, part in numbered(self.needs.parts[rank]):
+            for span in part.spans():
+                number = span[1] - span[0]
+                # A plan depends only on shapes: expanded tensors of a single number take no memory.
+                keys, values = (x.new_empty(1).expand(*x.shape[:2], number, x.shape[3]) for x in (k, v))
+                request = part_request(self.request, first, part, span, keys, values)
+                plans.append(plan(request, self.asked, True))
+        return plans
+
+    def __str__(self) -> str:
+        peers = len(self.needs.keys) - 1
+        head = f"spread over {peers + 1} processes: {self.way} ({self.reason}); "
+        head += f"{self.received} keys from others, "
+        lines = [f"{head}{self.bytes_received} bytes"]
+        for part in self._parts():
+            lines += str(part).split("\n")
+        return "\n    ".join(lines)
+
+
+Plan: TypeAlias = Nothing | Leaf | Branch | Spread
+
+
+def plan(request: Request, backend: str = "auto", return_lse: bool = False, repeated: bool = False) -> Plan:
+    """Return the plan of a request: by `backend`, or by the first that can run it, split if that is faster.
+
+    repeated: calls of other layers use the plan again. A shared mask then costs less than a split call.
+    """
+    if request.context.share is not None:
+        refuse_recording(request.context)
+        return Spread(request, *choose_way(request), backend)
+    if not (request.q.shape[0] and request.q.shape[2]) and not recording():
+        return Nothing(request)
+    leaf = choose(request, backend, return_lse) if repeated else None
+    if leaf is not None and leaf.backend == "sdpa":
+        return leaf
+    # Splitting reads the values of index tensors, which would break a compiled graph.
+    if backend == "auto" and not recording() and not torch.compiler.is_compiling():
+        split = by_document(request)
+        if split is not None:
+            return _branch(split, backend, return_lse)
+    leaf = leaf or choose(request, backend, return_lse)
+    # Parts over different keys are joined by log-sum-exp, so the backend must be able to return it.
+    by_parts = leaf.backend in ("tiled", "flex") and not BACKENDS[leaf.backend].refuses(request, True)
+    if by_parts and not torch.compiler.is_compiling():
+        split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
+        if split is not None:
+            return _branch(split, backend, return_lse)
+    return leaf
+
+
+def refuse_recording(context: Context) -> None:
+    """Raise `InputError` if weights are recorded while a sequence is spread over processes."""
+    if context.share is not None and recording():
+        raise InputError(
+            "output_attentions: weights cannot be recorded while a sequence is spread over processes; "
+            "run on one process"
+        )
+
+
+def _branch(split: Split, backend: str, return_lse: bool) -> Branch:
+    """Return a split call with the plans of its parts."""
+    return_lse = return_lse or split.needs_lse
+    return Branch(split, tuple(plan(request, backend, return_lse) for request in split.requests))
+
+
+def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
+    """Return a run of `backend` or, for "auto", of the first backend that can run the request.
+
+    While weights are recorded, the backend is always `definition`.
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise unknown("backend", backend, ["auto", *BACKENDS])
+    asked = BACKENDS if backend == "auto" else [backend]
+    if recording():
+        reasons = {name: "attention weights are being recorded" for name in asked if name != "definition"}
+        return Leaf(request, "definition", reasons)
+    reasons: dict[str, str] = {}
+    for name in asked:
+        why = _passed_over(name, request) if backend == "auto" else None
+        why = why or BACKENDS[name].refuses(request, return_lse)
+        if why is None:
+            return Leaf(request, name, reasons)
+        reasons[name] = why
+    raise InputError(f"backend {quote(backend)} cannot take this call: {reasons[backend]}; use 'auto'")
+
+
+def _passed_over(name: str, request: Request) -> str | None:
+    """Return why `auto` skips a backend that could run the request, or None."""
+    if name == "flex" and request.q.device.type == "cpu":
+        return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
+    if name == "tiled" and is_traced() and request.pairs <= TRACED:
+        return "it would break the graph, and so few scores can be computed at once"
+    return None

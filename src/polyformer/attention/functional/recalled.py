@@ -1,0 +1,70 @@
+"""A cache of plans for repeated calls, such as the calls of all layers in a step of decoding.
+
+Without gradients, calls of the same context with equal patterns, scales, shapes and types differ only in q, k
+and v. If torch's fused kernel computes the first of these calls, the others reuse its plan directly.
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.isolation import is_finite, is_readable
+from polyformer.attention.functional.observed import observing
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import Request, is_autocast, is_traced, transformed
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.core.ops.softmax import recording
+from polyformer.core.sequence.context import Context
+
+
+def recall_key(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | MaskMod | str | None,
+    mask_mod: MaskMod | None,
+    score_mod: ScoreMod | None,
+    relative: Relative | None,
+    context: Context | None,
+    scale: float | None,
+    dropout: float,
+    backend: str,
+    return_lse: bool,
+) -> Hashable | None:
+    """Return the key under which the context stores the plan of a call, or None if it cannot be reused.
+
+    A plan can be reused if the call has a context, is not spread over processes, and has no other options
+    than a static pattern, relative terms and a scale. Autograd, tracers, autocast, recording of weights and
+    observation of calls prevent the reuse.
+    """
+    if context is None or context.share is not None or mask_mod is not None or score_mod is not None:
+        return None
+    if dropout or backend != "auto" or return_lse:
+        return None
+    if not (pattern is None or (isinstance(pattern, Pattern) and pattern.is_static())):
+        return None
+    if torch.is_grad_enabled() or is_traced() or transformed() or is_autocast(q.device.type):
+        return None
+    if recording() or observing():
+        return None
+    return "plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device
+
+
+def recall(context: Context | None, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """Return the output [B, H, Tq, Dv], or None if no plan is stored or NaN or infinity must be isolated."""
+    assert context is not None, "without a context there is no key"
+    plan: sdpa.Plan | None = context.recalled().get(key)
+    if plan is None:
+        return None
+    out = plan(q, k, v)
+    return out if not (plan.hides and is_readable(out)) or is_finite(out) else None
+
+
+def remember(key: Hashable, request: Request) -> sdpa.Plan:
+    """Return the plan of torch's fused kernel for a call, and store it for the following calls."""
+    memo = request.context.recalled()
+    if key not in memo:
+        memo[key] = sdpa.plan(request)
+    return memo[key]

@@ -1,0 +1,202 @@
+"""The request of an attention call, checked and completed, which every backend receives."""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.attention.patterns.implied import implied
+from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
+from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
+from polyformer.core.errors import InputError, quote
+from polyformer.core.ops.precision import autocast_device
+from polyformer.core.ops.softmax import recording
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.shares import Share
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """Inputs of a call of `attend`, for a backend.
+
+    Args:
+        q: [B, H, Tq, D]; k: [B, Hkv, Tk, D]; v: [B, Hkv, Tk, Dv]; H is a multiple of Hkv.
+        pattern: all limits on the keys of each query, including the limits of the context; None for no limit.
+            If a sequence is spread over processes, this is the pattern of the whole sequence.
+        relative: terms by distance, added to the scores before `score_mod`, and to the values.
+        score_mod: applied to the scaled scores.
+        scale: the factor on q k^T.
+        dropout: probability that an attention weight is dropped.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    context: Context
+    pattern: Pattern | None
+    relative: Relative | None
+    score_mod: ScoreMod | None
+    scale: float
+    dropout: float
+
+    @property
+    def groups(self) -> int:
+        """Return the number of query heads per key head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of scores of a dense computation."""
+        return self.q.shape[0] * self.q.shape[1] * self.context.q_len * self.context.kv_len
+
+    def whole_score_mod(self, context: Context) -> ScoreMod | None:
+        """Return `score_mod` with the relative terms, for a backend that supports only a `score_mod`."""
+        if self.relative is None:
+            return self.score_mod
+        k = self.k.repeat_interleave(self.groups, dim=1)
+        first, then = self.relative.score_mod(self.q, k, self.scale, context), self.score_mod
+        if then is None:
+            return first
+        return lambda score, *place: then(first(score, *place), *place)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | MaskMod | str | None = None,
+    mask_mod: MaskMod | None = None,
+    layout: Where | None = None,
+    score_mod: ScoreMod | None = None,
+    relative: Relative | None = None,
+    context: Context | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Request:
+    """Return the request for these arguments of `attend`; raises `InputError` for invalid arguments."""
+    spread = context is not None and context.share is not None
+    if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
+        pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
+    q, k, v = _autocast(q, k, v)
+    check(q, k, v, dropout)
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise InputError(f"scale: expected a finite number, got {scale}")
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    by_slot = context is not None  # else the indices of a mask_mod start at 0, as in FlexAttention
+    context = context or Context(q.shape[2], k.shape[2])
+    if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
+        lengths = f"{context.q_len} queries and {context.kv_len} keys"
+        raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
+    rule = combine_patterns(pattern, mask_mod, layout)
+    limits = implied(context.whole or context)
+    if rule is not None and not rule.is_static():
+        bound = rule.bind(by_slot, q.device)
+        if bound is not rule:  # results of a function are valid only for this call and need a new memo
+            rule, context = bound, dataclasses.replace(context, memo={})
+    if rule is not None:
+        limits = rule if limits is None else rule & limits
+    if score_mod is not None and not is_own(score_mod):
+        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
+        score_mod = by_slots(score_mod, context.share)
+    return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+
+
+def by_slots(score_mod: ScoreMod, share: Share | None) -> ScoreMod:
+    """Return a user's `score_mod` for the queries of a process: it receives the slots of the queries."""
+    if share is None:
+        return score_mod
+
+    @broadcasts
+    def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score_mod(score, b, h, share.slots(q_idx.device)[q_idx], kv_idx)
+
+    return at_slots
+
+
+def combine_patterns(
+    pattern: Pattern | MaskMod | str | None, mask_mod: MaskMod | None, layout: Where | None
+) -> Pattern | None:
+    """Return the intersection of these arguments of `attend`; None if they set no limit."""
+    if mask_mod is None:
+        if layout is not None:
+            raise InputError("layout: it says which keys a mask_mod needs, and no mask_mod was given")
+        return None if pattern is None else as_pattern(pattern)
+    rule = as_pattern(mask_mod, "mask_mod")
+    if layout is not None:
+        rule = MaskModPattern(mask_mod, layout)
+    return rule if pattern is None else as_pattern(pattern) & rule
+
+
+def is_autocast(device: str) -> bool:
+    """Return whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return the inputs in the type of autocast if it is on, except float64 and other kinds of numbers."""
+    device = autocast_device(inputs[0])
+    if not is_autocast(device):
+        return inputs
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in inputs)
+
+
+def is_traced() -> bool:
+    """Return whether this call is being compiled or traced."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def transformed() -> bool:
+    """Return whether a transform of `torch.func` or forward differentiation is active."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def check_dense(q: object, k: object, v: object) -> None:
+    """Raise `InputError` unless the inputs of a call are dense tensors."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
+    """Raise `InputError` unless the shapes, types and devices of a call match."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise InputError(
+                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
+            )
+    if not (q.dtype == k.dtype == v.dtype):
+        raise InputError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them first")
+    if not q.is_floating_point():
+        raise InputError(f"q, k, v: expected a floating dtype, got {q.dtype}")
+    if not (q.device == k.device == v.device):
+        raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
+    if k.shape[:3] != v.shape[:3]:
+        raise InputError(
+            f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(f"q, k: expected the same batch and width, got {tuple(q.shape)}, {tuple(k.shape)}")
+    if q.shape[3] == 0:
+        raise InputError(f"q, k: expected a width of 1 or more, got {tuple(q.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise InputError(f"k: expected a number of heads that divides {q.shape[1]}, got {k.shape[1]}")
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
+
+
+def indices(request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return broadcast indices b [B,1,1,1], h [1,H,1,1], q [Tq,1], kv [Tk] of the dense score tensor."""
+    device = request.q.device
+    b = torch.arange(request.q.shape[0], device=device).view(-1, 1, 1, 1)
+    h = torch.arange(request.q.shape[1], device=device).view(1, -1, 1, 1)
+    q_idx = torch.arange(request.context.q_len, device=device).view(-1, 1)
+    return b, h, q_idx, torch.arange(request.context.kv_len, device=device)

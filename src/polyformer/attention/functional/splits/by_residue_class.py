@@ -1,0 +1,194 @@
+"""Strided and dilated patterns: tokens at multiples of `stride` slots become neighbours in a dense call.
+
+Such patterns touch every block of keys, but need few keys of each block. Within a residue class of the slots
+the same pattern is dense: a dilated window is a window, every l-th key is every key. The residue classes of a
+batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T / stride, D], for any backend. A union is
+split into disjoint parts by their step, and the results of the parts are joined by log-sum-exp.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import Request
+from polyformer.attention.functional.splits.base import Result, Split
+from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.composition import And, Or, Without
+from polyformer.attention.patterns.implied import Padding
+from polyformer.attention.patterns.residue_class import (
+    original,
+    pattern_in_residue_class,
+    residue_class_context,
+    residue_class_table,
+)
+from polyformer.core.ops.softmax import safe_logsumexp
+from polyformer.core.sequence.context import Context
+
+ALTERNATIVES = 8
+"""Maximum number of alternatives of an intersection of unions; beyond it the intersection is not split."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByResidueClass(Split):
+    """Separate calls for disjoint parts of the pattern, each over the residue classes of its step.
+
+    A part of step 1 keeps the tokens in their order. whole: the call before the split.
+    """
+
+    whole: Request = dataclasses.field(repr=False)
+    steps: tuple[int, ...]
+
+    name: ClassVar[str] = "by residue class, joined by log-sum-exp"
+    needs_lse: ClassVar[bool] = True
+
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """Return out = sum_i e^(lse_i - lse) out_i, lse = log sum_i e^lse_i, in the order of the tokens."""
+        ordered_outs, ordered_lses = [], []
+        for step, out, lse in zip(self.steps, outs, lses):
+            assert lse is not None, "parts are joined by it"
+            ordered_outs.append(from_residue_classes(out, self.whole, step))
+            ordered_lses.append(from_residue_classes(lse, self.whole, step))
+        return join_by_lse(ordered_outs, ordered_lses)
+
+    def label(self, indices: Sequence[int]) -> str:
+        """Return the steps of the parts."""
+        return f"step{'s' * (len(indices) > 1)} {', '.join(str(self.steps[index]) for index in indices)}"
+
+
+def by_residue_class(request: Request) -> ByResidueClass | None:
+    """Return the call split by the steps of its pattern; None if its only step is 1, or for few queries."""
+    parts = None if request.pattern is None else disjoint_by_step(request.pattern, request.context.q_len)
+    if parts is None:
+        return None
+    requests = tuple(
+        to_residue_classes(dataclasses.replace(request, pattern=pattern), step)
+        for step, pattern in parts.items()
+    )
+    return ByResidueClass(requests, request, tuple(parts))
+
+
+def disjoint_by_step(pattern: Pattern, queries: int) -> dict[int, Pattern] | None:
+    """Return disjoint parts of a pattern by their step; None if there is only a part of step 1.
+
+    A step with fewer than 2 queries per residue class counts as 1.
+    """
+    groups: dict[int, list[Pattern]] = {1: []}
+    for alternative in alternatives(pattern):
+        step = alternative.step()
+        groups.setdefault(step if 2 * step <= queries else 1, []).append(alternative)
+    if len(groups) == 1:
+        return None
+    if not groups[1]:
+        del groups[1]
+    parts: dict[int, Pattern] = {}
+    before: Pattern | None = None
+    for step, members in groups.items():
+        union = functools.reduce(operator.or_, members)
+        # Remove the keys of the parts before: a key in two parts would count twice in the sum.
+        parts[step] = union if before is None else Without(union, before)
+        before = union if before is None else before | union
+    return parts
+
+
+def alternatives(pattern: Pattern) -> list[Pattern]:
+    """Return patterns with the union `pattern`: A & C and B & C for (A | B) & C."""
+    if isinstance(pattern, Or):
+        return [*alternatives(pattern.left), *alternatives(pattern.right)]
+    if isinstance(pattern, And):
+        lefts, rights = alternatives(pattern.left), alternatives(pattern.right)
+        pairs = [left & right for left in lefts for right in rights]
+        return pairs if len(pairs) <= ALTERNATIVES else [pattern]
+    return [pattern]
+
+
+def join_by_lse(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return attention over several sets of keys, from outputs [B, H, T, D] and log-sum-exps [B, H, T]."""
+    if len(outs) == 1:
+        return outs[0], lses[0]
+    each = torch.stack(lses, -1)
+    total = safe_logsumexp(each)
+    # A query without keys in any set has lse -inf everywhere: replace it, as -inf - (-inf) is NaN.
+    shares = torch.exp(each - total.masked_fill(total == -torch.inf, 0.0).unsqueeze(-1))
+    out = sum(out * share.unsqueeze(-1) for out, share in zip(outs, shares.unbind(-1)))
+    assert isinstance(out, Tensor)
+    return out.to(outs[0].dtype), total
+
+
+def to_residue_classes(request: Request, stride: int) -> Request:
+    """Return the same call with each residue class as a batch row; its pattern must have this stride."""
+    if stride == 1:
+        return request
+    context = request.context
+    assert request.pattern is not None, "what has no pattern has no stride"
+    pattern, inner = (
+        pattern_in_residue_class(request.pattern, context, stride),
+        residue_class_context(context, stride),
+    )
+    front, keys = context.offset % stride, inner.kv_len * stride
+    # Keys are padded to whole steps. Causality or `kv_valid` masks the new keys; else they become padding.
+    if keys > context.kv_len and context.kv_valid is None and not context.causal:
+        real = torch.arange(keys, device=request.k.device).view(1, -1) < context.kv_len
+        valid = residue_class_table(real.expand(len(request.k), -1), 0, keys, stride, edge=False)
+        inner, pattern = dataclasses.replace(inner, kv_valid=valid, memo={}), pattern & Padding()
+    return dataclasses.replace(
+        request,
+        q=_split(_padded(request.q, front, inner.q_len * stride), stride),
+        k=_split(_padded(request.k, 0, keys), stride),
+        v=_split(_padded(request.v, 0, keys), stride),
+        context=inner,
+        pattern=pattern,
+        relative=None if request.relative is None else _relative(request, stride, inner),
+        score_mod=None if request.score_mod is None else _score_mod(request.score_mod, context, stride),
+    )
+
+
+def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
+    """Return results [B * stride, H, T', ...] in the order of the queries of the call: [B, H, Tq, ...]."""
+    if stride == 1:
+        return x
+    front = request.context.offset % stride
+    whole = x.unflatten(0, (-1, stride)).movedim(1, 3).flatten(2, 3)
+    return whole[:, :, front : front + request.context.q_len]
+
+
+def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
+    """Return `score_mod` for a call over residue classes: it receives the original slots of the tokens."""
+    inner = residue_class_context(context, stride)
+
+    def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        row, query, key = original(context, stride, inner, b, q_idx, kv_idx)
+        return score_mod(score, row, h, query, key)
+
+    return at_slots
+
+
+def _relative(request: Request, stride: int, inner: Context) -> Relative:
+    """Return the entries of distances that are multiples of `stride`, with distances in units of `stride`."""
+    relative = request.relative
+    assert relative is not None
+    least, greatest = inner.offset - inner.kv_len + 1, inner.offset + inner.q_len - 1
+    whole = relative.over(least * stride, greatest * stride)
+    changes = {name: table[:, ::stride] for name, table in whole.tables.items()}
+    content = relative.content
+    if content is not None:
+        front = request.context.offset % stride
+        content = _split(_padded(content, front, inner.q_len * stride), stride)
+    return dataclasses.replace(whole, first=least, content=content, **changes)
+
+
+def _padded(x: Tensor, front: int, length: int) -> Tensor:
+    """Return x [B, H, T, D] padded with zeros on both sides to `length` tokens."""
+    after = length - front - x.shape[2]
+    return F.pad(x, (0, 0, front, after)) if front or after else x
+
+
+def _split(x: Tensor, stride: int) -> Tensor:
+    """Return x [B, H, T, D] as [B * stride, H, T / stride, D]."""
+    return x.unflatten(2, (-1, stride)).movedim(3, 1).flatten(0, 1)

@@ -1,0 +1,33 @@
+"""Attention mechanisms, one file or package each."""
+
+from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
+from polyformer.attention.mechanisms.alternate import AlternateConfig
+from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
+from polyformer.attention.mechanisms.linear.performer import PerformerConfig
+from polyformer.attention.mechanisms.linear.rfa import RFAConfig
+from polyformer.attention.mechanisms.linformer import LinformerConfig
+from polyformer.attention.mechanisms.lsh import LSHConfig
+from polyformer.attention.mechanisms.memory_compressed import MemoryCompressedConfig
+from polyformer.attention.mechanisms.routing import RoutingConfig
+from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
+from polyformer.attention.mechanisms.svd import SVDConfig
+from polyformer.core.registry import import_modules
+
+__all__ = [
+    "AdaptiveSpanConfig",
+    "AlternateConfig",
+    "DynamicSpanConfig",
+    "LSHConfig",
+    "LinformerConfig",
+    "MemoryCompressedConfig",
+    "PerformerConfig",
+    "RFAConfig",
+    "RoutingConfig",
+    "SVDConfig",
+    "SinkhornConfig",
+    "SoftmaxConfig",
+    "SortCutConfig",
+]
+
+import_modules(__name__)

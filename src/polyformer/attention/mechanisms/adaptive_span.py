@@ -1,0 +1,162 @@
+"""Adaptive spans: every head learns how far back it attends, and the runtime decreases with the spans.
+
+    p_ij = m(d) e^(s_ij) / sum_r m(d_ir) e^(s_ir)        m(x) = clip((ramp + z_h - x) / ramp, 0, 1)
+
+with the distance d = |i - j| and the learned span z_h of head h: a bias of log m(d) on the scores. A layer
+computes only the keys within ramp + z_h, with heads of equal width together. Training adds the auxiliary loss
+penalty * mean_h z_h for each layer. Sukhbaatar et al. 2019, sections 2.2 and 3.
+
+Deviations: an encoder, which the paper does not have, attends equally far on both sides. z is clamped to
+0..max_span in the forward pass and a quadratic loss keeps its parameter near this range; the paper's code
+clamps the parameter after each step. Cost: 2 * min(ramp + z_h, max_span) * (D + Dv) per query, twice that in
+an encoder.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.spans import Spans, fading, rounded
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import mark
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveSpanConfig(MechanismConfig):
+    """Adaptive span attention: each head learns how far back it attends.
+
+    Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
+    """
+
+    max_span: int = 1024  # the greatest distance that any head may learn to attend to
+    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
+    initial: float = 0.0  # the first spans, as a fraction of max_span
+    penalty: float = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"
+
+    spreads: ClassVar[bool] = True
+    kind: ClassVar[str] = "adaptive_span"
+    paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_span", "ramp"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.initial <= 1:
+            raise InputError(f"initial: expected a fraction of max_span in [0, 1], got {self.initial}")
+        if self.penalty < 0:
+            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
+
+    def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
+        """Return the module with a separate span per head."""
+        return AdaptiveSpan(self, num_heads)
+
+    def pattern_of(self, spans: Sequence[float]) -> Pattern:
+        """Return the pattern of keys that heads with these spans attend to."""
+        reach = (min(self.max_span, math.ceil(span + self.ramp) - 1) for span in spans)
+        return Spans(tuple((rounded(span),) for span in reach))
+
+    def definition(self) -> "AdaptiveSpanConfig":
+        """Return the config that computes all pairs at once, without the layout of the spans."""
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
+        """Return configs with narrow spans, and with spans wider than the text."""
+        return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)
+
+
+class AdaptiveSpan(Mechanism):
+    """Softmax attention with a learned span [H] per head, and a KV cache as state."""
+
+    def __init__(self, config: AdaptiveSpanConfig, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.fraction = nn.Parameter(torch.full((num_heads,), config.initial))
+
+    def spans(self) -> Tensor:
+        """Return the span z of every head, [H], in tokens; on the meta device the initial spans."""
+        fraction = self.fraction.detach()
+        if fraction.is_meta:
+            fraction = torch.full(fraction.shape, self.config.initial, device="cpu")
+        return fraction.clamp(0, 1) * self.config.max_span
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        """Return an empty KV cache."""
+        return KeyValueCache(reserve=reserve)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Return softmax attention with the bias log m(d) inside the spans; adds the auxiliary loss."""
+        k, v, state = appended(state, k, v)
+        add_auxiliary_loss("span", self._span_loss())
+        mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
+        relative = self._log_mask(self._clamped(), context)
+        others = None if position is None else position.relative(q, k, context)
+        y = attend(
+            q,
+            k,
+            v,
+            pattern=None if self.config.backend == "definition" else self._pattern(),
+            score_mod=None if position is None else position.score_mod(q, k, context),
+            relative=(relative if others is None else relative.plus(others)),
+            context=context,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )
+        return y, state
+
+    def _clamped(self) -> Tensor:
+        """Return the spans [H] in tokens, clamped with a straight-through gradient: spans can recover."""
+        exact = self.fraction.to(torch.promote_types(self.fraction.dtype, torch.float32))
+        return (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
+
+    def _span_loss(self) -> Tensor:
+        """Return the mean span times its penalty, plus a quadratic loss that keeps fractions near 0..1."""
+        inside = self.fraction.clamp(0, 1)
+        price = self.config.penalty * self.config.max_span
+        return price * inside.mean() + (self.fraction - inside).square().mean()
+
+    def _log_mask(self, spans: Tensor, context: Context) -> Relative:
+        """Return log m(d) for every head and distance d, -inf beyond max_span."""
+        least, greatest = context.distances
+        distance = torch.arange(least, greatest + 1, device=spans.device).abs()
+        seen = fading(spans.unsqueeze(1), distance, self.config.ramp)
+        return Relative(first=least, bias=seen.masked_fill(distance > self.config.max_span, -torch.inf))
+
+    def _pattern(self) -> Pattern:
+        """Return the pattern of keys with m above 0; while a graph is traced, max_span for all heads."""
+        # Values of tensors cannot be read while tracing.
+        if torch.compiler.is_compiling():
+            return Spans(((self.config.max_span,),))
+        return self.config.pattern_of(self.spans().tolist())
+
+
+def spans(model: nn.Module) -> dict[str, list[float]]:
+    """Return the learned spans of each layer of a model, in tokens per head."""
+    return {
+        name: module.spans().tolist()
+        for name, module in model.named_modules()
+        if isinstance(module, AdaptiveSpan)
+    }

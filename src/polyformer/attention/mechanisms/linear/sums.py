@@ -1,0 +1,99 @@
+"""The sums over keys that a query reads instead of the keys themselves.
+
+S = sum_j w_j v_j phi(k_j)^T        z = sum_j w_j phi(k_j)        y = S phi(q) / (z . phi(q))
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.mechanisms.linear.feature_maps import Kernel
+from polyformer.attention.mechanisms.linear.weights import bounded, finite_top
+from polyformer.core.ops.room import room
+
+RUN = 128
+"""Tokens of a run, for which a causal pass computes all pairs.
+
+Runs of 64 and 256 are slower by up to a third, under AVX2 as under AVX-512; runs of 64 save twice the number
+of sums for the backward pass.
+"""
+
+LEAST_RUN = 64
+"""The minimum number of tokens of a run, for any number of features: fewer give products of vectors."""
+
+
+class Sums(NamedTuple):
+    """S [N, Dv, M] and z [N, M], both times e^-top; top and mass [N].
+
+    `top` is the maximum log weight so far, decayed to the present token; `mass` the sum of e^(weight - top).
+    """
+
+    numerators: Tensor
+    denominators: Tensor
+    top: Tensor
+    mass: Tensor
+
+
+def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
+    """Return the sums before the first key, for values of `width` dimensions."""
+    table = kernel.directions
+    none = table.new_zeros(heads)
+    return Sums(
+        table.new_zeros(heads, width, kernel.width),
+        table.new_zeros(heads, kernel.width),
+        none - torch.inf,
+        none,
+    )
+
+
+def recurrent_step(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
+) -> tuple[Tensor, Sums]:
+    """Return the output [N, 1, Dv] of one token per row, and the next sums.
+
+    S = e^decay S + e^weight v phi(k)^T, and z likewise.
+    """
+    (phi_q, _), (phi_k, scale) = kernel.values(q[:, 0]), kernel.features(k[:, 0])
+    weight = weight[:, 0] + scale
+    past_top = past.top if decay is None else past.top + decay[:, 0]
+    # The sums are rescaled to the new maximum, so that no exponential exceeds 1.
+    top = torch.maximum(weight, past_top).detach()
+    share, kept = (
+        (weight - finite_top(top)).exp().unsqueeze(-1),
+        (past_top - finite_top(top)).exp().unsqueeze(-1),
+    )
+    value = (v[:, 0] * share).unsqueeze(2)
+    numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
+    denominators = past.denominators * kept + phi_k * share
+    mass = (past.mass * kept.squeeze(-1) + share.squeeze(-1)).detach()
+    total = bounded((denominators * phi_q).sum(-1), mass, kernel.least)
+    out = matrix_vector(numerators, phi_q) / total.unsqueeze(-1)
+    return out.unsqueeze(1), Sums(numerators, denominators, top, mass)
+
+
+def matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return matrix [N, C, M] times vector [N, M], [N, C]."""
+    return torch.bmm(matrix, vector.unsqueeze(-1)).squeeze(-1)
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return the sums [N, M] of rows [N, C, M] with weights [N, C]."""
+    return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+
+
+def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
+    """Return groups of the N heads computed together: limited by the cache and shared among threads."""
+    threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
+    fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
+    return runs(heads, max(1, min(fits, -(-heads // threads))))
+
+
+def run_length(kernel: Kernel) -> int:
+    """Return the number of tokens per run of features if pairs are not computed."""
+    return max(LEAST_RUN, 2 * room(kernel.directions) // kernel.width)
+
+
+def runs(length: int, step: int) -> list[slice]:
+    """Return slices that split `length` tokens into runs of at most `step`."""
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]

@@ -1,0 +1,223 @@
+"""LSH attention: a token attends to tokens that a random hash assigns to the same bucket.
+
+    h(x) = argmax [x R; -x R]        k_j = q_j / |q_j|
+    y_i = sum_j p_ij v_j             p_ij = softmax over S_i of q_i . k_j / sqrt(D)
+
+Keys are queries of unit length, so that tokens of the same direction share a bucket. There are several rounds
+of hashing; S_i, the keys that i attends to, is the union over the rounds of the last `window` tokens of i's
+bucket at or before i. Without causality it also has the next `window` - 1. The window counts the token
+itself, which attends to itself only if there is no other key. A key of several rounds counts once; the paper
+combines the rounds by their log-sum-exp and subtracts log c from a key of c rounds, which gives the same
+result (its equations 4 and 5).
+
+With `whole`, up to that number of the first tokens of a text also attend to one another, and with `unscaled`
+scores are not divided by sqrt(D). Both are in transformers' Reformer, which has keys
+q_j / sqrt(|q_j|^2 + key_eps D).
+
+Deviations: the paper cuts the sorted tokens into chunks, which makes their edges depend on later tokens; a
+window does not. The bucket of a token is the bucket of its key. The heads of a layer share R
+[D, rounds * buckets / 2], which is drawn once. Cost: products of R T `window` pairs of tokens, and T D
+`rounds` * `buckets` / 2 for the hashes: linear in T. A step of decoding compares T `rounds` bucket numbers.
+Kitaev et al. 2020 (Reformer), section 2.
+"""
+
+import dataclasses
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.lsh.definition import definition
+from polyformer.attention.mechanisms.lsh.hashing import hashed
+from polyformer.attention.mechanisms.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up, with_terms
+from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
+from polyformer.attention.mechanisms.lsh.sorted_terms import sorted_attention_with_terms
+from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
+from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
+from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.random_directions import RandomDirections
+from polyformer.core.ops.softmax import recording
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSHConfig(MechanismConfig):
+    """LSH attention: tokens attend to tokens that random hashes put into the same bucket.
+
+    `buckets`: the number of buckets per round; `window`: the number of tokens of the same bucket that a token
+    attends to, including itself.
+    """
+
+    rounds: int = 4
+    buckets: int = 64
+    window: int = 64
+    backend: Form = "auto"  # "definition": all pairs at once
+    whole: int = 0  # tokens at the start of a text that attend to one another
+    unscaled: bool = False  # scores are not divided by sqrt(D)
+    key_eps: float = 0.0  # keeps keys of length 0 finite
+
+    kind: ClassVar[str] = "lsh"
+    paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
+    shares_queries: ClassVar[bool] = True
+    eager: ClassVar[str] = "tokens are sorted by bucket, and runs of them walked in Python"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"rounds: expected 1 round of hashing or more, got {self.rounds}")
+        if self.buckets < 2 or self.buckets % 2:
+            near = max(2, self.buckets + self.buckets % 2)
+            raise InputError(
+                f"buckets: one for a direction and one for its opposite, expected an even number from 2 on, "
+                f"got {self.buckets}; give {near}"
+            )
+        if self.window < 1:
+            raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")
+        if not 0 <= self.whole <= self.window:
+            raise InputError(f"whole: expected 0 to window {self.window} tokens, got {self.whole}")
+        if self.key_eps < 0:
+            raise InputError(f"key_eps: expected 0 or more, got {self.key_eps}")
+
+    def unit(self, k: Tensor) -> Tensor:
+        """Return keys of unit length."""
+        k = at_least_float32(k)
+        if not self.key_eps:
+            return F.normalize(k, dim=-1)
+        return k * (k.square().sum(-1, keepdim=True) + self.key_eps * k.shape[-1]).rsqrt()
+
+    def scale(self, head_size: int) -> float:
+        """Return the factor of the scores: 1 / sqrt(D), or 1 if `unscaled`."""
+        return 1.0 if self.unscaled else head_size**-0.5
+
+    def build(self, num_heads: int, head_size: int) -> "LSHAttention":
+        """Return the module, by sorting, or by all pairs with the backend "definition"."""
+        return (PlainLSH if self.backend == "definition" else LSHAttention)(self, head_size)
+
+    def definition(self) -> "LSHConfig":
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["LSHConfig", ...]:
+        """Return configs with narrow and wide windows, and with the options of transformers' Reformer."""
+        whole = cls(rounds=1, buckets=4, window=7, whole=5, unscaled=True, key_eps=1e-6)
+        return cls(rounds=2, buckets=2, window=3), cls(rounds=3, buckets=4, window=40), whole
+
+
+@dataclasses.dataclass(frozen=True)
+class HashedCache(State):
+    """A cache of keys and values, and a cache of the keys' buckets [B, H, T, R] with empty values."""
+
+    cache: KeyValueCache
+    buckets: KeyValueCache
+
+    def append(self, k: Tensor, v: Tensor, buckets: Tensor) -> tuple[Tensor, Tensor, Tensor, "HashedCache"]:
+        """Return all keys, values and buckets including the new ones, and the next state."""
+        k, v, cache = self.cache.append(k, v)
+        rows = buckets.transpose(2, 3)
+        rows, _, kept = self.buckets.append(rows, rows[..., :0])
+        return k, v, rows.transpose(2, 3), HashedCache(cache, kept)
+
+    def truncated_(self, count: int) -> "HashedCache | None":
+        """Return the state without its last `count` tokens; may overwrite this state."""
+        return self._parts_truncated(count)
+
+
+class LSHAttention(Mechanism):
+    """LSH attention by sorting, with a cache of keys, values and buckets as state."""
+
+    def __init__(self, config: LSHConfig, head_size: int):
+        super().__init__()
+        self.config = config
+        self.directions = RandomDirections(config.rounds * config.buckets // 2, head_size, orthogonal=False)
+
+    def new_state(self, reserve: int) -> State:
+        """Return empty caches of keys, values and buckets."""
+        return HashedCache(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Hash the new keys, append them to the state, and attend."""
+        with without_autocast(q):
+            buckets = self.hash(k)
+            for number in range(self.config.rounds):
+                mark(f"bucket, round {number + 1}", partial(torch.select, buckets, 2, number))
+            buckets = self._with_first(buckets, context)
+        if state is not None:
+            assert isinstance(state, HashedCache)
+            k, v, buckets, state = state.append(k, v, buckets)
+        terms = PairTerms.of(position, q, k, context, self.config.scale(q.shape[3]))
+        with without_autocast(q):
+            y = self._mix(at_least_float32(q), k, v, buckets, context, terms)
+        return y.to(q.dtype), state
+
+    def hash(self, k: Tensor) -> Tensor:
+        """Return the buckets [B, H, R, T] of keys [B, H, T, D]."""
+        k = at_least_float32(k)
+        return hashed(k, self.directions(k), self.config.rounds)
+
+    def _with_first(self, buckets: Tensor, context: Context) -> Tensor:
+        """Append a round in which the first tokens of a text share a bucket."""
+        if not self.config.whole:
+            return buckets
+        b, index = (torch.arange(n, device=buckets.device) for n in (len(buckets), buckets.shape[-1]))
+        index = index + context.kv_len - len(index)  # after the past
+        first = context.key_position(b.unsqueeze(1), index) < self.config.whole
+        first = first.expand(len(buckets), -1)[:, None, None]
+        return torch.cat([buckets, buckets[:, :, :1].add(1).masked_fill(first, 0)], 2)
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
+        if recording():
+            return self._by_definition(q, k, v, buckets, context, terms)
+        window, scale = self.config.window, self.config.scale(q.shape[3])
+        # A few queries after many keys: comparing buckets is cheaper than sorting all keys.
+        if context.causal and context.q_len <= FEW and context.q_len * TIMES <= context.kv_len:
+            rows, slots, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
+            pair_k = self.config.unit(pair_k)
+            scores = (pair_q * pair_k).sum(-1) * scale
+            if terms is not None:
+                scores, pair_v = with_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
+            return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
+        windows = bucket_windows(buckets, window, context)
+        if terms is not None:
+            unit, values = self.config.unit(k), at_least_float32(v)
+            return sorted_attention_with_terms(q, unit, values, windows, context, terms)
+        first, rest = context.offset, context.kv_len - context.offset - context.q_len
+        # The sorted form requires a query per key: keys of the past get queries of zeros.
+        q = F.pad(q, (0, 0, first, rest))
+        y = sorted_attention(
+            q, self.config.unit(k), at_least_float32(v), windows, context, scale, itself=False
+        )
+        return y[:, :, first : first + context.q_len]
+
+    def _by_definition(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
+        unit, values, scale = self.config.unit(k), at_least_float32(v), self.config.scale(q.shape[3])
+        return definition(q, unit, values, buckets, context, self.config.window, scale, terms)
+
+
+class PlainLSH(LSHAttention):
+    """LSH attention by its equation over all pairs (`definition`)."""
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
+    ) -> Tensor:
+        return self._by_definition(q, k, v, buckets, context, terms)

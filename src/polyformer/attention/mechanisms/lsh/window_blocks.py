@@ -1,0 +1,111 @@
+"""Windows in a sorted order as blocks: a block of queries, and the run of keys that its windows cover."""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.mechanisms.lsh.sorted_window import Windows
+from polyformer.core.ops.room import room
+
+LEAST_BLOCK, MOST_BLOCK = 32, 128
+"""Limits of the tokens per block, which is otherwise the window size.
+
+Smaller products are inefficient on any processor; in larger blocks, half or more of the scores are outside
+the windows.
+"""
+
+UNSEEN = 1e30
+"""Subtracted from the scores of masked keys: larger than any score."""
+
+
+class WindowBlocks:
+    """Blocks of queries, and for each the `width` keys from `back` blocks before it on.
+
+    A query attends to a key if |spot of query - spot of key - middle| <= radius.
+    """
+
+    def __init__(self, windows: Windows, length: int, itself: bool, like: Tensor):
+        self.length, self.itself = length, itself
+        self.block = min(max(windows.size, LEAST_BLOCK), MOST_BLOCK, length)
+        self.count = -(-length // self.block)
+        self.back = min(-(-(windows.size - 1) // self.block), self.count - 1)
+        self.ahead = 0 if windows.causal else self.back
+        self.blocks = self.back + 1 + self.ahead
+        self.width = self.blocks * self.block
+        self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
+        self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
+        self.step = max(1, room(like) // (self.block * self.width))
+
+    @property
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Runs (start, stop) of blocks that are computed together."""
+        return itertools.pairwise([*range(0, self.count, self.step), self.count])
+
+    def queries(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """Return x [..., L, D] in sorted order as blocks [..., count, block, D]."""
+        short = self.count * self.block - self.length
+        x = torch.nn.functional.pad(x, (0, 0, 0, short), value=fill) if short else x
+        return x.unflatten(-2, (self.count, self.block))
+
+    def keys(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """Return x [..., L, D] in sorted order as overlapping keys of each block, [..., count, width, D]."""
+        short = self.count * self.block - self.length
+        around = self.back * self.block, self.ahead * self.block + short
+        x = torch.nn.functional.pad(x, (0, 0, *around), value=fill)
+        return x.unfold(-2, self.width, self.block).transpose(-1, -2)
+
+    def key_totals(self, x: Tensor) -> Tensor:
+        """Return zeros [blocks, block, D], to which `add_keys` adds the gradients of keys."""
+        return x.new_zeros(self.back + self.count + self.ahead, self.block, x.shape[-1])
+
+    def add_keys(self, totals: Tensor, start: int, values: Tensor) -> None:
+        """Add values [n, width, D] of the keys of the blocks from `start` on."""
+        for i, part in enumerate(values.split(self.block, 1)):
+            totals[start + i : start + i + len(part)] += part
+
+    def sorted_keys(self, totals: Tensor) -> Tensor:
+        """Return the totals as [L, D] in sorted order."""
+        return totals[self.back :].flatten(0, 1)[: self.length]
+
+
+class Round:
+    """A round of a row: its tokens in sorted order, and the spots that decide which keys each query sees."""
+
+    def __init__(self, blocks: WindowBlocks, number: int, order: Tensor, spots: Tensor):
+        self.blocks, self.order = blocks, order[number]
+        self.place = torch.empty_like(self.order)
+        self.place[self.order] = torch.arange(blocks.length, device=order.device)
+        own = spots[: number + 1].index_select(1, self.order).unsqueeze(-1)
+        self.query_spots = blocks.queries(own - blocks.middle, fill=4 * UNSEEN)
+        self.key_spots = blocks.keys(own, fill=-4 * UNSEEN).mT
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return x [L, D] as blocks of queries."""
+        return self.blocks.queries(x.index_select(0, self.order))
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Return x [L, D] as the keys of each block."""
+        return self.blocks.keys(x.index_select(0, self.order))
+
+    def unsorted(self, x: Tensor) -> Tensor:
+        """Return blocks [count, block, D] of queries as [L, D] in the order of slots."""
+        return x.flatten(0, 1).index_select(0, self.place)
+
+    def scores(self, q: Tensor, k: Tensor, start: int, stop: int) -> Tensor:
+        """Return scores [n, block, width] of the blocks start..stop, far below 0 for masked keys.
+
+        Masked are keys outside the window, and keys in the window of an earlier round.
+        """
+        scores = torch.bmm(q[start:stop], k[start:stop].mT)
+        *earlier, own = range(len(self.query_spots))
+        for number in (own, *earlier):
+            unseen = (self.query_spots[number, start:stop] - self.key_spots[number, start:stop]).abs_()
+            # Comparisons that write floats are vectorized; comparisons to bool and masked fills are not.
+            radius = self.blocks.radius
+            unseen = unseen.gt_(radius) if number == own else unseen.le_(radius)
+            scores.sub_(unseen, alpha=UNSEEN)
+        if not self.blocks.itself:
+            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-UNSEEN)
+        return scores

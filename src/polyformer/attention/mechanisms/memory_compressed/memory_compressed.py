@@ -1,0 +1,225 @@
+"""Memory-compressed attention: queries attend to keys and values shortened by a strided convolution.
+
+    k'_s = sum_t k_(s stride + t) W_k^t        t = 0 .. kernel - 1, and v' likewise
+    y = softmax(q k'^T / sqrt(D)) v'
+
+Each head has its own kernels, [kernel, D, D] over its D dimensions, without a bias: a grouped convolution
+with a group per head. A causal query attends to the slots that end at or before it. Liu et al. 2018, section
+4.2.5; their T-DMCA alternates it with attention within blocks (`alternate`).
+
+The paper has no relative positions. Here a slot has the position of its last token: a position scheme treats
+a query and a slot like the query and that token, with the compressed key and value of the slot.
+
+The paper does not define what the first kernel - 1 tokens of a document attend to: here to the document's
+first token, which is not convolved, and so do all later tokens. Positions are counted within documents
+(compression.py), so padding and packing have no influence. Computed in at least float32. Cost: n / stride
+keys per query, and 2 n D kernel / stride products per dimension of keys and of values. The state is the slots
+so far and the last kernel - 1 tokens: a third of a KV cache with stride 3.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.memory_compressed.compression import Sight, Slots, new_slots
+from polyformer.attention.mechanisms.memory_compressed.definition import definition
+from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
+from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import SlotKeys, say
+from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.documents import take_tokens
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryCompressedConfig(MechanismConfig):
+    """Memory-compressed attention: a strided convolution shortens keys and values.
+
+    `kernel`: the number of tokens per slot; `stride`: the number of tokens between the starts of consecutive
+    slots.
+    """
+
+    kernel: int = 3
+    stride: int = 3
+    dropout: float = 0.0  # of attention weights
+    backend: str = "auto"  # of `attend`; "definition" computes slot by slot
+
+    kind: ClassVar[str] = "memory_compressed"
+    paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
+    pairs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("kernel", "stride"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+
+    def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
+        """Return the module, by gathered slots, or slot by slot with the backend "definition"."""
+        return (PlainMemoryCompressed if self.backend == "definition" else MemoryCompressed)(
+            self, num_heads, head_size
+        )
+
+    def definition(self) -> "MemoryCompressedConfig":
+        """Return the config that computes slot by slot."""
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
+        """Return configs with adjacent windows, overlapping windows, and skipped tokens."""
+        return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedState(State):
+    """The slots so far and the last tokens.
+
+    Args:
+        slots: keys and values of the slots.
+        ends: [B, S], the key slot that completes each slot.
+        keys, values: [B, H, kernel - 1, D], the last tokens, which later windows may contain.
+        places: [B, kernel - 1], the key slots of the last tokens.
+    """
+
+    slots: KeyValueCache
+    ends: Tensor | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    places: Tensor | None = None
+
+
+class MemoryCompressed(Mechanism):
+    """Softmax attention to compressed keys and values."""
+
+    def __init__(self, config: MemoryCompressedConfig, num_heads: int, head_size: int):
+        super().__init__()
+        check_head_size(head_size)
+        self.config = config
+        shape, deviation = (
+            (num_heads, config.kernel, head_size, head_size),
+            1 / math.sqrt(config.kernel * head_size),
+        )
+        self.key_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
+        self.value_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
+
+    def new_state(self, reserve: int) -> State:
+        """Return an empty state with space for the slots of `reserve` tokens."""
+        return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Attend to the slots that the convolution computes from keys and values."""
+        dtype = q.dtype
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        with without_autocast(q):
+            k, v, sight, state = self._compressed(k, v, context, state)
+        terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
+        with without_autocast(q):
+            y = self._mix(q, k, v, sight, terms)
+        return y.to(dtype), state
+
+    def _compressed(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, Sight, State | None]:
+        """Return keys and values of all slots up to the new tokens, their mask, and the next state."""
+        fresh = k.shape[2]
+        past = state if isinstance(state, CompressedState) else None
+        if past is not None and past.keys is not None and past.values is not None:
+            # A window may begin with tokens of earlier calls.
+            k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
+        new, sight = self._plan(context, past, fresh, k.device)
+        if past is None or past.ends is None:
+            say(lambda: SlotKeys(new.tokens(context.kv_len)))
+        keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
+        if past is not None:
+            keys, values, cache = past.slots.append(keys, values)
+            rows = len(k)
+            state = CompressedState(
+                cache,
+                sight.ends.expand(rows, -1),
+                take_tokens(k, new.kept),
+                take_tokens(v, new.kept),
+                new.kept_slots.expand(rows, -1),
+            )
+        return keys, values, sight, state
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
+        dropout = self.config.dropout if self.training else 0.0
+        if terms is not None and terms.has_vectors:
+            return attend_with_terms(q, k, v, sight, terms, dropout)
+        return attend(
+            q,
+            k,
+            v,
+            mask_mod=sight.mask,
+            layout=sight.keys,
+            score_mod=None if terms is None else score_mod(sight, terms, q.shape[1]),
+            context=Context(q.shape[2], k.shape[2], q_start=0),
+            dropout=dropout,
+            backend=self.config.backend,
+        )
+
+    def _plan(
+        self, context: Context, past: CompressedState | None, fresh: int, device: torch.device
+    ) -> tuple[Slots, Sight]:
+        """Return the slots that the new tokens complete, and the mask of all slots; all layers share them."""
+
+        def make() -> tuple[Slots, Sight]:
+            slots = torch.arange(context.kv_len - fresh, context.kv_len, device=device).unsqueeze(0)
+            if past is not None and past.places is not None:
+                slots = torch.cat([past.places, slots.expand(len(past.places), -1)], 1)
+            alike = context.kv_valid is None and context.kv_doc is None
+            if alike and past is not None and past.places is not None:
+                slots = slots[:1]
+            rows = 1 if alike else max(context.num_rows, len(slots))
+            new = new_slots(context, slots.expand(rows, -1), fresh, self.config.kernel, self.config.stride)
+            ends = new.ends
+            if past is not None and past.ends is not None:
+                before = past.ends[:1] if alike else past.ends
+                ends = torch.cat([before, ends.expand(len(before), -1)], 1)
+            return new, Sight.of(context, ends)
+
+        known = 0 if past is None or past.ends is None else past.ends.shape[1]
+        return context.once(("compressed", self.config.kernel, self.config.stride, past is None, known), make)
+
+    def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
+        """Return the slots [B, H, S, D] of tokens x [B, H, J, D]."""
+        x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for missing tokens
+        windows = take_tokens(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
+        return torch.where(new.alone[:, None, :, None], windows[:, :, :, -1], convolved)
+
+
+class PlainMemoryCompressed(MemoryCompressed):
+    """Memory-compressed attention by its equation, slot by slot (`definition`), with a KV cache as state."""
+
+    def new_state(self, reserve: int) -> State:
+        """Return an empty KV cache."""
+        return KeyValueCache(reserve=reserve)
+
+    def _compressed(
+        self, k: Tensor, v: Tensor, context: Context, state: State | None
+    ) -> tuple[Tensor, Tensor, Sight, State | None]:
+        k, v, state = appended(state, k, v)
+        return k, v, Sight.of(context, torch.arange(context.kv_len, device=k.device).unsqueeze(0)), state
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
+        kernels = self.key_kernel, self.value_kernel
+        return definition(q, k, v, kernels, self.config.stride, sight.context, terms)

@@ -1,0 +1,125 @@
+"""Attention in sorted order, forward and backward: each query attends to an interval of the keys.
+
+    s_ij = scale q_i . k_j        p_ij = e^(s_ij) / sum over the interval of i        y_i = sum_j p_ij v_j
+
+    grad v_j  = sum_i p_ij grad y_i
+    grad p_ij = grad y_i . v_j
+    grad s_ij = p_ij (grad p_ij - sum_r p_ir grad p_ir)
+    grad q_i  = scale sum_j grad s_ij k_j        grad k_j = scale sum_i grad s_ij q_i
+
+Scores must be small enough that e^s does not overflow, which holds for normed vectors. Tiles of neighbouring
+queries and the runs of keys in their intervals are gathered, multiplied, and the results are scattered back.
+The weights p are saved for the backward pass if they take about the same memory as queries and keys, and are
+recomputed if they take more. All tiles share one workspace, because allocating new memory costs as much as
+the computation. All runs together are no longer than the keys and an interval for each tile.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.mechanisms.routing.interval_tiles import Tiles, tiles
+from polyformer.attention.mechanisms.routing.intervals import Intervals
+from polyformer.attention.mechanisms.routing.workspace import Workspace
+from polyformer.core.ops.precision import as_written
+from polyformer.core.ops.room import room
+from polyformer.core.ops.second_order import first_order
+
+LOG2E = math.log2(math.e)
+
+_grad_scores = torch.ops.aten._softmax_backward_data.out  # p * (grad p - sum of p * grad p)
+
+KEPT = 2
+"""The maximum memory of weights saved for backward, in multiples of the memory of queries and keys."""
+
+
+def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, scale: float) -> Tensor:
+    """Return softmax(scale q k^T) v over the intervals: q [B, H, Tq, D], k, v [B, H, Tk, D] -> [B, H, Tq, D].
+
+    A query without keys, and padding, gives zeros.
+    """
+    # The memory layout of the projections, [B, T, H, D], which avoids copies.
+    rows = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out = IntervalAttention.apply(intervals, scale, keep, *rows)
+    return out.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
+
+
+class IntervalAttention(torch.autograd.Function):
+    """q [Nq, D], k [Nk, D], v [Nk, Dv] -> [Nq, Dv], none of them sorted."""
+
+    @staticmethod
+    @as_written
+    def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
+        """Compute tile by tile; `keep` saves the weights for the backward pass, unless they are too large."""
+        q, k, v = rows
+        groups, workspace = tiles(intervals, room(q), q, k), Workspace(q)
+        whole = len(groups) > 0 and len(intervals.queries) == len(q)
+        out = _result(q, v.shape[1], whole)
+        sizes = [math.prod(tile.shape) for tile in groups]
+        keep = keep and sum(sizes) <= KEPT * (q.numel() + k.numel())
+        kept = q.new_empty(sum(sizes) if keep else max(sizes, default=0))
+        parts = kept.split(sizes) if keep else [kept[:size] for size in sizes]
+        for tile, part in zip(groups, parts):
+            weights = _weights(workspace, tile, q, k, scale, part)
+            _put(out, tile.to_queries, workspace.product("q", weights, workspace.keys(v, tile)))
+        ctx.groups, ctx.sizes, ctx.scale, ctx.whole = groups, sizes, scale, whole
+        ctx.save_for_backward(q, k, v, kept if keep else None)
+        return out[:-1]
+
+    @staticmethod
+    @first_order("routing attention in sorted order")
+    @as_written
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients tile by tile, by the equations above."""
+        q, k, v, kept = ctx.saved_tensors
+        scale, workspace, grad = ctx.scale, Workspace(q), grad.contiguous()
+        grad_q = _result(q, q.shape[1], ctx.whole)
+        grad_k, grad_v = (_result(x, x.shape[1], whole=False) for x in (k, v))
+        parts = [None] * len(ctx.groups) if kept is None else kept.split(ctx.sizes)
+        for tile, part in zip(ctx.groups, parts):
+            if part is None:
+                weights = _weights(workspace, tile, q, k, scale, workspace.take("weights", *tile.shape))
+            else:
+                weights = part.view(tile.shape)
+            # Keys of several tiles receive the sum of their gradients.
+            write = _put if tile.sole else _add
+            grad_y = workspace.queries(grad, tile)
+            write(grad_v, tile.to_keys, workspace.product("k", weights.mT, grad_y))
+            grad_s = workspace.product("scores", grad_y, workspace.keys(v, tile).mT)
+            grad_s = _grad_scores(grad_s, weights, -1, grad_s.dtype, grad_input=grad_s)
+            _put(grad_q, tile.to_queries, workspace.product("q", grad_s, workspace.keys(k, tile), scale))
+            write(grad_k, tile.to_keys, workspace.product("k", grad_s.mT, workspace.queries(q, tile), scale))
+        return None, None, None, grad_q[:-1], grad_k[:-1], grad_v[:-1]
+
+
+def _weights(workspace: Workspace, tile: Tiles, q: Tensor, k: Tensor, scale: float, out: Tensor) -> Tensor:
+    """Return p_ij [n, Q, L], zero for masked keys and for queries that pad their tile."""
+    queries, keys = workspace.queries(q, tile), workspace.keys(k, tile)
+    # Exponentials of base 2 are faster to compute.
+    weights = out.view(tile.shape).baddbmm_(queries, keys.mT, beta=0, alpha=scale * LOG2E).exp2_()
+    for limit, edge in tile.limits:
+        # 0 or 1 as floats: multiplying by booleans would convert them first.
+        seen = workspace.take("scores", len(edge), edge.shape[1], len(tile.place))
+        weights.mul_(limit(tile.place, edge, out=seen))
+    total = weights.sum(-1, keepdim=True)
+    return weights.mul_(torch.where(total > 0, tile.real / total, 0))
+
+
+def _result(x: Tensor, width: int, whole: bool) -> Tensor:
+    """Return a row of `width` per row of x [N, D], and a last row for padding.
+
+    The rows are zeros, or uninitialized if `whole`: all will be written.
+    """
+    make = torch.empty if whole else torch.zeros  # `new_zeros` clears memory that is zero already
+    return make(len(x) + 1, width, dtype=x.dtype, device=x.device)
+
+
+def _put(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    total.index_copy_(0, rows, values.flatten(0, 1))
+
+
+def _add(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    total.index_add_(0, rows, values.flatten(0, 1))

@@ -1,0 +1,242 @@
+"""Routing Transformer: a token attends to the tokens of the same cluster, assigned by k-means over content.
+
+    y_i = softmax_j(n(q_i) . n(k_j) / sqrt(D)) v_j    over the `window` nearest j with c(k_j) = c(q_i)
+
+n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids (`centroids`). A causal query
+attends to the last `window` keys of its cluster at or before itself; without causality also to the next
+`window` after it. Some heads, half by default, are local: softmax attention over the last `local_window`
+tokens (without causality also over the next). With sqrt(n) clusters and a window of sqrt(n) the cost is
+n^1.5 D. Roy et al. 2021, section 4.
+
+Deviations: the paper gives each centroid the `window` tokens of the whole sequence that are nearest to it, so
+that the earlier tokens that a query attends to depend on later ones; here they do not. If keys are the
+queries (`share_queries`), a token attends to itself only if there is no other key, as in the Reformer;
+otherwise a query may have no keys, which gives zeros. Padding is in no cluster. Centroids start as random
+directions, move by the mean direction of a cluster, independent of the batch size, and get no gradients.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
+from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
+from polyformer.attention.mechanisms.routing.interval_attention import interval_attention
+from polyformer.attention.mechanisms.routing.interval_terms import interval_attention_with_terms
+from polyformer.attention.mechanisms.routing.intervals import cluster_intervals, evenly_filled
+from polyformer.attention.mechanisms.routing.single_query import single_query
+from polyformer.attention.mechanisms.some_heads import heads_of
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
+from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.softmax import record, recorded, recording
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutingConfig(MechanismConfig):
+    """Routing attention: tokens attend within clusters that k-means finds by content.
+
+    `window` counts keys of the same cluster, `local_window` the preceding keys, including the token itself.
+    """
+
+    clusters: int = 16  # of each routed head; the root of the length costs least
+    window: int = 256
+    local_heads: int | None = None  # the first heads; by default half of all, rounded down
+    local_window: int = 256
+    decay: float = 0.999  # of the moving average of the centroids, a training step
+    share_queries: bool = False  # the keys are the queries
+    backend: Form = "auto"  # "definition": all pairs at once
+
+    kind: ClassVar[str] = "routing"
+    paper: ClassVar[str] = "Roy et al. 2021, section 4"
+    eager: ClassVar[str] = "the sizes of its tiles depend on how many tokens chose each cluster"
+
+    def __post_init__(self) -> None:
+        for name, least in (("clusters", 1), ("window", 1), ("local_window", 2)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}: expected {least} or more, got {getattr(self, name)}")
+        if self.local_heads is not None and self.local_heads < 0:
+            raise InputError(f"local_heads: expected 0 or more, got {self.local_heads}")
+        if not 0 <= self.decay < 1:
+            raise InputError(f"decay: expected a number in [0, 1), got {self.decay}; 0.999 is the paper's")
+        object.__setattr__(self, "shares_queries", self.share_queries)
+
+    def near(self, num_heads: int) -> int:
+        """Return the number of local heads among `num_heads` heads."""
+        near = num_heads // 2 if self.local_heads is None else self.local_heads
+        if near >= num_heads:
+            raise InputError(
+                f"local_heads: expected fewer than the {num_heads} heads, so that one is routed, got {near}; "
+                "for local heads alone use 'softmax' with a Window"
+            )
+        return near
+
+    def build(self, num_heads: int, head_size: int) -> "Routing":
+        """Return the module, by sorting, or by all pairs with the backend "definition"."""
+        return (PlainRouting if self.backend == "definition" else Routing)(self, num_heads, head_size)
+
+    def definition(self) -> "RoutingConfig":
+        """Return the config that computes all pairs at once."""
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["RoutingConfig", ...]:
+        """Return configs with local heads, and with keys that are the queries."""
+        # With these sizes no token of the contract tests is so close to two centroids that rounding decides.
+        return (
+            cls(clusters=2, window=3, local_window=3),
+            cls(clusters=3, window=3, local_window=3, decay=0.5),
+            cls(clusters=3, window=8, local_heads=0, share_queries=True),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutingState(State):
+    """KV caches: of the local heads; of normed keys and values of the routed heads; of the keys' clusters."""
+
+    local: State | None
+    routed: KeyValueCache
+    clusters: KeyValueCache
+
+    def truncated_(self, count: int) -> "RoutingState | None":
+        """Return the state without its last `count` tokens; may overwrite this state."""
+        return self._parts_truncated(count)
+
+
+class Routing(Mechanism):
+    """Attention with local heads first and routed heads after them."""
+
+    def __init__(self, config: RoutingConfig, num_heads: int, head_size: int):
+        super().__init__()
+        self.config, self.near = config, config.near(num_heads)
+        window = {"kind": "softmax", "pattern": f"Window({config.local_window - 1})"}
+        local = MechanismConfig.from_dict(window)
+        local = local.definition() if config.backend == "definition" else local
+        self.local = local.build(self.near, head_size) if self.near else None
+        self.centroids = Centroids(num_heads - self.near, config.clusters, head_size, config.decay)
+
+    def new_state(self, reserve: int) -> RoutingState:
+        """Return empty caches."""
+        local = None if self.local is None else self.local.new_state(reserve)
+        return RoutingState(local, KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Compute local heads by their window and others by clusters; in training, update the centroids."""
+        assert isinstance(state, RoutingState | None)
+        if self.training and state is None and self.config.clusters > q.shape[2]:
+            raise InputError(
+                f"clusters: expected at most one for each token, got {self.config.clusters} and rows of "
+                f"{q.shape[2]} tokens to learn from; give longer rows or fewer clusters"
+            )
+        groups, near = q.shape[1] // k.shape[1], self.near
+        if groups > 1:
+            # Every query head has its own centroids, so grouped keys may be in different clusters.
+            k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        parts, weights, local = [], [], None
+        if self.local is not None:
+            with _watched(weights):
+                y, local = self.local(
+                    q[:, :near],
+                    k[:, :near],
+                    v[:, :near],
+                    context,
+                    None if state is None else state.local,
+                    heads_of(position, slice(near), q.shape[1]),
+                )
+            parts.append(y)
+        position = heads_of(position, slice(near, None), q.shape[1])
+        with _watched(weights):
+            y, state = self._route(q[:, near:], k[:, near:], v[:, near:], context, state, position)
+        parts.append(y.to(q.dtype))
+        if weights:
+            record(torch.cat(weights, 1))
+        state = None if state is None else dataclasses.replace(state, local=local)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1), state
+
+    def _route(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: RoutingState | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, RoutingState | None]:
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        with without_autocast(q):
+            q, k = normed(q.to(exact)), normed(k.to(exact))
+            query_clusters, key_clusters = self.centroids(q), self.centroids(k)
+        spread = (0, 0, self.near, 0)  # local heads have no clusters
+        mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
+        mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
+        queries = slice(context.offset, context.offset + context.q_len)
+        new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
+        self.centroids.learn(
+            (q, query_clusters, _valid(context, queries)), (k, key_clusters, _valid(context, new_keys))
+        )
+        if state is not None:
+            k, v, routed = state.routed.append(k, v)
+            # Clusters are cached as keys of width 1, with values of width 0.
+            column = key_clusters.unsqueeze(-1)
+            column, _, clusters = state.clusters.append(column, column[..., :0])
+            key_clusters, state = column.squeeze(-1), RoutingState(None, routed, clusters)
+        terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
+        heads = RoutedHeads(q, k, v.to(exact), query_clusters, key_clusters, terms)
+        with without_autocast(q):
+            return self._mix(heads, context), state
+
+    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
+        config = self.config
+        if recording():
+            return definition(heads, context, config.window, config.share_queries)
+        if context.causal and heads.q.shape[2] == 1:
+            return single_query(heads, context, config.window, config.share_queries)
+        clusters = evenly_filled(heads.query_clusters, heads.key_clusters, config.clusters)
+        intervals = cluster_intervals(
+            *clusters, config.clusters, config.window, context, config.share_queries
+        )
+        if heads.terms is not None:
+            return interval_attention_with_terms(heads, intervals, config.window, heads.terms)
+        return interval_attention(heads.q, heads.k, heads.v, intervals, heads.scale)
+
+
+class PlainRouting(Routing):
+    """Routing attention by its equation over all pairs (`definition`)."""
+
+    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
+        return definition(heads, context, self.config.window, self.config.share_queries)
+
+
+def _valid(context: Context, slots: slice) -> Tensor | None:
+    return None if context.kv_valid is None else context.kv_valid[:, slots].bool()
+
+
+@contextlib.contextmanager
+def _watched(weights: list[Tensor]) -> Iterator[None]:
+    """Collect the weights recorded inside the context in this list, if weights are recorded."""
+    if not recording():
+        yield
+        return
+    with recorded() as records:
+        yield
+    weights += records

@@ -1,0 +1,66 @@
+"""Sinkhorn balancing in log space: rows and columns are divided by their sums in turn, rows last.
+
+    columns    L_ij <- L_ij - log sum_i' e^L_i'j
+    rows       L_ij <- L_ij - log sum_j' e^L_ij'
+
+The causal form sums each column only over the rows i' <= i. By induction over the iterations row i then
+depends only on the rows up to i, and rows can be computed in runs: a later run requires only `taken`, the log
+of each column's sum over the earlier rows in every iteration. A block gets less weight the more weight the
+earlier rows have given it.
+"""
+
+import torch
+from torch import Tensor
+
+from polyformer.core.ops.second_order import mark_first_order
+
+FLOOR = -1e30
+"""The log of 0 in finite form: infinities would make the gradients of rows without a block NaN."""
+
+
+def filled_mass(mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masses of the places of sorted blocks, with 1 for empty places, and their logs, with -inf.
+
+    Subnormal masses count as empty: the gradient of a quotient contains the inverse of its denominator, which
+    would overflow, and a softmax over any other key cannot distinguish such a mass from 0.
+    """
+    numbers = torch.finfo(mass.dtype)
+    empty = mass < numbers.tiny / numbers.eps
+    some = mass.masked_fill(empty, 1.0)
+    return some, some.log().masked_fill(empty, -torch.inf)
+
+
+def gumbel(like: Tensor) -> Tensor:
+    """Return Gumbel noise of the same shape, from torch's generator."""
+    tiny = torch.finfo(like.dtype).tiny
+    return -torch.empty_like(like, requires_grad=False).exponential_().clamp_min(tiny).log()
+
+
+def balanced(
+    scores: Tensor, allowed: Tensor, iterations: int, taken: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the balanced matrix S and the next `taken`.
+
+    Args:
+        scores: [B, H, A, N], the rows of a run.
+        allowed: bool, broadcasts to `scores`. Other entries of S are 0, also in rows and columns without any.
+        taken: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
+    """
+    sums, log = [], _by_rows(scores, allowed)
+    for number in range(iterations):
+        if causal:
+            before = torch.full_like(log[:, :, :1], FLOOR) if taken is None else taken[:, :, number, None]
+            # The sums of earlier runs are a row before the first: one cumulative sum covers all i' <= i.
+            total = torch.cat([before, log], 2).logcumsumexp(2)
+            mark_first_order(total, "Sinkhorn balancing over earlier blocks")
+            sums.append(total[:, :, -1])
+            total = total[:, :, 1:]
+        else:
+            total = log.logsumexp(2, keepdim=True)
+        log = _by_rows(log - total, allowed)
+    return log.exp().masked_fill(~allowed, 0.0), torch.stack(sums, 2) if causal else None
+
+
+def _by_rows(log: Tensor, allowed: Tensor) -> Tensor:
+    log = log.masked_fill(~allowed, FLOOR)
+    return (log - log.logsumexp(3, keepdim=True)).masked_fill(~allowed, FLOOR)

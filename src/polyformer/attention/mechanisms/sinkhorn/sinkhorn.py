@@ -1,0 +1,322 @@
+"""Sinkhorn attention: a block of queries attends to its own block of keys and to a block sorted next to it.
+
+    y = softmax over [own block; sorted block] of q . k / sqrt(D), of their values
+    sorted block i = sum_j S_ij block j        S = Sinkhorn((SortingNet(block) + Gumbel noise) / temperature)
+
+`definition` has the equations. A network per head scores which blocks should be sorted into the place of each
+block; Sinkhorn balancing turns the scores into a soft permutation S, in which every block is used about once.
+Noise is drawn only in training. Tay et al. 2020, section 3; its SortCut is `sort_cut`.
+
+In the causal form S_ij is 0 for j >= i, block i is represented by the tokens up to its first, and columns are
+divided by their sums over the rows up to i (`balancing`): the block sorted into a block's place is complete
+when the block begins, and depends on no later token. Sums over all rows, masked or not, would let a later
+block change the output of earlier blocks. The first block of a document attends only to itself.
+
+Deviations: blocks are represented by means of keys, not sums of hidden states: a sum grows with the length
+and would make S hard. The block size is fixed, not the number of blocks, and blocks count only the tokens of
+their document. Rows are balanced last, so that a sorted block is an average. In the last block, which may be
+short, a place is weighted by the share of blocks that have a token there. The public `sinkhorn-transformer`
+draws noise in evaluation too, and its causal form takes a plain softmax over earlier blocks, without
+balancing.
+
+Cost for n tokens and blocks of b: 2 n b products per dimension for attention, n^2 / b for sorting, n^2 / b^2
+memory for S. With b = sqrt(n), the cheapest choice, n^1.5; measured from 4k to 64k tokens: time n^1.36,
+memory n^0.94. A token of decoding costs 2 b, plus n if it begins a block. The state contains all keys and
+values, the sorted block and the columns' sums.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
+from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, balanced, gumbel
+from polyformer.attention.mechanisms.sinkhorn.blocks import (
+    Blocks,
+    blocks_of,
+    check_count,
+    in_blocks,
+    mixed,
+    unblocked,
+)
+from polyformer.attention.mechanisms.sinkhorn.definition import Sorting, definition
+from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.marks import Lookup, mark, say
+from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.softmax import recorded, recording
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+SORTED = "blocks sorted into its place"
+"""The name of the soft permutation in visualizations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SinkhornConfig(MechanismConfig):
+    """Sinkhorn attention: each block attends to itself and to a block that is sorted next to it.
+
+    `block_size` and `max_length` are the number of tokens of a block and of the longest text.
+    """
+
+    block_size: int = 64
+    max_length: int = 4096
+    iterations: int = 8  # of balancing
+    temperature: float = 0.75  # the lower, the nearer S is to a permutation
+    dropout: float = 0.0  # of attention weights
+    backend: Form = "auto"  # "definition": document by document
+
+    kind: ClassVar[str] = "sinkhorn"
+    paper: ClassVar[str] = "Tay et al. 2020, section 3"
+    relates: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_length", "iterations"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"temperature: expected a number above 0, got {self.temperature}; 0.75 is usual")
+
+    def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
+        """Return the module, in blocks, or document by document with the backend "definition"."""
+        return (PlainSinkhorn if self.backend == "definition" else Sinkhorn)(self, num_heads, head_size)
+
+    def sorting(self, noisy: bool) -> Sorting:
+        """Return the sorting options of the definition."""
+        return Sorting(self.block_size, self.iterations, self.temperature, noisy)
+
+    def definition(self) -> "SinkhornConfig":
+        """Return the config that computes the equations document by document."""
+        return dataclasses.replace(self, backend="definition")
+
+    @classmethod
+    def examples(cls) -> tuple["SinkhornConfig", ...]:
+        """Return configs with two block sizes, with S near a permutation and far from it."""
+        return cls(block_size=3, max_length=72), cls(
+            block_size=2, max_length=72, temperature=0.1, iterations=3
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SinkhornState(State):
+    """All keys and values, and the sorting so far.
+
+    `taken` [B, H, iterations, N] has the column sums of the N blocks so far (`balancing`); `last` has the
+    keys and values [B, H, 1, size, D] sorted into the place of the last block that began.
+    """
+
+    tokens: KeyValueCache
+    taken: Tensor | None = None
+    last: tuple[Tensor, Tensor] | None = None
+
+    def gone_on(self, begins: Tensor, keys: Tensor, values: Tensor, taken: Tensor) -> "SinkhornState":
+        """Return the state after a call with sorted blocks [B, H, A, size, D].
+
+        `last` becomes the last block for which `begins` [R, A] is true; a row without such blocks keeps its
+        `last`.
+        """
+        old = (None, None) if self.last is None else self.last
+        number = (begins * torch.arange(1, begins.shape[1] + 1, device=begins.device)).amax(1)
+
+        def chosen(new: Tensor, old: Tensor | None) -> Tensor:
+            old = torch.zeros_like(new[:, :, :1]) if old is None else old
+            index = number.view(-1, 1, 1, 1, 1).expand(*new.shape[:2], 1, *new.shape[3:])
+            return torch.cat([old, new], 2).gather(2, index)
+
+        last = chosen(keys, old[0]), chosen(values, old[1])
+        return dataclasses.replace(self, taken=taken, last=last)
+
+
+class Sinkhorn(Mechanism):
+    """Attention of each block to itself and to the block sorted into its place."""
+
+    def __init__(self, config: SinkhornConfig, num_heads: int, head_size: int):
+        super().__init__()
+        check_head_size(head_size)
+        self.config = config
+        self.count = -(-config.max_length // config.block_size)
+        self.net = SortingNet(num_heads, head_size, self.count)
+
+    def new_state(self, reserve: int) -> State:
+        """Return an empty state with space for `reserve` tokens."""
+        return SinkhornState(KeyValueCache(reserve=reserve))
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Sort the blocks that begin in this call, and attend from the blocks of the queries."""
+        assert isinstance(state, SinkhornState | None)
+        dtype, fresh = q.dtype, k.shape[2]
+        q, k, v = self._inputs(q, k, v)
+        if state is not None:
+            k, v, tokens = state.tokens.append(k, v)
+            state = dataclasses.replace(state, tokens=tokens)
+        blocks = self._blocks(context, fresh, q.device)
+        with without_autocast(q):
+            if not recording():
+                y, state = self._mix(q, k, v, blocks, context, state)
+                return y.to(dtype), state
+            y = self._defined(q, k, v, context)
+            if state is not None:
+                with recorded():  # discard the weights over blocks: only those over tokens are reported
+                    _, state = self._mix(q, k, v, blocks, context, state)
+        return y.to(dtype), state
+
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v in at least float32, with k and v repeated to the number of query heads."""
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return q, k, v
+
+    def _blocks(self, context: Context, fresh: int, device: torch.device) -> Blocks:
+        """Return the block tables, which all layers of a call share."""
+        size = self.config.block_size
+
+        def make() -> Blocks:
+            blocks = blocks_of(context, size, fresh, device)
+            check_count(blocks, context, size, self.count)
+            return blocks
+
+        return context.once(("blocks", size, fresh, self.count), make)
+
+    def _defined(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        return definition(q, k, v, self.net, self.config.sorting(self.training), context)
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, context: Context, state: SinkhornState | None
+    ) -> tuple[Tensor, SinkhornState | None]:
+        size = self.config.block_size
+        keys, values = (in_blocks(x, blocks.own) for x in (k, v))
+        if context.causal:
+            sorted_keys, sorted_values, log_mass, state = self._sorted_so_far(
+                k, v, keys, values, blocks, state
+            )
+        else:
+            sorted_keys, sorted_values, log_mass = self._sorted(keys, values, blocks)
+        hidden = (blocks.own == blocks.length)[:, None, :, None]
+        if context.causal:
+            # Later tokens of the own block; the sorted block consists of earlier tokens.
+            hidden = hidden | torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+        bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
+        log_mass = log_mass.unsqueeze(3)
+        wide = torch.broadcast_shapes(bias.shape[:4], log_mass.shape[:4])
+        y = attend_in_blocks(
+            in_blocks(q, blocks.queries),
+            torch.cat([keys, sorted_keys], 3),
+            torch.cat([values, sorted_values], 3),
+            torch.cat([bias.expand(*wide, -1), log_mass.expand(*wide, -1)], 4),
+            self.config.dropout if self.training else 0.0,
+        )
+        return unblocked(y, blocks.back), state
+
+    def _sorted(self, keys: Tensor, values: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sorted keys and values [B, H, N, size, D] of all blocks, and log m [B, H, N, size]."""
+        filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
+        means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
+        s, _ = self._permutation(means, blocks, None, causal=False)
+        self._say(s, blocks, own=True)
+        return mixed(s, keys, values, filled)
+
+    def _sorted_so_far(
+        self,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Blocks,
+        state: SinkhornState | None,
+    ) -> tuple[Tensor, Tensor, Tensor, SinkhornState | None]:
+        """Return the same as `_sorted` for the asked blocks, and the next state.
+
+        Blocks that begin in this call are sorted here; the sorted block of an earlier begin is read from the
+        state.
+        """
+        column = blocks.of_asked(blocks.column)
+        # Earlier blocks are full, so m = 1; the first block of a document has no sorted block (m = 0).
+        log_mass = torch.zeros_like(column, dtype=k.dtype).masked_fill(column == 0, -torch.inf)
+        log_mass = log_mass[:, None, :, None].expand(-1, -1, -1, self.config.block_size)
+        last = None if state is None else state.last
+        if last is not None and not blocks.some_begin:
+            old_keys, old_values = (x.expand(-1, -1, column.shape[1], -1, -1) for x in last)
+            # Decoding inside a block: nothing to sort, all queries read the block sorted before.
+            return old_keys, old_values, log_mass, state
+        tables = (keys, values) if blocks.whole else [in_blocks(x, blocks.index) for x in (k, v)]
+        earlier = blocks.sources(causal=True).unsqueeze(1).to(k.dtype)
+        # All tokens of earlier blocks plus the first token of this block, so no later token is used.
+        sums = earlier @ tables[0].sum(3) + keys[:, :, :, 0]
+        means = sums / (column * self.config.block_size + 1)[:, None, :, None]
+        s, taken = self._permutation(means, blocks, None if state is None else state.taken, causal=True)
+        self._say(s, blocks, own=True)
+        sorted_keys, sorted_values = (
+            (s @ x.flatten(3)).unflatten(3, (self.config.block_size, -1)) for x in tables
+        )
+        if state is None or taken is None:
+            return sorted_keys, sorted_values, log_mass, state
+        state = state.gone_on(blocks.begins, sorted_keys, sorted_values, taken)
+        if last is not None:
+            begins = blocks.begins[:, None, :, None, None]
+            sorted_keys = torch.where(begins, sorted_keys, last[0])
+            sorted_values = torch.where(begins, sorted_values, last[1])
+        return sorted_keys, sorted_values, log_mass, state
+
+    def _say(self, s: Tensor, blocks: Blocks, own: bool) -> None:
+        """Report S [B, H, A, N] and each token's block to visualizations, if all keys are new.
+
+        `own`: a query reads only the block sorted into the place of its block, otherwise all sorted blocks.
+        """
+        if not blocks.whole:
+            return
+        mark("block", lambda: blocks.of_tokens().unsqueeze(1))
+        rows = blocks.of_tokens() if own else None
+        say(lambda: Lookup(SORTED, s.detach(), s.shape[3], rows=rows, tokens=blocks.tokens()))
+
+    def _permutation(
+        self, means: Tensor, blocks: Blocks, taken: Tensor | None, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return S [B, H, A, N] of block representations [B, H, A, D], and the next `taken` of `balanced`."""
+        config, column = self.config, blocks.column
+        columns = column[:, None, None].expand(*means.shape[:3], -1)
+        scores = self.net(means).gather(3, columns)
+        scores = (scores + gumbel(scores) if self.training else scores) / config.temperature
+        allowed = (blocks.sources(causal) & blocks.begins.unsqueeze(2)).unsqueeze(1)
+        if taken is not None:
+            taken = F.pad(taken, (0, column.shape[1] - taken.shape[3]), value=FLOOR)
+        return balanced(scores, allowed, config.iterations, taken, causal)
+
+
+class PlainSinkhorn(Sinkhorn):
+    """Sinkhorn attention by its equations, document by document (`definition`), with a KV cache as state."""
+
+    def new_state(self, reserve: int) -> State:
+        """Return an empty KV cache."""
+        return KeyValueCache(reserve=reserve)
+
+    @guarded
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Compute all blocks again in every call."""
+        q, k, v, dtype = *self._inputs(q, k, v), q.dtype
+        k, v, state = appended(state, k, v)
+        with without_autocast(q):
+            return self._defined(q, k, v, context).to(dtype), state

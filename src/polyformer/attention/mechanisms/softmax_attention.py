@@ -1,0 +1,117 @@
+"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, dense as in 2017, or sparse.
+
+Cost: 2 Tq Tk (D + Dv) products per head if the pattern is full, otherwise proportional to the keys it allows.
+Vaswani et al. 2017, section 3.2.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.config import Config
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(MechanismConfig):
+    """Softmax attention: queries attend to the keys that a pattern allows.
+
+    `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
+    None for all keys.
+    """
+
+    pattern: Pattern | None = None
+    dropout: float = 0.0  # of attention weights
+    scale: float | None = None  # by default 1 / sqrt(D)
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "softmax"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+    remembers: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.pattern is not None and not self.pattern.causal():
+            # The config is frozen; an instance attribute overrides the class attribute.
+            object.__setattr__(self, "causal", False)
+            object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
+
+    def changed(self, value: object, where: str) -> Config | None:
+        """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
+        pattern = Pattern.meant(value)
+        return (
+            super().changed(value, where) if pattern is None else dataclasses.replace(self, pattern=pattern)
+        )
+
+    def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
+        """Return the module, which has no parameters: `attend` over the pattern."""
+        return SoftmaxAttention(self)
+
+    def at(self, layer: int) -> "SoftmaxConfig":
+        """Return the config with the pattern of layer `layer`."""
+        return (
+            self
+            if self.pattern is None
+            else dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
+        )
+
+    def definition(self) -> "SoftmaxConfig":
+        """Return the config that computes all pairs at once: softmax(q k^T / sqrt(D)) v with a dense mask."""
+        return dataclasses.replace(self, backend="definition")
+
+    def cross(self) -> "SoftmaxConfig":
+        """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""
+        return dataclasses.replace(self, pattern=None)
+
+
+class SoftmaxAttention(Mechanism):
+    """Softmax attention by `attend`, with a KV cache as state."""
+
+    def __init__(self, config: SoftmaxConfig):
+        super().__init__()
+        self.config = config
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        """Return an empty KV cache."""
+        return KeyValueCache(reserve=reserve)
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        """Return the cache with the new keys and values appended."""
+        _, _, extended = appended(state, k, v)
+        assert extended is not None
+        return extended
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: ScoreTerms | None,
+    ) -> tuple[Tensor, State | None]:
+        """Return softmax(q k^T scale) v over the pattern and all keys of the cache, and the next cache."""
+        k, v, state = appended(state, k, v)
+        pattern = self.config.pattern
+        # Tables of relative positions are then computed only for distances inside the pattern.
+        context = context.within_distances(None if pattern is None else pattern.distance_range())
+        y = attend(
+            q,
+            k,
+            v,
+            pattern=pattern,
+            score_mod=None if position is None else position.score_mod(q, k, context),
+            relative=None if position is None else position.relative(q, k, context),
+            context=context,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend=self.config.backend,
+        )
+        return y, state

@@ -1,0 +1,197 @@
+"""Attention patterns: a FlexAttention `mask_mod` plus the keys that each run of queries needs.
+
+Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`. Any function with FlexAttention's
+signature `mask_mod(b, h, q_idx, kv_idx) -> bool` can be composed with them unchanged. A new pattern is a
+frozen dataclass with two short methods: `allows`, the rule, and `keys`, the keys to visit (by default all of
+them).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.expression import read
+from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.core.errors import InputError
+from polyformer.core.expression import first_name
+from polyformer.core.parsing import parse_expression
+from polyformer.core.registry import Members, register
+from polyformer.core.sequence.context import Context
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, with the same meaning
+(`patterns.mods`).
+"""
+
+Where = Callable[[int, int], Keys] | Layout
+"""The keys that a `mask_mod` needs: a function of a run of queries (start, stop), or the rows of a layout."""
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""score_mod(score, b, h, q_idx, kv_idx) -> score: FlexAttention's signature."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Base class of all patterns; not used directly."""
+
+    registry: ClassVar[dict[str, type["Pattern"]]] = Members()
+    operators: ClassVar[dict[str, Callable[..., "Pattern"]]] = {}
+    paper: ClassVar[str] = ""
+
+    def __init_subclass__(cls, named: bool = True, **options: object) -> None:
+        """Register the subclass by its name for expressions, unless `named` is False or the name begins with
+        "_".
+        """
+        super().__init_subclass__(**options)
+        if named and not cls.__name__.startswith("_"):
+            register(Pattern.registry, cls.__name__, cls, "pattern")
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
+        raise NotImplementedError
+
+    def mask(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return `allows` for q_idx [Tq, 1] and kv_idx [Tk], with both axes expanded: [(B, H,) Tq, Tk]."""
+        allowed = self.allows(context, b, h, q_idx, kv_idx)
+        return allowed.expand(torch.broadcast_shapes(allowed.shape, (q_idx.shape[0], kv_idx.shape[0])))
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys that queries start <= i < stop need; O(1) where the pattern is static."""
+        return Keys(some=clip(0, context.kv_len, context.kv_len))
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the query indices where the needed keys change abruptly, so that a row of the layout should
+        end.
+        """
+        return ()
+
+    def relative(self, context: Context) -> bool:
+        """Return whether `allows` depends on `q_idx - kv_idx` only, so that one mask serves a
+        whole diagonal.
+        """
+        return False
+
+    def distance_range(self) -> tuple[int, int] | None:
+        """Return the least and the greatest distance at which a key is seen; None where there is no limit."""
+        return None
+
+    def is_static(self) -> bool:
+        """Return whether equal patterns need equal keys in all calls of equal lengths, so that plans can be
+        cached.
+        """
+        return True
+
+    def causal(self) -> bool:
+        """Return whether a decoder can use the pattern: the rule for a token never depends on
+        later tokens.
+        """
+        return True
+
+    def step(self) -> int:
+        """Return the step in slots: a query sees only keys at multiples of this distance. 1 if there is no
+        such limit.
+        """
+        return 1
+
+    def in_residue_class(self, stride: int) -> "Pattern | None":
+        """Return this pattern among the tokens of one residue class, `stride` slots apart.
+
+        None if no pattern describes it; the rule is then evaluated on the original slots
+        (`residue_class.InResidueClass`).
+        """
+        return None
+
+    def mapped(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
+        """Return this pattern with `function` applied to each pattern that it is composed of."""
+        return function(self)
+
+    def bind(self, by_slot: bool, device: torch.device) -> "Pattern":
+        """Return this pattern for one call, with users' functions examined once.
+
+        by_slot: whether query indices count among all keys, instead of from 0 as in FlexAttention.
+        """
+        return self
+
+    def layer_pattern(self, layer: int) -> "Pattern":
+        """Return the pattern of layer `layer` of a stack; by default the same in all layers."""
+        return self
+
+    def head_pattern(self, head: int) -> "Pattern":
+        """Return the pattern of head `head`; by default the same for all heads. `attend` calls this first."""
+        return self
+
+    def mask_mod(self, context: Context) -> MaskMod:
+        """Return this pattern as a FlexAttention `mask_mod`."""
+        return broadcasts(lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx))
+
+    def layout(self, context: Context, block: int) -> Layout:
+        """Return rows of at most `block` queries with the keys they need, in O(Tq / block)."""
+        edges = {*range(0, context.q_len, block), *self.cuts(context), context.q_len}
+        inside = sorted(edge for edge in edges if 0 <= edge <= context.q_len)
+        return tuple(Row(a, b, self.keys(context, a, b)) for a, b in itertools.pairwise(inside))
+
+    def __and__(self, other: "Pattern | MaskMod | str") -> "Pattern":
+        return Pattern.operators["&"](self, other)
+
+    def __or__(self, other: "Pattern | MaskMod | str") -> "Pattern":
+        return Pattern.operators["|"](self, other)
+
+    def __rand__(self, other: MaskMod | str) -> "Pattern":
+        return Pattern.operators["&"](other, self)
+
+    def __ror__(self, other: MaskMod | str) -> "Pattern":
+        return Pattern.operators["|"](other, self)
+
+    @classmethod
+    def examples(cls) -> tuple["Pattern", ...]:
+        """Return small instances for the contract tests; a pattern with required options overrides this."""
+        try:
+            return (cls(),)
+        except TypeError as error:
+            raise InputError(
+                f"{cls.__name__}: it has options without defaults ({error}); give it `examples`, "
+                "a classmethod that returns small instances"
+            ) from error
+
+    @classmethod
+    def picture(cls) -> tuple["Pattern", Context]:
+        """Return an instance and a call of one batch row that illustrate the pattern in the documentation."""
+        return cls.examples()[0], Context(48, 48)
+
+    def to_text(self) -> str:
+        """Return the expression of this pattern; `from_text` parses it back."""
+        options = ", ".join(f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({options})"
+
+    @staticmethod
+    def from_text(text: str) -> "Pattern":
+        """Return the pattern that an expression such as `Window(256) | Global(1)` describes, without
+        executing it.
+
+        Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
+        """
+        expected = "an expression like 'Window(256) | Global(1)'"
+        return read(parse_expression(text, "pattern", expected), text, Pattern.registry)
+
+    @staticmethod
+    def meant(data: object) -> "Pattern | None":
+        """Return `data` as a pattern if it is a pattern or an expression that begins with a pattern's name,
+        else None.
+        """
+        if isinstance(data, str) and first_name(data) in Pattern.registry:
+            return Pattern.from_text(data)
+        return data if isinstance(data, Pattern) else None
+
+
+def _text(value: Any) -> str:
+    """Return a field of a pattern in the syntax of `from_text`."""
+    if isinstance(value, Pattern):
+        return value.to_text()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)

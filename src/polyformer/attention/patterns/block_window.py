@@ -1,0 +1,50 @@
+"""A window of blocks: each block of queries sees the blocks near it, as in BigBird.
+
+Unlike in `Window`, all queries of a block see the same keys, so a tile of a layout needs no mask.
+Cost: (before + 1 + after) * size keys per query.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.attention.patterns.block_base import BlockPattern, check_size
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockWindow(BlockPattern):
+    """Block window: a query sees its block of `size` positions, `before` earlier and `after` later blocks.
+
+    `BlockWindow(64, 1, 1)` is BigBird's window of three blocks; with 0 and 0 it is attention within a block.
+    Raises `InputError` for a size below 1 or negative numbers of blocks.
+    """
+
+    size: int
+    before: int = 1
+    after: int = 1
+
+    paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), appendix D"
+
+    def __post_init__(self) -> None:
+        check_size("BlockWindow", size=self.size)
+        if self.before < 0 or self.after < 0:
+            raise InputError(
+                f"BlockWindow: before and after count blocks, expected 0 or more, "
+                f"got {self.before}, {self.after}"
+            )
+
+    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether -after <= query - key <= before, counted in blocks."""
+        return (key >= query - self.before) & (key <= query + self.after)
+
+    def met(self, context: Context, block: int, last: int) -> range:
+        """Return the blocks block - before .. block + after, clipped to the text."""
+        return range(max(0, block - self.before), min(block + self.after, last) + 1)
+
+    @classmethod
+    def examples(cls) -> tuple["BlockWindow", ...]:
+        """Return small instances for the contract tests."""
+        return cls(3), cls(2, 2, 0)

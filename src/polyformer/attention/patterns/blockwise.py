@@ -1,0 +1,76 @@
+"""Blockwise attention: each block of queries sees a single block of keys, named by a permutation.
+
+    i sees j  if  permutation[block(i)] == block(j)        block(p) = p // size
+
+The identity is attention within a block; the cyclic shifts let blocks attend to other blocks. Qiu et al. 2020
+(BlockBERT), section 3.1, divide a text of fixed length n into one block per entry of the permutation. Here
+the block size is fixed, and the permutation repeats for a longer text, within its next run of blocks. A block
+that is mapped beyond the end of the text sees no keys. Cost: size keys per query.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.block_base import BlockPattern, check_size
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise(BlockPattern):
+    """Blockwise attention: block i of `size` positions sees block `permutation[i]` and no other.
+
+    Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
+    """
+
+    size: int
+    permutation: tuple[int, ...] = (0,)
+
+    paper: ClassVar[str] = "Qiu et al. 2020 (BlockBERT), section 3.1"
+
+    def __post_init__(self) -> None:
+        check_size("Blockwise", size=self.size)
+        object.__setattr__(self, "permutation", tuple(self.permutation))
+        if not self.permutation or sorted(self.permutation) != list(range(len(self.permutation))):
+            raise InputError(
+                f"Blockwise: permutation, expected each of 0..{max(0, len(self.permutation) - 1)} once, "
+                f"got {self.permutation}"
+            )
+
+    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether permutation[query] == key, within one run of the permutation."""
+        number = len(self.permutation)
+        sent = torch.tensor(self.permutation, device=query.device)[query % number]
+        return query - query % number + sent == key
+
+    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+        """Return the block that the permutation names."""
+        inside = block % len(self.permutation)
+        return (block - inside + self.permutation[inside],)
+
+    @staticmethod
+    def heads(size: int, blocks: int, counts: Sequence[int]) -> tuple["Blockwise", ...]:
+        """Return the assignment of the paper for `PerHead`: `counts[s]` heads with the cyclic shift by s
+        blocks.
+
+        `PerHead(Blockwise.heads(256, 2, (10, 2)))` is the paper's 10 : 2 for twelve heads: ten see their own
+        block, two the other block. Raises `InputError` for more shifts than blocks, and for counts below 0.
+        """
+        if len(counts) > blocks or min(counts, default=-1) < 0:
+            raise InputError(f"counts: expected up to {blocks} numbers of heads, one a shift, got {counts}")
+        shifts = [tuple((i + shift) % blocks for i in range(blocks)) for shift in range(len(counts))]
+        return tuple(Blockwise(size, order) for order, count in zip(shifts, counts) for _ in range(count))
+
+    @classmethod
+    def examples(cls) -> tuple["Blockwise", ...]:
+        """Return small instances for the contract tests."""
+        return cls(3), cls(2, (1, 2, 0))
+
+    @classmethod
+    def picture(cls) -> tuple["Blockwise", Context]:
+        """Return four blocks, each attending to the next."""
+        return cls(12, (1, 2, 3, 0)), Context(48, 48)

@@ -1,0 +1,103 @@
+"""Patterns that depend on distances only, defined by two short methods and as fast as any other pattern.
+
+@dataclasses.dataclass(frozen=True)
+class Near(ByDistance):
+    def ends(self): return 256, 0
+    def sees(self, distance): return (distance < 4) | (distance % 8 == 0)
+"""
+
+import bisect
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import runs
+from polyformer.attention.patterns.layout import Interval, Keys, unite
+from polyformer.core.sequence.context import Context
+
+NARROW = 16
+"""A gap of fewer keys costs less to compute and mask than another interval does."""
+
+
+class ByDistance(Pattern, named=False):
+    """A rule on the distance in slots from the query back to the key; negative for later keys."""
+
+    def ends(self) -> tuple[int, int]:
+        """Return the farthest distances seen, before and after the query, each 0 or more: for example (256,
+        0).
+        """
+        raise NotImplementedError
+
+    def sees(self, distance: Tensor) -> Tensor:
+        """Return whether a key at these distances is seen; called only for distances between the ends."""
+        raise NotImplementedError
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether -after <= i - j <= before and sees(i - j), with (before, after) = ends()."""
+        distance, (before, after) = context.distance(q_idx, kv_idx), self.ends()
+        return (distance <= before) & (distance >= -after) & self.sees(distance)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the runs of visible distances, moved to the queries' slots: O(number of runs)."""
+        first, near = start + context.offset, _keys_around(self, stop - start)
+        return Keys(_moved(near.some, first, context.kv_len), _moved(near.full, first, context.kv_len))
+
+    def distance_range(self) -> tuple[int, int]:
+        """Return (-after, before), with (before, after) = ends()."""
+        before, after = self.ends()
+        return -after, before
+
+    def relative(self, context: Context) -> bool:
+        """Return True: the rule depends on the distance only."""
+        return True
+
+    def step(self) -> int:
+        """Return the greatest common divisor of all distances seen."""
+        runs_seen = _runs_seen(self)
+        if any(last > first for first, last in runs_seen):
+            return 1
+        return math.gcd(*(first for first, _ in runs_seen)) or 1
+
+
+@functools.lru_cache(maxsize=256)
+def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
+    """Return the runs of visible distances, each as (least, greatest), beginning with the farthest key."""
+    before, after = pattern.ends()
+    distance = torch.arange(before, -after - 1, -1)
+    seen = pattern.sees(distance).expand(len(distance))
+    return tuple((before - stop + 1, before - start) for start, stop in runs(seen))
+
+
+@functools.lru_cache(maxsize=1024)
+def _keys_around(pattern: ByDistance, width: int) -> Keys:
+    """Return the keys of `width` consecutive queries, relative to the first query; earlier keys
+    are negative.
+    """
+    some = unite((-greatest, width - least) for least, greatest in _runs_seen(pattern))
+    full = unite((width - 1 - greatest, 1 - least) for least, greatest in _runs_seen(pattern))
+    named = _without_narrow_gaps(some)
+    if named != some:  # a narrow run inside a joined interval is masked like the gaps around it
+        apart = set(named)
+        full = tuple(run for run in full if run[1] - run[0] >= NARROW or run in apart)
+    return Keys(named, full)
+
+
+def _without_narrow_gaps(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """Return the sorted intervals, with intervals joined if the gap is narrower than `NARROW` keys."""
+    joined: list[Interval] = []
+    for start, stop in intervals:
+        if joined and start - joined[-1][1] < NARROW:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def _moved(intervals: tuple[Interval, ...], by: int, length: int) -> tuple[Interval, ...]:
+    """Return the sorted intervals moved by `by` slots and clipped to 0..length."""
+    first = bisect.bisect_right(intervals, -by, key=lambda interval: interval[1])
+    last = bisect.bisect_left(intervals, length - by, key=lambda interval: interval[0])
+    return tuple((max(0, start + by), min(stop + by, length)) for start, stop in intervals[first:last])

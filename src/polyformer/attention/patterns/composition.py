@@ -1,0 +1,146 @@
+"""Composed patterns: `&` (intersection), `|` (union) and `Without` (difference)."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import MaskMod, Pattern
+from polyformer.attention.patterns.layout import Keys, subtract
+from polyformer.attention.patterns.user_defined import as_pattern
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair(Pattern):
+    """Two composed patterns; the subclasses differ only in the operation."""
+
+    left: Pattern
+    right: Pattern
+
+    sign: ClassVar[str] = ""
+
+    def __init_subclass__(cls, named: bool = True, **options: object) -> None:
+        super().__init_subclass__(named, **options)
+        Pattern.operators[cls.sign] = cls.of
+
+    @classmethod
+    def of(cls, left: Pattern | MaskMod | str, right: Pattern | MaskMod | str) -> Self:
+        """Compose both; an expression or a bare `mask_mod` is converted to a pattern."""
+        return cls(as_pattern(left), as_pattern(right))
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the cuts of all parts."""
+        return (*self.left.cuts(context), *self.right.cuts(context))
+
+    def relative(self, context: Context) -> bool:
+        """Return whether all parts are."""
+        return self.left.relative(context) and self.right.relative(context)
+
+    def is_static(self) -> bool:
+        """Return whether all parts are."""
+        return self.left.is_static() and self.right.is_static()
+
+    def causal(self) -> bool:
+        """Return whether all parts are."""
+        return self.left.causal() and self.right.causal()
+
+    def mapped(self, function: Callable[[Pattern], Pattern]) -> Pattern:
+        """Return both with `function` applied."""
+        return self._of(self.left.mapped(function), self.right.mapped(function))
+
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        """Return both bound."""
+        return self._of(self.left.bind(by_slot, device), self.right.bind(by_slot, device))
+
+    def layer_pattern(self, layer: int) -> Pattern:
+        """Return the composition of both patterns of this layer."""
+        return self._of(self.left.layer_pattern(layer), self.right.layer_pattern(layer))
+
+    def head_pattern(self, head: int) -> Pattern:
+        """Return the composition of both patterns of this head."""
+        return self._of(self.left.head_pattern(head), self.right.head_pattern(head))
+
+    def _of(self, left: Pattern, right: Pattern) -> Pattern:
+        """Return the same composition of other parts; `self` if they are unchanged, so that plain patterns
+        cost nothing.
+        """
+        return self if left is self.left and right is self.right else type(self)(left, right)
+
+    def to_text(self) -> str:
+        """Return `(left sign right)`."""
+        return f"({self.left.to_text()} {self.sign} {self.right.to_text()})"
+
+
+@dataclasses.dataclass(frozen=True)
+class And(_Pair, named=False):
+    """The intersection: pairs that both patterns allow."""
+
+    sign: ClassVar[str] = "&"
+
+    def distance_range(self) -> tuple[int, int] | None:
+        """Return the intersection of both ranges."""
+        left, right = self.left.distance_range(), self.right.distance_range()
+        if left is None or right is None:
+            return left or right
+        return max(left[0], right[0]), min(left[1], right[1])
+
+    def step(self) -> int:
+        """Return the least common multiple: a distance must be a multiple of both steps."""
+        return math.lcm(self.left.step(), self.right.step())
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether left(i, j) and right(i, j)."""
+        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the intersection of both."""
+        return self.left.keys(context, start, stop) & self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Or(_Pair, named=False):
+    """The union: pairs that either pattern allows."""
+
+    sign: ClassVar[str] = "|"
+
+    def distance_range(self) -> tuple[int, int] | None:
+        """Return the range from the least to the greatest of both; None if either has no limit."""
+        left, right = self.left.distance_range(), self.right.distance_range()
+        return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+
+    def step(self) -> int:
+        """Return the greatest common divisor of both steps."""
+        return math.gcd(self.left.step(), self.right.step())
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether left(i, j) or right(i, j)."""
+        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(
+            context, b, h, q_idx, kv_idx
+        )
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the union of both."""
+        return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Without(_Pair, named=False):
+    """The difference: pairs that the left pattern allows and the right pattern does not."""
+
+    sign: ClassVar[str] = "without"
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether left(i, j) and not right(i, j)."""
+        right = self.right.allows(context, b, h, q_idx, kv_idx)
+        return self.left.allows(context, b, h, q_idx, kv_idx) & ~right
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys of the left, except keys that all queries see on the right."""
+        left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
+        return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))

@@ -1,0 +1,128 @@
+"""Bases of the patterns with global tokens: the rule, its intervals, and its half for keys only."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import runs
+from polyformer.attention.patterns.layout import Interval, Keys, clip
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+Side = Literal["q", "kv"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalPattern(Pattern, named=False):
+    """A few tokens see everything and are seen by everything; `chosen` selects them."""
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Return whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
+        raise NotImplementedError
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        """Return the global queries or keys if they can be computed without reading a tensor, else None."""
+        return None
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return chosen(i) or chosen(j)."""
+        return self.chosen(context, "q", b, q_idx) | self.chosen(context, "kv", b, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return every key for global queries and the global keys for all others."""
+        queries, keys = self.runs(context, "q"), self.runs(context, "kv")
+        everything = ((0, context.kv_len),)
+        if queries is None or keys is None:
+            return Keys(everything)
+        inside = any(a < stop and start < b for a, b in queries.some)
+        whole = any(a <= start and stop <= b for a, b in queries.full)
+        return Keys(everything if inside else keys.some, everything if whole else keys.full)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the starts and ends of the runs of global queries."""
+        queries = self.runs(context, "q")
+        return () if queries is None else tuple(edge for run in queries.some for edge in run)
+
+    def runs(self, context: Context, side: Side) -> Keys | None:
+        """Return the queries or keys that are global in some and in all batch rows.
+
+        None while a graph is traced, if they are not `known`.
+        """
+        known = self.known(context, side)
+        if known is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
+            return known
+        return context.once((self, side), lambda: self._runs(context, side))
+
+    def _runs(self, context: Context, side: Side) -> Keys:
+        rows, length = context.num_rows, context.q_len if side == "q" else context.kv_len
+        b, index = torch.arange(rows).unsqueeze(1), torch.arange(length)
+        chosen = self.chosen(context, side, b, index).expand(rows, length).cpu()
+        return Keys(runs(chosen.any(0)), runs(chosen.all(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentEndPattern(GlobalPattern, named=False):
+    """Global tokens that depend on the end of their document, which no causal query can know."""
+
+    causal_error: ClassVar[str]
+
+    def causal(self) -> bool:
+        """Return False: the end of a document is unknown until it is complete."""
+        return False
+
+    def table(self, context: Context, side: Side) -> Tensor:
+        """Return which queries or keys are global, [B or 1, T]."""
+        raise NotImplementedError
+
+    def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
+        """Return the global slots among `length` slots from `start` on, in one document without padding."""
+        raise NotImplementedError
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Look up `index` in a table for the whole context."""
+        self._check(context)
+        table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
+        return table[0, index] if table.shape[0] == 1 else table[b, index]
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        """Return `global_slots` if the context has no documents, padding or positions, else None."""
+        self._check(context)
+        tables = context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid
+        if any(table is not None for table in tables):
+            return None
+        start, length = (context.offset, context.q_len) if side == "q" else (0, context.kv_len)
+        slots = self.global_slots(context, start, length)
+        return Keys(slots, slots)
+
+    def _check(self, context: Context) -> None:
+        if context.causal:
+            raise InputError(f"{type(self).__name__}: {self.causal_error}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenByAll(Pattern, named=False):
+    """The global tokens of a pattern as keys only: every query sees them, but they do not see more."""
+
+    tokens: GlobalPattern
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return chosen(j)."""
+        return (q_idx >= 0) & self.tokens.chosen(context, "kv", b, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the global keys, the same for every query."""
+        return self.tokens.runs(context, "kv") or super().keys(context, start, stop)
+
+
+def first_positions(context: Context, side: Side, tokens: int) -> Keys | None:
+    """Return the queries or keys at positions below `tokens` if positions are slots, else None."""
+    positions, length, start = (
+        (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
+    )
+    if positions is not None:
+        return None
+    first = clip(0, tokens - start, length)
+    return Keys(first, first)

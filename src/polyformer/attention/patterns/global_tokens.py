@@ -1,0 +1,36 @@
+"""Global tokens: the first tokens see everything and are seen by everything."""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
+from polyformer.attention.patterns.layout import Keys
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Global(GlobalPattern):
+    """Global tokens: the first `tokens` of each document see all keys and are seen by all queries.
+
+    Tokens are counted in positions, so left padding and packed documents do not change them.
+    """
+
+    tokens: int = 1
+
+    paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
+
+    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Return whether position < tokens."""
+        position = context.query_position if side == "q" else context.key_position
+        return position(b, index) < self.tokens
+
+    def known(self, context: Context, side: Side) -> Keys | None:
+        """Return the first slots if positions are slots, else None."""
+        return first_positions(context, side, self.tokens)

@@ -1,0 +1,258 @@
+"""Local attention in images: query blocks, each with a memory block. Parmar et al. 2018 (Image Transformer).
+
+An image is a sequence of its pixels in raster order, the colour channels of a pixel one after another. All
+queries of a query block see the same memory block: the query block and the pixels before it. In a decoder the
+context hides later pixels. The place of a token is its position in its document, so the start token of a
+decoder is at pixel 0 and every token is at the pixel that it predicts (the paper's shift to the right). A
+sequence may have one token more than the image has pixels, which is the last pixel.
+
+If the context describes the image (`Context.image`, in a Vision Transformer), the pixels are its patches.
+They follow the class token, which has no place in the image: it sees everything and everything sees it.
+
+Cost: one key per pixel of the memory block for each query, for any image size.
+
+Deviation: the paper generates block by block, so that a query sees all of the blocks to its left. Here the
+order is always the raster order, so that caches and causality work as usual, and the rows below the query's
+row are hidden.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.layout import Interval, Keys, clip, intersect, unite
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks(Pattern):
+    """Base of both patterns: converts places in the image to slots."""
+
+    def near(self, first: int, stop: int) -> Keys:
+        """Return the places that queries at first <= place < stop need."""
+        raise NotImplementedError
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether the place `key` is in the memory block of the place `query`."""
+        raise NotImplementedError
+
+    def check(self, context: Context) -> None:
+        """Raise `InputError` if the tokens do not match the image."""
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether sees(place of i, place of j), or i or j is a token before the image."""
+        self.check(context)
+        first = _first(context)
+        query = context.query_position(b, q_idx) - first
+        key = query - context.distance(q_idx, kv_idx)  # other documents are masked
+        seen = self.sees(query, key) & (key >= 0)
+        return seen | (query < 0) | ((key < 0) & (key >= -first)) if first else seen
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the query that is the first patch."""
+        return (_first(context) - context.offset,) if _first(context) else ()
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the slots of the places from `near`."""
+        self.check(context)
+        if context.q_pos is None:
+            return self._of_document(context, 0, start + context.offset, stop + context.offset)
+        if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
+            return super().keys(context, start, stop)
+        return self._of_documents(context, start, stop)
+
+    def _of_documents(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the slots if rows and documents begin at different slots: one result per
+        beginning, joined.
+        """
+        q_pos = context.q_pos
+        assert q_pos is not None
+        pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
+        begins = torch.arange(start, stop) + context.offset - pos
+        per_begin: list[Keys] = []
+        for begin in begins.unique().tolist():
+            mine = pos[begins == begin]
+            per_begin.append(self._of_document(context, begin, int(mine.min()), int(mine.max()) + 1))
+        full = per_begin[0].full
+        for keys in per_begin[1:]:
+            full = intersect(full, keys.full)
+        return Keys(unite([interval for keys in per_begin for interval in keys.some]), full)
+
+    def _of_document(self, context: Context, begin: int, start: int, stop: int) -> Keys:
+        """Return the slots of a document that queries at positions start <= p < stop need.
+
+        The document begins at slot `begin`.
+        """
+        first, everything = _first(context), ((0, context.kv_len),)
+        if stop <= first:
+            return Keys(everything, everything)
+        places = self.near(max(start - first, 0), stop - first)
+        keys = _slots(places, begin + first, context.kv_len)
+        if not first:
+            return keys
+        before = clip(begin, begin + first, context.kv_len)
+        keys = keys | Keys(before, before)
+        return Keys(everything, keys.full) if start < first else keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Local1D(_Blocks):
+    """Local 1D attention: blocks of `query_block` pixels see themselves and `memory` pixels before them.
+
+    Raises `InputError` for a block of no pixel or a negative memory.
+    """
+
+    query_block: int
+    memory: int
+
+    paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.1"
+
+    def __post_init__(self) -> None:
+        if self.query_block < 1:
+            raise InputError(
+                f"Local1D: query_block counts pixels, expected 1 or more, got {self.query_block}"
+            )
+        if self.memory < 0:
+            raise InputError(f"Local1D: memory counts pixels, expected 0 or more, got {self.memory}")
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether block - memory <= key < block + query_block, with block the first place of the
+        query's block.
+        """
+        block = query // self.query_block * self.query_block
+        return (key >= block - self.memory) & (key < block + self.query_block)
+
+    def near(self, first: int, stop: int) -> Keys:
+        """Return the places from `memory` before the first block to the end of the last block."""
+        size = self.query_block
+        block, last = first // size * size, (stop - 1) // size * size
+        some, full = (block - self.memory, last + size), (last - self.memory, block + size)
+        return Keys((some,), (full,) if full[0] < full[1] else ())
+
+    @classmethod
+    def examples(cls) -> tuple["Local1D", ...]:
+        """Return small instances for the contract tests."""
+        return cls(4, 3), cls(7, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Local2D(_Blocks):
+    """Local 2D attention: blocks of h x w pixels see themselves and pixels above, left and right of them.
+
+    `shape`: (height, width) or (height, width, channels). `query`: (h, w). `memory`: (above, left, right).
+    Blocks are cut off at the edges. One token more than the image has pixels is accepted, for a start token;
+    more raise `InputError`. A shorter sequence is the beginning of an image.
+    """
+
+    shape: tuple[int, ...]
+    query: tuple[int, int]
+    memory: tuple[int, int, int]
+
+    paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.2"
+
+    def __post_init__(self) -> None:
+        for name, sizes, least in (("shape", (2, 3), 1), ("query", (2,), 1), ("memory", (3,), 0)):
+            value = getattr(self, name)
+            whole = isinstance(value, tuple | list) and all(isinstance(number, int) for number in value)
+            if not whole or len(value) not in sizes or min(value) < least:
+                expected = f"{' or '.join(map(str, sizes))} whole numbers of {least} or more"
+                raise InputError(f"Local2D: {name}: expected {expected}, got {quote(value)}")
+            object.__setattr__(self, name, tuple(value))
+
+    @property
+    def channels(self) -> int:
+        """Number of tokens per pixel."""
+        return self.shape[2] if len(self.shape) == 3 else 1
+
+    def check(self, context: Context) -> None:
+        """Raise `InputError` for an image of another shape, or more tokens than pixels plus a start token."""
+        if context.image is not None and self.shape != context.image[1:]:
+            _, height, width = context.image
+            raise InputError(
+                f"Local2D: the shape {'x'.join(map(str, self.shape))} is not that of the {height}x{width} "
+                f"patches; use shape=[{height}, {width}]"
+            )
+        if context.image is not None or (torch.compiler.is_compiling() and context.kv_pos is not None):
+            return
+        length = context.once("places in use", lambda: _length(context))
+        if length > math.prod(self.shape) + 1:
+            raise InputError(
+                f"Local2D: {length} tokens do not fit the shape {'x'.join(map(str, self.shape))}, which has "
+                f"{math.prod(self.shape)} places and one for a start token; give the shape of your images"
+            )
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether the pixel `key` is in the rectangle around the block of the pixel `query`."""
+        (height, width), (above, left, right) = self.query, self.memory
+        line = self.shape[1] * self.channels
+        top = query // line // height * height
+        side = query % line // self.channels // width * width
+        row, column = key // line, key % line // self.channels
+        inside = (row >= top - above) & (row < top + height)
+        return inside & (column >= side - left) & (column < side + width + right)
+
+    def near(self, first: int, stop: int) -> Keys:
+        """Return, for each row of the image, the rectangles that its columns need."""
+        line, some, full = self.shape[1] * self.channels, [], None
+        for row in range(first // line, (stop - 1) // line + 1):
+            begin, end = max(first - row * line, 0), min(stop - row * line, line)
+            keys = self._of_row(row, begin // self.channels, (end - 1) // self.channels)
+            some.extend(keys.some)
+            full = keys.full if full is None else intersect(full, keys.full)
+        return Keys(unite(some), full or ())
+
+    def _of_row(self, row: int, first: int, last: int) -> Keys:
+        """Return the places that the columns first <= column <= last of one row of the image need."""
+        (height, width), (above, left, right) = self.query, self.memory
+        top = row // height * height
+        rows = range(max(top - above, 0), top + height)
+        begin, end = first // width * width, last // width * width
+        some = self._rectangle(rows, begin - left, end + width + right)
+        return Keys(some, self._rectangle(rows, end - left, begin + width + right))
+
+    def _rectangle(self, rows: range, left: int, right: int) -> tuple[Interval, ...]:
+        columns = clip(left, right, self.shape[1])
+        line = self.shape[1] * self.channels
+        return unite(
+            (row * line + a * self.channels, row * line + b * self.channels)
+            for row in rows
+            for a, b in columns
+        )
+
+    @classmethod
+    def examples(cls) -> tuple["Local2D", ...]:
+        """Return small instances for the contract tests."""
+        return cls((1300, 13), (2, 5), (3, 2, 1)), cls((1100, 5, 3), (3, 2), (1, 1, 0))
+
+    @classmethod
+    def picture(cls) -> tuple["Local2D", Context]:
+        """Return an image of 8 x 8."""
+        return cls((8, 8), (2, 4), (2, 2, 2)), Context(64, 64)
+
+
+def _first(context: Context) -> int:
+    """Return the number of tokens before the image."""
+    return 0 if context.image is None else context.image.first
+
+
+def _slots(keys: Keys, begin: int, length: int) -> Keys:
+    """Convert places to slots; the image begins at slot `begin`."""
+
+    def moved(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return tuple(
+            interval for a, b in intervals for interval in clip(max(a, 0) + begin, b + begin, length)
+        )
+
+    return Keys(moved(keys.some), moved(keys.full))
+
+
+def _length(context: Context) -> int:
+    """Return the last place of a real token plus 1."""
+    if context.kv_pos is None:
+        return context.kv_len
+    return int(context.kv_pos.max()) + 1 if context.kv_pos.numel() else 0

@@ -1,0 +1,165 @@
+"""The patterns that a `Context` implies: full attention, causality, documents and padding."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.layout import Interval, Keys, clip
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Pattern):
+    """Full attention: every query sees every key."""
+
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+
+    def in_residue_class(self, stride: int) -> Pattern:
+        """Return `self`: every token of the class is visible."""
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return True."""
+        return (q_idx >= 0) & (kv_idx >= 0)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return all keys, without a mask."""
+        everything = clip(0, context.kv_len, context.kv_len)
+        return Keys(everything, everything)
+
+    def relative(self, context: Context) -> bool:
+        """Return True: the rule depends on the distance only."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Pattern):
+    """Causal mask: a query sees its own position and earlier ones."""
+
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
+
+    def in_residue_class(self, stride: int) -> Pattern:
+        """Return `self`: the order of slots is the order inside a class."""
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether j <= i."""
+        return context.distance(q_idx, kv_idx) >= 0
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys 0 .. i."""
+        first, last = start + context.offset, stop - 1 + context.offset
+        return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
+
+    def relative(self, context: Context) -> bool:
+        """Return True: the rule depends on the distance only."""
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding(Pattern):
+    """Padding mask: queries see real keys only.
+
+    Real keys are marked by `context.kv_valid`; without it all keys are real.
+    """
+
+    def in_residue_class(self, stride: int) -> Pattern:
+        """Return `self`: the context of the class has a separate `kv_valid`."""
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return kv_valid[j]."""
+        if context.kv_valid is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.kv_valid[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the runs of slots that are real in some, and in all, batch rows."""
+        if context.kv_valid is None:
+            return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
+            return super().keys(context, start, stop)
+        return context.once(self, lambda: _real(context.kv_valid))
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        """Return a batch row with padding at its end."""
+        return cls(), Context(48, 48, kv_valid=torch.arange(48).view(1, -1) < 37)
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents(Pattern):
+    """Document mask: a query sees only the keys of its document.
+
+    Tokens of the same document have equal numbers in `context.q_doc` and `context.kv_doc`.
+    """
+
+    def in_residue_class(self, stride: int) -> Pattern:
+        """Return `self`: the context of the class has separate document numbers."""
+        return self
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether q_doc[i] == kv_doc[j]."""
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().allows(context, b, h, q_idx, kv_idx)
+        return context.q_doc[b, q_idx] == context.kv_doc[b, kv_idx]
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys from the first to the last key of the queries' documents."""
+        if context.q_doc is None or context.kv_doc is None:
+            return Full().keys(context, start, stop)
+        if torch.compiler.is_compiling():
+            return super().keys(context, start, stop)
+        spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
+        first, last = (edges[:, start:stop] for edges in spans)
+        return Keys(
+            clip(int(first.min()), int(last.max()), context.kv_len),
+            clip(int(first.max()), int(last.min()), context.kv_len),
+        )
+
+    @classmethod
+    def picture(cls) -> tuple[Pattern, Context]:
+        """Return three documents in one batch row."""
+        numbers = torch.repeat_interleave(torch.arange(3), torch.tensor([19, 10, 19])).view(1, -1)
+        return cls(), Context(48, 48, q_doc=numbers, kv_doc=numbers)
+
+
+def implied(context: Context) -> Pattern | None:
+    """Return the restrictions of the context as a pattern; None if there are none."""
+    combined: Pattern | None = None
+    for present, pattern in (
+        (context.causal, Causal()),
+        (context.q_doc is not None, Documents()),
+        (context.kv_valid is not None, Padding()),
+    ):
+        if present:
+            combined = pattern if combined is None else combined & pattern
+    return combined
+
+
+def runs(flags: Tensor) -> tuple[Interval, ...]:
+    """Return the runs of True in a [T] bool tensor, as intervals."""
+    edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
+    starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
+    return tuple(zip(starts, stops))
+
+
+def _real(valid: Tensor | None) -> Keys:
+    """Return the slots that are real in some and in all batch rows."""
+    assert valid is not None, "Padding asks only where the context has it"
+    valid = valid.bool().cpu()
+    return Keys(runs(valid.any(0)), runs(valid.all(0)))
+
+
+def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the first key slot and the last plus 1 of every query's document, [B, Tq] each.
+
+    Document numbers are sorted in each row.
+    """
+    assert q_doc is not None, "Documents asks only where the context has them"
+    assert kv_doc is not None
+    kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
+    return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)

@@ -1,0 +1,130 @@
+"""Patterns that differ per head or per layer."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import Causal, Full
+from polyformer.attention.patterns.layout import Keys
+from polyformer.attention.patterns.user_defined import as_pattern
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice(Pattern):
+    """Several patterns, used cyclically."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.patterns, Pattern | str) or not all(
+            isinstance(pattern, Pattern | str) for pattern in self.patterns
+        ):
+            kind = type(self).__name__
+            raise InputError(
+                f"{kind}: expected patterns or their texts in a list, got {quote(self.patterns)}"
+            )
+        if not self.patterns:
+            raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
+        object.__setattr__(self, "patterns", tuple(map(as_pattern, self.patterns)))
+
+    def is_static(self) -> bool:
+        """Return whether all parts are."""
+        return all(pattern.is_static() for pattern in self.patterns)
+
+    def causal(self) -> bool:
+        """Return whether all parts are."""
+        return all(pattern.causal() for pattern in self.patterns)
+
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        """Return all patterns bound."""
+        return self if self.is_static() else self.each(lambda pattern: pattern.bind(by_slot, device))
+
+    def turn(self, index: int) -> Pattern:
+        """Return the pattern at `index`, cyclically."""
+        return self.patterns[index % len(self.patterns)]
+
+    def each(self, function: Callable[[Pattern], Pattern]) -> "_Choice":
+        """Return the choice with `function` applied to all patterns."""
+        return type(self)(tuple(map(function, self.patterns)))
+
+
+@dataclasses.dataclass(frozen=True)
+class PerHead(_Choice):
+    """Patterns per head: head h has pattern h; with fewer patterns than heads they repeat."""
+
+    paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
+
+    def layer_pattern(self, layer: int) -> Pattern:
+        """Return the patterns of this layer."""
+        return self.each(lambda pattern: pattern.layer_pattern(layer))
+
+    def head_pattern(self, head: int) -> Pattern:
+        """Return patterns[head % number of patterns]."""
+        return self.turn(head).head_pattern(head)
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return patterns[h % number of patterns](i, j)."""
+        allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
+        for index, pattern in enumerate(self.patterns[1:], 1):
+            mine = h % len(self.patterns) == index
+            allowed = torch.where(mine, pattern.allows(context, b, h, q_idx, kv_idx), allowed)
+        return allowed
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys that some head needs, and the keys that all heads see without a mask."""
+        per_pattern = [pattern.keys(context, start, stop) for pattern in self.patterns]
+        combined = per_pattern[0]
+        for keys in per_pattern[1:]:
+            combined = Keys((combined | keys).some, (combined & keys).full)
+        return combined
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the cuts of all parts."""
+        return tuple(cut for pattern in self.patterns for cut in pattern.cuts(context))
+
+    @classmethod
+    def examples(cls) -> tuple["PerHead", ...]:
+        """Return small instances for the contract tests."""
+        return (cls((Causal(), Full())),)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayer(_Choice):
+    """Patterns per layer: layer l has pattern l; with fewer patterns than layers they repeat."""
+
+    paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
+
+    def layer_pattern(self, layer: int) -> Pattern:
+        """Return patterns[layer % number of patterns]."""
+        return self.turn(layer).layer_pattern(layer)
+
+    def head_pattern(self, head: int) -> Pattern:
+        """Return the patterns of this head."""
+        return self.each(lambda pattern: pattern.head_pattern(head))
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the rule of the first pattern: outside a stack there is a single layer."""
+        return self.turn(0).allows(context, b, h, q_idx, kv_idx)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys of the first pattern, as `allows` does."""
+        return self.turn(0).keys(context, start, stop)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the cuts of the first pattern, as `allows` does."""
+        return self.turn(0).cuts(context)
+
+    def relative(self, context: Context) -> bool:
+        """Return whether the first pattern is relative, as `allows` uses it."""
+        return self.turn(0).relative(context)
+
+    @classmethod
+    def examples(cls) -> tuple["PerLayer", ...]:
+        """Return small instances for the contract tests."""
+        return (cls((Causal(), Full())),)

@@ -1,0 +1,90 @@
+"""Residue classes: the slots of a call at multiples of `stride` from one another, as separate sequences."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.layout import Keys, unite
+from polyformer.core.sequence.context import Context
+
+
+def pattern_in_residue_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
+    """Return `pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
+    return pattern.mapped(lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride))
+
+
+def residue_class_context(context: Context, stride: int) -> Context:
+    """Return the context of the tokens of each class.
+
+    It contains only documents, validity and causality; patterns that need more use the original context.
+    """
+    first, front = divmod(context.offset, stride)
+    queries, keys = -(-(front + context.q_len) // stride), -(-context.kv_len // stride)
+    tables = {}
+    for name, table, start, length in (
+        ("kv_valid", context.kv_valid, 0, keys),
+        ("kv_doc", context.kv_doc, 0, keys),
+        ("q_doc", context.q_doc, front, queries),
+    ):
+        if table is not None:
+            tables[name] = residue_class_table(table, start, length * stride, stride, edge=name != "kv_valid")
+    return Context(queries, keys, causal=context.causal, q_start=first, **tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class InResidueClass(Pattern, named=False):
+    """A pattern among the tokens of a class, evaluated on their slots in the call."""
+
+    pattern: Pattern
+    context: Context
+    apart: int  # the slots from one token of a class to the next
+
+    def is_static(self) -> bool:
+        """Return False: `context` belongs to a single call."""
+        return False
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return pattern(slot of i, slot of j) in the context of the call."""
+        place = original(self.context, self.apart, context, b, q_idx, kv_idx)
+        return self.pattern.allows(self.context, place[0], h, *place[1:])
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys of the slots from the first query to the last, divided by the step."""
+        step, offset = self.apart, self.context.offset
+        first = max((start + context.offset) * step - offset, 0)
+        last = min((stop + context.offset) * step - offset, self.context.q_len)
+        if first >= last:
+            return Keys(())
+        keys = self.pattern.keys(self.context, first, last)
+        return Keys(
+            unite((a // step, (b - 1) // step + 1) for a, b in keys.some),
+            unite((-(-a // step), b // step) for a, b in keys.full),
+        )
+
+
+def original(
+    context: Context, stride: int, inner: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the batch row, query and key of `context` for indices in the classes' context `inner`.
+
+    Tokens added to fill the classes map to any real token: no query sees them, and their outputs are not
+    used.
+    """
+    row = torch.div(b, stride, rounding_mode="floor")
+    rest = b - row * stride
+    query = (q_idx + inner.offset) * stride + rest - context.offset
+    return row, query.clamp(0, context.q_len - 1), (kv_idx * stride + rest).clamp_max(context.kv_len - 1)
+
+
+def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
+    """Return x [B, T] as [B * stride, length / stride]; added entries are False, or with `edge` like their
+    neighbour.
+    """
+    after = length - front - x.shape[1]
+    before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
+    if not edge:
+        before_it, after_it = torch.zeros_like(before_it), torch.zeros_like(after_it)
+    whole = torch.cat([before_it, x, after_it], 1)
+    return whole.unflatten(1, (-1, stride)).mT.flatten(0, 1)

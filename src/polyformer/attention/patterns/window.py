@@ -1,0 +1,89 @@
+"""Sliding windows: each query sees the keys near it."""
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Pattern):
+    """Sliding window: a query sees itself, `before` keys before it and `after` after it, every `dilation`-th.
+
+    The token itself is not counted: `Window(256)` sees 256 + 1 + 256 = 513 keys, `Window(255, 0)` is the
+    causal window of 256, and `Window(0, 0)` sees only the token itself. With a dilation d the window reaches
+    d times as far with the same number of keys.
+
+    Raises `InputError` for negative widths, for `Window(0)` without an `after`, and for a dilation below 1.
+    """
+
+    before: int
+    after: int | None = None  # by default equal to `before`
+    dilation: int = 1
+
+    paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
+
+    def __post_init__(self) -> None:
+        if self.after is None:
+            if self.before == 0:
+                raise InputError(
+                    "Window: a window of 0 keys on both sides sees only the token itself; give at least 1, "
+                    "or Window(0, 0) if this is wanted"
+                )
+            object.__setattr__(self, "after", self.before)
+        if self.before < 0 or self.keys_after < 0:
+            raise InputError(
+                f"Window: before and after count keys, expected 0 or more, got {self.before}, {self.after}"
+            )
+        if self.dilation < 1:
+            raise InputError(f"Window: dilation is a step in keys, expected 1 or more, got {self.dilation}")
+
+    @property
+    def keys_after(self) -> int:
+        """The resolved value of `after`."""
+        assert self.after is not None
+        return self.after
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether -after <= (i - j) / dilation <= before, in whole steps."""
+        d = context.distance(q_idx, kv_idx)
+        near = (d <= self.before * self.dilation) & (d >= -self.keys_after * self.dilation)
+        return near if self.dilation == 1 else near & (d % self.dilation == 0)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return one interval; it needs no mask only if the dilation is 1."""
+        first, last = start + context.offset, stop - 1 + context.offset
+        left, right = self.before * self.dilation, self.keys_after * self.dilation
+        some = clip(first - left, last + right + 1, context.kv_len)
+        full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
+        return Keys(some, full)
+
+    def distance_range(self) -> tuple[int, int]:
+        """Return (-after * dilation, before * dilation)."""
+        return -self.keys_after * self.dilation, self.before * self.dilation
+
+    def step(self) -> int:
+        """Return `dilation`."""
+        return self.dilation
+
+    def in_residue_class(self, stride: int) -> Pattern | None:
+        """Return the window over neighbours, without the dilation; None if `stride` is not a multiple of the
+        dilation.
+        """
+        if stride % self.dilation:
+            return None
+        return Window(*(count * self.dilation // stride for count in (self.before, self.keys_after)))
+
+    def relative(self, context: Context) -> bool:
+        """Return True: the rule depends on the distance only."""
+        return True
+
+    @classmethod
+    def examples(cls) -> tuple["Window", ...]:
+        """Return small instances for the contract tests."""
+        return cls(3), cls(4, 0), cls(0, 2), cls(0, 0), cls(2, 1, dilation=3)

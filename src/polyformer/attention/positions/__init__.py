@@ -1,0 +1,62 @@
+"""Position schemes, each in a separate file."""
+
+from polyformer.attention.positions.alibi import AlibiConfig
+from polyformer.attention.positions.axial import AxialConfig
+from polyformer.attention.positions.base import (
+    Position,
+    PositionConfig,
+    Shape,
+    Site,
+    Terms,
+    changes_scores,
+    related,
+    sinusoids,
+)
+from polyformer.attention.positions.concatenated import ConcatenatedConfig
+from polyformer.attention.positions.da import DistanceAwareConfig
+from polyformer.attention.positions.deberta import DebertaConfig
+from polyformer.attention.positions.etc_labels import EtcLabelsConfig
+from polyformer.attention.positions.grid import GridConfig
+from polyformer.attention.positions.learned import Learned, LearnedConfig, LearnedPerLayerConfig
+from polyformer.attention.positions.none import NoPositionConfig
+from polyformer.attention.positions.relation_labels import RelationBiasConfig, RelationLabelsConfig
+from polyformer.attention.positions.rope.rope import RopeConfig
+from polyformer.attention.positions.shaw import ShawConfig
+from polyformer.attention.positions.sinusoidal import Sinusoidal, SinusoidalConfig
+from polyformer.attention.positions.step_sinusoid import StepSinusoidConfig
+from polyformer.attention.positions.t5 import T5BiasConfig
+from polyformer.attention.positions.transformer_xl import TransformerXLConfig
+from polyformer.core.registry import import_modules
+
+__all__ = [
+    "AlibiConfig",
+    "AxialConfig",
+    "ConcatenatedConfig",
+    "DebertaConfig",
+    "DistanceAwareConfig",
+    "EtcLabelsConfig",
+    "GridConfig",
+    "Learned",
+    "LearnedConfig",
+    "LearnedPerLayerConfig",
+    "NoPositionConfig",
+    "Position",
+    "PositionConfig",
+    "RelationBiasConfig",
+    "RelationLabelsConfig",
+    "RopeConfig",
+    "Shape",
+    "ShawConfig",
+    "Sinusoidal",
+    "SinusoidalConfig",
+    "Site",
+    "StepSinusoidConfig",
+    "T5BiasConfig",
+    "Terms",
+    "TransformerXLConfig",
+    "changes_scores",
+    "related",
+    "sinusoids",
+]
+
+import_modules(__name__)

@@ -1,0 +1,204 @@
+"""Base of position schemes, which change the input, rotate queries and keys, or add to scores and values."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.mods import Mod, is_own
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.image import Image
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of the stack that a scheme is built for: E, layers, learned positions, H heads of width D.
+
+    `embedding_size`: the width of the embedding sum if it differs from E. `image`: the image if the tokens
+    are patches of an image.
+    """
+
+    hidden_size: int
+    embedding_size: int | None = None
+    num_layers: int = 1
+    max_positions: int = 512
+    num_heads: int = 1
+    head_size: int = 1
+    image: Image | None = None
+
+    @property
+    def input_size(self) -> int:
+        """Return the width of the embedding sum."""
+        return self.embedding_size or self.hidden_size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """The calling attention layer: its index and its projections of vectors [R, E] to heads [H, R, D]."""
+
+    layer: int
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PositionConfig(Config):
+    """Family of position schemes: `build(shape)` creates the module.
+
+    `adds_vector`: the scheme only adds a vector for each position to the input of the first layer.
+    """
+
+    option: ClassVar[str] = "model.position"
+    adds_vector: ClassVar[bool] = False
+
+    def build(self, shape: Shape) -> "Position":
+        """Return the module for all layers of a stack of this shape."""
+        raise NotImplementedError
+
+    def longer(self, before: int, after: int) -> "PositionConfig":
+        """Return a configuration for `after` positions instead of `before`, with the same first positions."""
+        return self
+
+
+class Position(nn.Module):
+    """A position scheme for a whole stack; every method is the identity unless the scheme overrides it.
+
+    Tables and projections of single layers belong to this module too, indexed by `site.layer`.
+    """
+
+    max_positions: int | None = None
+    """Number of positions; None if it is unlimited."""
+
+    adds_to_queries = False
+    """True if the scheme multiplies the keys with further vectors in addition to the queries."""
+
+    widens = False
+    """True if `embed` maps the embedding sum to the width of the stack."""
+
+    adds_sinusoids = False
+    """True if `embed` adds sinusoids to the token vectors: fixed vectors of length sqrt(E / 2)."""
+
+    farthest: int | None = None
+    """The distance from which on `relative` is constant, on either side; None if it never is."""
+
+    num_relations: int | None = None
+    """Number of labels of token pairs that the scheme embeds; None if it takes no labels."""
+
+    def position_tables(self) -> dict[str, int]:
+        """Return the names of parameters with a row per position and the number of other rows before them."""
+        return {}
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """Return the input x [B, T, E] of layer `layer` with its positions pos [T] or [B, T] encoded."""
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """Return q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D], rotated by their positions."""
+        return q, k
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
+        """Return a function that changes the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D].
+
+        q_idx counts the queries of q; the slot of a query among the keys is `q_idx + context.offset`. If a
+        sequence is spread over processes (`context.share`), k has the keys of this process and kv_idx counts
+        all slots: take distances and positions from the context. A function that is written for indices that
+        broadcast is faster if it is marked with `patterns.mods.broadcasts`. None leaves the scores unchanged.
+        """
+        return None
+
+    def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative | None:
+        """Return the terms by distance for the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D]."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Terms:
+    """A scheme bound to an attention layer, in the form the mechanism uses (`core.mechanism.ScoreTerms`)."""
+
+    position: Position
+    site: Site
+
+    @property
+    def farthest(self) -> int | None:
+        """Return `farthest` of the scheme."""
+        return self.position.farthest
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """Return the function of the scheme; a user's function is prepared for indices that broadcast."""
+        mod = self.position.score_mod(q, k, context, self.site)
+        if mod is None or is_own(mod):
+            return mod
+        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        return Mod.of(mod, "score_mod", score, q.device)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Return the terms of the scheme for this layer."""
+        return self.position.relative(q, k, context, self.site)
+
+
+def changes_scores(position: Position) -> bool:
+    """Return whether the scheme requires a mechanism that has scores."""
+    kind = type(position)
+    return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
+
+
+def related(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
+    """Return `context` with labels [B, Tq, Tk] for its pairs of tokens.
+
+    Raises `InputError` if the scheme takes no labels, and for a wrong shape or labels out of range.
+    """
+    count = position.num_relations
+    if count is None:
+        raise InputError(
+            "relation_ids: this model's position scheme takes none; leave them out or use 'relation_labels'"
+        )
+    shape = rows, context.q_len, context.kv_len
+    if tuple(relation_ids.shape) != shape or relation_ids.is_floating_point():
+        raise InputError(
+            f"relation_ids: expected integers [batch, new tokens, tokens so far] {shape}, "
+            f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
+        )
+    # Reading the values would synchronise a GPU and break a compiled graph.
+    if relation_ids.device.type == "cpu" and not torch.compiler.is_compiling() and relation_ids.numel():
+        low, high = (int(bound) for bound in relation_ids.aminmax())
+        if low < -1 or high >= count:
+            raise InputError(
+                f"relation_ids: expected labels from 0 to {count - 1}, or -1 for none, got {low} to {high}"
+            )
+    return dataclasses.replace(context, relations=relation_ids.long())
+
+
+def check_positions(pos: Tensor, count: int) -> None:
+    """Raise `InputError` for positions beyond a learned table with `count` rows.
+
+    The check runs only where it is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises.
+    """
+    if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
+        return
+    length = int(pos.max()) + 1
+    if length > count:
+        raise InputError(
+            f"input of {length} tokens: longer than the {count} learned "
+            f"positions (max_position_embeddings); shorten the text or choose another position scheme"
+        )
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the type of the angles: float64 where the device has it, so that far positions stay exact."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """Return PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos(..): [..., width] of type `widest`."""
+    dtype = widest(pos.device)
+    even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
+    angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))
+    # For an odd width the last cosine has no channel.
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]

@@ -1,0 +1,136 @@
+"""RoPE: queries and keys are rotated by angles proportional to position, so scores depend on distances.
+
+    q_i . k_j = (R_i q)^T (R_j k) = q^T R_(j-i) k        channels in pairs, pair m rotated by pos * theta_m
+    theta_m = base^(-2m / W), m = 0 .. W/2 - 1           the first W = fraction * D channels of each head
+
+`layout` sets the pairs of channels: m and m + W/2 ("halves": GPT-NeoX, Llama), or 2m and 2m + 1 ("pairs": the
+paper, GPT-J). Values are not rotated. An `extension` (context_extension.py) adapts a model trained on short
+texts to longer texts. RoPE has no parameters and costs a few passes over q and k. The angles are computed in
+float64, once for all layers with the same base; ModernBERT has a smaller base in layers with a window. Su et
+al. 2021, section 3.2; rotation of a fraction of the channels as in GPT-J and GPT-NeoX. The temperature of
+YaRN multiplies the rotated channels, as in its authors' code: if `fraction` is below 1, the other channels
+are not scaled.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, widest
+from polyformer.attention.positions.rope.context_extension import (
+    InterpolationConfig,
+    Llama3Config,
+    NtkConfig,
+    RopeExtensionConfig,
+    YarnConfig,
+)
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.context import Context
+
+Layout = Literal["halves", "pairs"]
+EXTENSIONS = InterpolationConfig, NtkConfig, YarnConfig, Llama3Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeConfig(PositionConfig):
+    """Rotary position embedding: queries and keys are rotated by angles that grow with position."""
+
+    layout: Layout = "halves"
+    fraction: float = 1.0  # of the channels of each head, rounded down
+    base: float = 10000.0
+    bases: tuple[float, ...] = ()  # bases of the layers in turn, repeated as needed, instead of `base`
+    extension: RopeExtensionConfig | None = None
+
+    kind: ClassVar[str] = "rope"
+    paper: ClassVar[str] = "Su et al. 2021 (RoFormer), section 3.2"
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("halves", "pairs"):
+            raise InputError(f"layout: expected 'halves' or 'pairs', got {quote(self.layout)}")
+        if not 0 < self.fraction <= 1:
+            raise InputError(f"fraction: expected more than 0 and at most 1, got {self.fraction}")
+        for name, base in (("base", self.base), *(("bases", base) for base in self.bases)):
+            if base <= 1:
+                raise InputError(f"{name}: expected a wavelength factor above 1, got {base}")
+
+    def build(self, shape: Shape) -> "Rope":
+        """Return the module of the scheme for a whole stack."""
+        return Rope(self, shape.head_size)
+
+    @property
+    def in_turn(self) -> tuple["RopeConfig", ...]:
+        """Return the configurations of the layers in turn, each with a single base."""
+        if not self.bases:
+            return (self,)
+        return tuple(dataclasses.replace(self, base=base, bases=()) for base in self.bases)
+
+    @classmethod
+    def examples(cls) -> tuple["RopeConfig", ...]:
+        """Return small instances for the contract tests."""
+        ways = [way for kind in EXTENSIONS for way in kind.examples()]
+        partial = cls(layout="pairs", fraction=0.5, base=500.0)
+        return (
+            cls(),
+            cls(bases=(500.0, 20.0)),
+            partial,
+            *(dataclasses.replace(partial, extension=way) for way in ways),
+        )
+
+
+class Rope(Position):
+    """The module that rotates the queries and new keys of every layer; cached keys are already rotated."""
+
+    def __init__(self, config: RopeConfig, head_size: int):
+        super().__init__()
+        self.config, self.width = config, int(head_size * config.fraction)
+        self.in_turn = config.in_turn
+        if self.width < 2 or self.width % 2:
+            raise InputError(
+                f"fraction: expected an even number of rotated channels, got {self.width} "
+                f"({config.fraction} of head_size {head_size}); choose another of the two"
+            )
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """Return R_i q_i and R_j k_j."""
+        config = self.in_turn[site.layer % len(self.in_turn)]
+        # Layers with the same base share cos and sin.
+        key = config, self.width, q.dtype, q.device
+        cos, sin = context.once(key, lambda: self._waves(q, context, config))
+        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
+
+    def _waves(self, q: Tensor, context: Context, config: RopeConfig) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (with the signs of a pair) [B or 1, 1, Tq, W] at the query positions."""
+        rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
+        pos = context.query_position(rows.unsqueeze(1), slots)
+        angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(config, self.width, q.device)
+        cos, sin = angles.cos(), angles.sin()
+        waves = _joined(cos, cos, self.config.layout), _joined(-sin, sin, self.config.layout)
+        size = 1.0 if self.config.extension is None else self.config.extension.size
+        return (waves[0] * size).to(q.dtype), (waves[1] * size).to(q.dtype)
+
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return x [B, H, T, D] with its first W channels rotated."""
+        # (a, b) becomes (a cos - b sin, b cos + a sin): x cos plus the swapped pair times the signed sin.
+        rotated = x[..., : self.width]
+        if self.config.layout == "halves":
+            others = rotated.roll(self.width // 2, -1)
+        else:
+            others = _joined(rotated[..., 1::2], rotated[..., ::2], "pairs")
+        rotated = torch.addcmul(rotated * cos, others, sin)
+        return rotated if self.width == x.shape[-1] else torch.cat([rotated, x[..., self.width :]], -1)
+
+
+def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
+    """Return theta [W/2], the angle of each pair between two neighbouring positions, with the extension."""
+    even = torch.arange(0, width, 2, device=device, dtype=widest(device))
+    theta = config.base ** (-even / width)
+    return theta if config.extension is None else config.extension.extended(theta, config.base)
+
+
+def _joined(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
+    """Return the channels [..., W] of the first and the second members [..., W/2] of all pairs."""
+    if layout == "halves":
+        return torch.cat([first, second], -1)
+    return torch.stack([first, second], -1).flatten(-2)

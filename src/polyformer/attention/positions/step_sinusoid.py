@@ -1,0 +1,50 @@
+"""The Universal Transformer's positions: sinusoids of the position and of the step, added at every step.
+
+    PE(p, t) = PE(p) + PE(t)        p the token's position, t the step: the index of the layer
+
+PE is the function `sinusoids` (the circled plus in some texts is this sum). There are no parameters, and the
+length and the number of steps are not limited. Positions and steps count from 0, in the paper from 1. Token
+vectors are multiplied by sqrt(E), as with `sinusoidal`. Dehghani et al. 2019, section 2.1.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, sinusoids
+from polyformer.core.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSinusoidConfig(PositionConfig):
+    """Step sinusoids: sinusoids of position and step are added to the input of every layer."""
+
+    base: float = 10000.0
+
+    kind: ClassVar[str] = "step_sinusoid"
+    paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
+
+    def __post_init__(self) -> None:
+        if self.base <= 1:
+            raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
+
+    def build(self, shape: Shape) -> "StepSinusoid":
+        """Return the module of the scheme for a whole stack."""
+        return StepSinusoid(shape.hidden_size, self)
+
+
+class StepSinusoid(Position):
+    """The module that adds the sinusoids to the input of every layer."""
+
+    adds_sinusoids = True
+
+    def __init__(self, hidden_size: int, config: StepSinusoidConfig):
+        super().__init__()
+        self.hidden_size, self.base = hidden_size, config.base
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """Return x_p + PE(p) + PE(layer) at every layer."""
+        step = sinusoids(torch.tensor(layer, device=pos.device), self.hidden_size, self.base)
+        return x + (sinusoids(pos, self.hidden_size, self.base) + step).to(x.dtype)

@@ -1,0 +1,150 @@
+"""Transformer-XL's relative positions: sinusoids of the distance, projected to keys, and two global queries.
+
+    score_ij = ((q_i + u) . k_j + (q_i + v) . (W_R R_(i-j))) / sqrt(D)
+
+R is the sinusoid of the distance and W_R [E, H D] a projection, separate per layer. u and v [H, D] are added
+to all queries, for content and for distance. They are separate per layer, or with `shared_biases` shared by
+the whole stack (`untie_r=False` in the authors' code). u and v start at zero. Only the distances of the call
+are projected, at a cost of R E H D for R distances. In evaluation on a CPU the projections are cached for
+calls with few new tokens after many, such as steps of decoding, until W_R changes. Dai et al. 2019, section
+3.3.
+
+The channels of R are ordered as in `sinusoids`. The authors' code has all sines first, so weights of W_R from
+that code need their columns reordered. `clamp_distance` is called `clamp_len` there; the dropout on R is also
+from that code.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import is_autocast, is_traced, transformed
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, sinusoids
+from polyformer.core.errors import InputError
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear, is_plain
+from polyformer.core.sequence.context import Context
+
+BLOCK = 64
+"""Number of distances in the first projection for the cache; each further projection doubles the cache.
+
+The same distances are always projected together, so that results do not depend on earlier calls by a bit.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig(PositionConfig):
+    """Transformer-XL positions: projected sinusoids of distances are further keys in the scores."""
+
+    shared_biases: bool = False  # u and v are shared by all layers
+    clamp_distance: int | None = None  # greater distances are clamped to it, in tokens; None for no limit
+    waves_dropout: float = 0.0  # of the sinusoids R, in training: the same mask for all layers of a call
+
+    kind: ClassVar[str] = "transformer_xl"
+    paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.3"
+
+    def __post_init__(self) -> None:
+        if self.clamp_distance is not None and self.clamp_distance < 1:
+            raise InputError(f"clamp_distance: expected 1 token or more, or none, got {self.clamp_distance}")
+        if not 0.0 <= self.waves_dropout < 1.0:
+            raise InputError(f"waves_dropout: expected a probability in [0, 1), got {self.waves_dropout}")
+
+    def build(self, shape: Shape) -> "TransformerXL":
+        """Return the module of the scheme for a whole stack."""
+        return TransformerXL(self, shape)
+
+    @classmethod
+    def examples(cls) -> tuple["TransformerXLConfig", ...]:
+        """Return small instances for the contract tests."""
+        return cls(), cls(shared_biases=True, clamp_distance=5)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A cache of W_R R_d [H, n, D] for the distances 0, 1, ..., n - 1, with a copy of its W_R."""
+
+    keys: Tensor
+    weight: Tensor
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Return whether W_R is unchanged; the values are compared because not every write is recorded."""
+        return self.weight.dtype == weight.dtype and torch.equal(self.weight, weight)
+
+
+class TransformerXL(Position):
+    """Parameters u and v [H, 1, D], per layer or shared by all layers, and W_R of every layer."""
+
+    adds_to_queries = True
+
+    def __init__(self, config: TransformerXLConfig, shape: Shape):
+        super().__init__()
+        self.config, self.hidden_size, self.num_heads = config, shape.hidden_size, shape.num_heads
+        self.farthest = config.clamp_distance
+        layers = range(1 if config.shared_biases else shape.num_layers)
+        zeros = [torch.zeros(shape.num_heads, 1, shape.head_size) for _ in layers]
+        self.u = nn.ParameterList(nn.Parameter(start.clone()) for start in zeros)
+        self.v = nn.ParameterList(nn.Parameter(start.clone()) for start in zeros)
+        self.dropout = Dropout(config.waves_dropout)
+        inner = shape.num_heads * shape.head_size
+        self.projections = nn.ModuleList(
+            Linear(shape.hidden_size, inner, bias=False) for _ in range(shape.num_layers)
+        )
+        self._kept: dict[tuple[int, torch.dtype], Kept] = {}
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """Return q + u: the product of the mechanism is then the first term of the scores."""
+        return q + self.u[site.layer % len(self.u)].to(q.dtype), k
+
+    def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
+        """Return q_i + v and W_R R_d for every distance d of the call: their product is the second term."""
+        keys = self._kept_keys(q, context, site.layer)
+        if keys is None:
+            waves = context.once(
+                (self.config, self.hidden_size, q.dtype, q.device),
+                lambda: self.dropout(self._waves(q, *context.distances)),
+            )
+            keys = self._projected(waves, site.layer)
+        # `rotate` has added u to q, so v - u turns q + u into q + v.
+        own = site.layer % len(self.u)
+        turn = (self.v[own] - self.u[own]).to(q.dtype)
+        return Relative(first=context.distances[0], content=q + turn, position_keys=keys)
+
+    def _projected(self, waves: Tensor, layer: int) -> Tensor:
+        """Return W_R R [H, distances, D] of waves R [distances, E]."""
+        return self.projections[layer](waves).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+
+    def _kept_keys(self, q: Tensor, context: Context, layer: int) -> Tensor | None:
+        """Return W_R R of the distances of the call from a cache that lasts across calls.
+
+        Return None if gradients, tracing or autocast prevent caching, or if the projection is not most of the
+        work of the call.
+        """
+        if torch.is_grad_enabled() or self.training:
+            self._kept.clear()
+            return None
+        least, greatest = context.distances
+        linear = self.projections[layer]
+        # With many queries the projection is a small part of the work, and a cache would only cost memory.
+        if least < 0 or 2 * context.q_len > greatest or q.device.type != "cpu" or not is_plain(linear):
+            return None
+        if is_traced() or transformed() or is_autocast("cpu"):
+            return None
+        kept = self._kept.get((layer, q.dtype))
+        if kept is None or not kept.is_of(linear.weight):
+            keys = self._projected(self._waves(q, 0, BLOCK - 1), layer)
+            kept = Kept(keys, linear.weight.detach().clone())
+        while (count := kept.keys.shape[1]) <= greatest:
+            more = self._projected(self._waves(q, count, 2 * count - 1), layer)
+            kept = dataclasses.replace(kept, keys=torch.cat([kept.keys, more], 1))
+        self._kept[layer, q.dtype] = kept
+        return kept.keys[:, least : greatest + 1]
+
+    def _waves(self, q: Tensor, least: int, greatest: int) -> Tensor:
+        """Return R [distances, E] of the distances from `least` to `greatest`."""
+        distance, limit = torch.arange(least, greatest + 1, device=q.device), self.config.clamp_distance
+        if limit is not None:
+            distance = distance.clamp(-limit, limit)
+        return sinusoids(distance, self.hidden_size).to(q.dtype)

@@ -1,0 +1,46 @@
+"""Answer questions from a text with a trained model: the questions given, or each line of standard input.
+
+Prints one answer a line, a piece of the text; an empty line where the model finds none.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyformer.cli.commands.options import Device, argument, device
+
+EXAMPLES = """examples:
+  polyformer answer runs/squad-1 article.txt "Who wrote it?" "When?"
+  polyformer answer runs/squad-1 article.txt < questions.txt
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer answer` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task qa, or of a checkpoint with a span head", metavar="RUN"
+    )
+    source: str = argument("file with the text that contains the answers", metavar="FILE")
+    text: tuple[str, ...] = argument(
+        "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
+    )
+    device: Device = device()
+
+
+def run(options: Options) -> None:
+    """Print the answers."""
+    from polyformer.cli.commands.input_lines import input_lines
+    from polyformer.core.ops.workers import suited
+    from polyformer.data.opening import opened
+    from polyformer.training.recipes.run import reader
+    from polyformer.training.tasks import Answering
+
+    with opened(Path(options.source)) as file:
+        context = file.read()
+    task, model = reader(options.run, Answering, options.device)
+    with suited(model):
+        for questions in input_lines(options.text):
+            rows = [{"question": question, "context": context} for question in questions]
+            for answer in task.answer(model, rows):
+                print(" ".join(answer.split()), flush=True)

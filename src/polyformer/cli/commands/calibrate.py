@@ -1,0 +1,130 @@
+"""Find how early a model may exit at a stated risk, and keep that in its checkpoint.
+
+Texts are written without exits and with exits at thresholds that fall; the lowest threshold that Learn then
+Test passes is kept (Schuster et al. 2022, CALM): with probability --confidence, what is written with it loses
+no more than --risk of its quality on average. `generate` and `translate` use it from then on. Texts must be
+none that the model was trained with.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from polyformer.cli.commands.options import Device, argument, device, numbers, option
+from polyformer.core.errors import InputError
+from polyformer.core.limits import NEW_TOKENS
+
+if TYPE_CHECKING:
+    from polyformer.applications.exits.calibrate import Tested
+    from polyformer.applications.exits.texts import Write
+    from polyformer.cli.commands.model_and_texts import ModelAndTexts
+
+EXAMPLES = """examples:
+  polyformer calibrate runs/mine --data valid.txt
+  polyformer calibrate smollm2-exits --data valid.txt --risk 0.1 --confidence 0.9 --texts 100
+  polyformer calibrate runs/multi30k --data valid.tsv --measure references
+  polyformer calibrate runs/mine --data valid.md --format text --thresholds 0.99,0.95,0.9
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer calibrate` takes."""
+
+    model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
+    data: str | None = option(
+        "texts to calibrate with, for a translator pairs (default: the validation data of the run)",
+        metavar="PATH",
+    )
+    format: str | None = option("of PATH, if its name does not say: text, lines, articles, tsv, ...")
+    risk: float = option("the expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
+    confidence: float = option("the probability with which the risk holds (default: 0.95)", 0.95)
+    measure: Literal["consistency", "references"] = option(
+        "what is lost: agreement with what is written without exits, or ROUGE-L beside the references "
+        "(default: consistency)",
+        "consistency",
+    )
+    thresholds: str | None = option(
+        "confidences to test, falling, with commas between (default: 0.95,0.9,...,0.05)", metavar="X,X"
+    )
+    texts: int = option("number of texts, at most (default: 200)", 200)
+    prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
+    new_tokens: int = option("tokens that it writes (default: 32)", 32, most=NEW_TOKENS)
+    device: Device = device()
+
+
+def run(options: Options) -> None:
+    """Print what was tested, and write the threshold."""
+    from polyformer.applications.exits import CalibrateConfig, calibrate
+    from polyformer.applications.exits.calibrate import check_texts, exits_of
+    from polyformer.cli.commands.model_and_texts import load
+    from polyformer.core.files import atomic_write
+    from polyformer.core.ops.workers import suited
+    from polyformer.data import DataConfig
+    from polyformer.models.architectures.saving import CONFIG
+
+    for name in ("texts", "prompt", "new_tokens"):
+        if getattr(options, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
+    asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
+    if options.thresholds is not None:
+        asked = replace(asked, thresholds=numbers("--thresholds", options.thresholds))
+    check_texts(options.texts, asked)
+    if not Path(options.model).is_dir():
+        raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
+    source = load(options.model, held_out(options), options.device)
+    exits_of(source.model)
+    if options.format is not None:
+        data = DataConfig.from_dict({**source.data.to_dict(), "format": options.format}, "data")
+        source = replace(source, data=data)
+    write, references = writing(options, source)
+    check_texts(len(references), asked)
+    layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
+    print(f"{len(references)} texts; without exits a token takes {layers} layers\n")
+    print("threshold    risk   p-value   layers a token   times as fast")
+    with suited(source.model):
+        result = calibrate(source.model, write, references, asked, _show)
+    if result.threshold is None:
+        print(f"\nno threshold is shown to lose at most {asked.risk}; {options.model} stays as it is")
+        return
+    atomic_write(Path(options.model) / CONFIG, source.model.config.to_json().encode())
+    print(f"\nthreshold {result.threshold}: kept in {Path(options.model) / CONFIG}")
+
+
+def _show(test: "Tested") -> None:
+    measured = f"{test.threshold:9.2f}  {test.risk:6.4f}  {test.p_value:8.4f}"
+    print(f"{measured}  {test.layers:15.2f}  {test.speed:14.2f}", flush=True)
+
+
+def held_out(options: Options) -> str:
+    """The texts that were named, or those that the run was validated with."""
+    from polyformer.models.architectures.record import RECIPE
+    from polyformer.training.recipes.run import Run
+
+    if options.data is not None:
+        return options.data
+    named = None
+    if (Path(options.model) / RECIPE).is_file():
+        named = Run.open(options.model).recipe.data.validation
+    if named is None:
+        raise InputError("--data: name texts that the model was not trained with")
+    return named
+
+
+def writing(options: Options, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
+    """What writes the texts, and their references."""
+    from itertools import islice
+
+    from polyformer.applications.exits.texts import continuing, translating
+    from polyformer.cli.commands.model_and_texts import texts, token_rows
+    from polyformer.training.recipes.run import writer
+    from polyformer.training.tasks import Translation
+
+    if source.model.encoder is None:
+        length = options.prompt + options.new_tokens
+        rows = token_rows(source, source.columns[0], length, options.texts)
+        return continuing(rows, options.prompt, source.tokenizer.decode)
+    if len(source.columns) < 2:
+        raise InputError(f"{options.model}: only a run has pairs to calibrate a translator with")
+    pairs = [list(islice(texts(source, column), options.texts)) for column in source.columns]
+    return translating(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]

@@ -1,0 +1,79 @@
+"""Classify texts or images with a trained model: those given, or every line of standard input.
+
+Prints a line for each: the most probable label, a tab, its probability (0 to 1). An image is the name of its
+file; it is scaled to the size that the model reads. A model of two texts reads
+the second from --pair, or after a tab in each line. A checkpoint does not say whether it reads two: if
+every line has one tab, lines are read as two texts, with a note on standard error.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.core.errors import InputError
+
+EXAMPLES = """examples:
+  polyformer classify runs/sst2-1 "a gripping, funny film" "two hours too long"
+  polyformer classify runs/sst2-1 < reviews.txt
+  polyformer classify runs/mnist-1 seven.png nine.jpg
+  polyformer classify runs/qnli-1 "Who wrote Faust?" --pair "Goethe finished it in 1831."
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer classify` takes."""
+
+    run: str = argument(
+        "folder of a trained run of the task classify, classify_pair or classify_image, or of a checkpoint "
+        "with such a head",
+        metavar="RUN",
+    )
+    text: tuple[str, ...] = argument(
+        "texts, each in quotes, or files of images (default: every line of standard input)", (), "TEXT|IMAGE"
+    )
+    pair: str | None = option("second text, for models of two texts: the same for every line", metavar="TEXT")
+    device: Device = device()
+
+
+def run(options: Options) -> None:
+    """Print labels and probabilities."""
+    from polyformer.cli.commands.classify_images import classified_images
+    from polyformer.cli.commands.input_lines import input_lines, split_at_tabs
+    from polyformer.core.ops.workers import suited
+    from polyformer.training.recipes.classifier import image_classifier
+    from polyformer.training.recipes.reader import Reader
+    from polyformer.training.recipes.run import reader
+    from polyformer.training.tasks import Classification, PairClassification
+
+    images = image_classifier(options.run, options.device)
+    if images is not None:
+        if options.pair is not None:
+            raise InputError("--pair: goes with a text, and this model reads images; leave it out")
+        with suited(images[1]):
+            for lines in input_lines(options.text):
+                report(classified_images(*images, lines))
+        return
+    task, model = reader(options.run, Classification, options.device)
+    tabs = isinstance(task, PairClassification) and not options.text and options.pair is None
+    with suited(model):
+        unknown = isinstance(task, Reader) and not options.text and options.pair is None
+        for lines in input_lines(options.text):
+            if unknown and all(line.count("\t") == 1 for line in lines):
+                print("polyformer: each line has one tab, and is read as two texts", file=sys.stderr)
+                tabs = True
+            unknown = False
+            texts, pairs = split_at_tabs(lines) if tabs else (lines, None)
+            if options.pair is not None:
+                pairs = [options.pair] * len(texts)
+            report(task.classify(model, texts, pairs))
+            while isinstance(task, Classification) and task.notes:
+                print(f"polyformer: {task.notes.pop(0)}", file=sys.stderr)
+
+
+def report(results: Iterable[dict[str, float]]) -> None:
+    """Print the most probable label of each result and its probability."""
+    for shares in results:
+        label = max(shares, key=lambda name: shares[name])
+        print(f"{label}\t{shares[label]:.4f}", flush=True)

@@ -1,0 +1,157 @@
+"""Convert a checkpoint: to the other format, or to a model with another attention, memory, depth or length.
+
+Prints which weights were copied, extended by copying, or newly initialized; train the result further by
+`polyformer train --pretrained OUT`. With --evaluate also what the model makes of a text before and after:
+perplexity (of masked tokens for an encoder; for one that embeds, the similarity of its vectors), speed and
+memory. Exit status 1 where the conversion loses more than --tolerance; it is written all the same.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from polyformer.cli.commands.options import argument, option
+from polyformer.core.errors import InputError
+from polyformer.core.paths import checked_path
+
+EXAMPLES = """examples:
+  polyformer convert bert-dir bert-polyformer
+  polyformer convert runs/mine/ for-transformers --format hub
+  polyformer convert gpt2-dir gpt2-int8 --weights int8
+  polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
+  polyformer convert llama-dir longer --max-positions 32768 --extension yarn --evaluate book.txt
+  polyformer convert gpt2-dir windowed --attention "Window(256) | Global(4)" --evaluate book.txt
+  polyformer convert minilm-dir long --head embed --max-positions 4096 --attention "Window(128) | Global(1)" \
+      --format wrapped
+  polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
+  polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
+  polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
+  polyformer convert runs/mine with-exits --depth "exits(layers=[2, 4], alone=true)"
+  polyformer convert smollm2 with-exits --depth "exits(layers=[20, 25], translation=linear, rule=shortlist)" \
+      --fit train.txt
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer convert` takes."""
+
+    folder: str = argument(
+        "checkpoint: a directory that transformers or polyformer wrote, or a name on the hub",
+        metavar="CHECKPOINT",
+    )
+    out: str = argument("directory to write", metavar="OUT", output="folder")
+    attention: str | None = option(
+        "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
+        "as linformer"
+    )
+    max_positions: int | None = option("longest text, in tokens, that the new model takes")
+    extension: str | None = option(
+        "of rotary positions, for texts longer than those of training: interpolation, ntk, yarn or "
+        "llama3, as 'yarn(factor=4)' (default factor: by --max-positions)"
+    )
+    global_projections: bool = option(
+        "give global tokens query, key and value projections of their own, copied", False
+    )
+    memory: str | None = option(
+        "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
+        "with --task.feed in_order"
+    )
+    depth: str | None = option(
+        "depth of the decoder: exits after some layers, as 'exits(layers=[4, 8], alone=true)', which a short "
+        "training makes of use and `polyformer calibrate` safe; or act"
+    )
+    fit: str | None = option(
+        "text to which a decoder's exits are fitted in closed form: maps by ridge regression on the last "
+        "layer's states, the tokens of the rule shortlist by number",
+        metavar="TEXT",
+    )
+    fit_tokens: int = option("tokens of that text, at most (default: 32768)", 32_768)
+    weights: Literal["float32", "bfloat16", "int8"] | None = option(
+        "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
+        "(default: as they are)"
+    )
+    format: Literal["polyformer", "hub", "wrapped"] = option(
+        "format to write; hub is what transformers reads, for models of its families; wrapped holds any, "
+        "for transformers with trust_remote_code (default: polyformer)",
+        "polyformer",
+    )
+    head: str | None = option(
+        "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
+    )
+    evaluate: str | None = option("measure on this text, before and after", metavar="TEXT")
+    lengths: str | None = option(
+        "with --evaluate: read the text in pieces of so many tokens (default: as many as "
+        "the model before and the new one have positions, at most 4096)",
+        metavar="N,N,...",
+    )
+    tokens: int = option("with --evaluate: read so many tokens at each length (default: 16384)", 16_384)
+    tolerance: float = option(
+        "with --evaluate: the share by which perplexity may rise, or similarity fall (default: 0.05)", 0.05
+    )
+    allow_pickle: bool = option(
+        "also read pytorch_model.bin (tensors only), if there are no safetensors", False
+    )
+
+
+def run(options: Options) -> None:
+    """Write the converted checkpoint and its tokenizer; exit with status 1 where it lost too much."""
+    from polyformer.cli.commands.convert_evaluation import Evaluation
+    from polyformer.cli.commands.convert_exits import fit
+    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.models.architectures.weights import with_weights
+    from polyformer.models.checkpoints import convert, from_pretrained
+
+    out = checked_path(options.out)
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{options.out}: not empty; choose another directory")
+    changes = options.attention, options.max_positions, options.extension, options.global_projections
+    changed = any(changes) or options.memory or options.depth or options.fit
+    # int8 comes last: what is new must be made of weights that are not rounded yet
+    weights = None if changed and options.weights == "int8" else options.weights
+    model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
+    before, evaluation = model, None
+    if options.evaluate is not None:
+        settings = options.evaluate, options.lengths, options.tokens, options.tolerance
+        evaluation = Evaluation(options.folder, *settings)
+        evaluation.check(before)
+    if changed:
+        model, report = convert(
+            model,
+            options.attention,
+            max_positions=options.max_positions,
+            extension=options.extension,
+            global_projections=options.global_projections,
+            memory=options.memory,
+            depth=options.depth,
+        )
+        print(report)
+    if options.fit is not None:
+        fit(model, options.folder, options.fit, options.fit_tokens)
+    if options.weights is not None:
+        model = with_weights(model, options.weights)
+    _save(model, Path(options.out), options.format)
+    print(f"written to {options.out} ({options.format})")
+    try:
+        load_tokenizer(options.folder).save(options.out)
+    except InputError as error:
+        print(f"no tokenizer is written: {error}")
+    if evaluation is not None:
+        evaluation.show(before, model)
+
+
+def _save(model: Any, folder: Path, format: str) -> None:
+    """Write the model and its card; wrapped encoders that embed with what sentence-transformers reads."""
+    from polyformer.models.architectures.card import write_export_card
+    from polyformer.models.checkpoints.sentence import write_modules
+    from polyformer.models.config import ModelConfig
+
+    if format != "wrapped":
+        model.save_pretrained(folder, format=format)
+        write_export_card(model, folder, format)
+        return
+    from polyformer.models.transformers import wrap
+
+    wrap(model).save_pretrained(folder)
+    if isinstance(model.config, ModelConfig):
+        write_modules(model.config, folder)

@@ -1,0 +1,186 @@
+"""Tokenise text once into files that training reads without loading them: more text than memory holds.
+
+`prepare` reads FILES (names, patterns in quotes, addresses such as s3://bucket/*.jsonl.zst), holds documents
+out for validation, and writes their tokens into DIR. It may be stopped at any moment and goes on by the same
+command; DIR is the same for any number of workers. `polyformer train RECIPE --data DIR` then trains on it.
+`show` says what DIR holds, `verify` compares it with its checksums; both take a mixture (mix.yaml) too.
+"""
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from polyformer.cli.commands.options import argument, option
+from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import COUNT
+
+if TYPE_CHECKING:
+    from polyformer.data.prepared.manifest import Settings
+    from polyformer.data.prepared.preparing import Progress
+
+EXAMPLES = """examples:
+  polyformer data prepare 'books/*.txt' 'web/*.jsonl.zst' --tokenizer train --out prepared
+  polyformer data prepare 's3://bucket/part-*.parquet' --column content --tokenizer GPT2-DIR --out prepared
+  polyformer data show prepared
+  polyformer data verify mix.yaml
+  polyformer train wikitext2 --data prepared
+"""
+
+SAMPLE = 10**8
+"""Characters that a tokenizer is trained on, as many of each source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer data` takes."""
+
+    what: Literal["prepare", "show", "verify"] = argument("what to do", metavar="WHAT")
+    names: tuple[str, ...] = argument(
+        "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
+        metavar="FILE",
+    )
+    out: str | None = option("for prepare: the folder, new or begun", metavar="DIR", output="folder")
+    tokenizer: str | None = option(
+        "for prepare: the folder or file of one (of a run, a checkpoint, other prepared text), or 'train' to "
+        "train one on the text"
+    )
+    workers: int | None = option("for prepare: threads that tokenise (default: as many as cores)")
+    format: str | None = option("for prepare: of FILES, if their names do not say: text, lines, jsonl, ...")
+    column: str | None = option("for prepare: the column of tables that is the text (default: text)")
+    validation: float | None = option(
+        "for prepare: share of the text that is held out, evenly spread, or a number of documents, the first "
+        "(default: 0.005)"
+    )
+    shard_tokens: int | None = option(
+        "for prepare: tokens of a file, at least (default: 134217728)", most=COUNT
+    )
+    algorithm: str | None = option(
+        "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
+    )
+    vocab_size: int | None = option("for --tokenizer train: tokens of the vocabulary (default: 8192)")
+    documents: int | None = option("for show: the beginnings of so many documents (default: 3)")
+
+
+def run(options: Options) -> None:
+    """Do what is asked for."""
+    own = {"prepare": {"documents"}, "show": {*_PREPARE}, "verify": {*_PREPARE, "documents"}}[options.what]
+    stray = sorted(name for name in own if getattr(options, name) is not None)
+    if stray:
+        raise InputError(f"--{stray[0].replace('_', '-')}: not an option of `data {options.what}`")
+    {"prepare": prepare_text, "show": show, "verify": verify}[options.what](options)
+
+
+_PREPARE = (
+    "out",
+    "tokenizer",
+    "workers",
+    "format",
+    "column",
+    "validation",
+    "shard_tokens",
+    "algorithm",
+    "vocab_size",
+)
+
+
+def prepare_text(options: Options) -> None:
+    """Tokenise the text, or what is left of it."""
+    from polyformer.data.prepared.preparing import prepare
+    from polyformer.training.lock import sole_writer
+
+    if options.out is None or options.tokenizer is None:
+        missing = "--out DIR" if options.out is None else "--tokenizer DIR, or --tokenizer train,"
+        raise InputError(f"{missing} is missing; see polyformer data --help")
+    folder = Path(options.out)
+    with sole_writer(folder, "the same command goes on with it"):
+        settings = _settings(options, folder)
+        workers = (os.cpu_count() or 1) if options.workers is None else options.workers
+        manifest = prepare(options.names, settings, folder, workers, report)
+    counts = {name: sum(shard.tokens for shard in manifest.of(name)) for name in ("train", "validation")}
+    print(f"{folder}: {counts['train']:,} tokens to train on, {counts['validation']:,} held out")
+
+
+def _settings(options: Options, folder: Path) -> "Settings":
+    """How to prepare; the tokenizer is put into the folder."""
+    from polyformer.data.prepared.manifest import TOKENIZER, Settings, is_prepared
+    from polyformer.data.prepared.reading import sample
+    from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+    from polyformer.data.tokenizer_loading import load_tokenizer
+
+    asked = {name: getattr(options, name) for name in ("format", "column", "validation", "shard_tokens")}
+    settings = Settings(tokenizer="", **{name: value for name, value in asked.items() if value is not None})
+    training = {name: getattr(options, name) for name in ("algorithm", "vocab_size")}
+    training = {name: value for name, value in training.items() if value is not None}
+    if options.tokenizer != "train" and training:
+        flag = next(iter(training)).replace("_", "-")
+        raise InputError(f"--{flag}: belongs to --tokenizer train; {options.tokenizer} is trained already")
+    if options.tokenizer == "train":
+        config = TokenizerConfig.from_dict(training, "--tokenizer train")
+        trained = f"{config.algorithm} {config.vocab_size}"
+        if not is_prepared(folder):
+            Tokenizer.train(config, sample(options.names, settings, SAMPLE)).save(folder / TOKENIZER)
+    else:
+        name = Path(str(options.tokenizer))
+        trained, source = "", load_tokenizer(name / TOKENIZER if is_prepared(name) else name)
+        if is_prepared(folder):
+            return _with_tokenizer(settings, trained, source.fingerprint)
+        source.save(folder / TOKENIZER)
+    return _with_tokenizer(settings, trained, load_tokenizer(folder / TOKENIZER).fingerprint)
+
+
+def _with_tokenizer(settings: "Settings", trained: str, fingerprint: str) -> "Settings":
+    return dataclasses.replace(settings, trained=trained, tokenizer=fingerprint)
+
+
+def show(options: Options) -> None:
+    """What folders hold, and how mixtures weigh them."""
+    from polyformer.data.prepared.text import weighted_folders
+
+    documents = 3 if options.documents is None else options.documents
+    for name in options.names:
+        folders = weighted_folders(name)
+        for folder, weight in folders.items():
+            if len(folders) > 1:
+                print(f"{name}: {weight / sum(folders.values()):.1%} of the rows are of {folder}")
+            show_folder(folder, documents)
+
+
+def show_folder(path: Path, documents: int) -> None:
+    """What one folder holds, and the beginnings of its first documents."""
+    from polyformer.data.prepared.folder import PreparedFolder
+
+    folder = PreparedFolder(path)
+    manifest = folder.manifest
+    size = sum(source.bytes for source in manifest.sources)
+    print(f"{path}: {len(manifest.sources)} sources, {size:,} bytes")
+    print(f"tokenizer: {len(folder.tokenizer):,} tokens, ids of {manifest.dtype.itemsize} bytes")
+    for split in filter(None, map(folder.split, ("train", "validation"))):
+        print(f"{split.name}: {split.tokens:,} tokens, {len(split):,} documents, {len(split.shards)} shards")
+    train = folder.split("train") or ()
+    for number in range(min(documents, len(train))):
+        print(f"{number}: {quote(folder.tokenizer.decode(train[number][:100].tolist()))}")
+
+
+def verify(options: Options) -> None:
+    """Compare folders, those of mixtures too, with their checksums."""
+    from polyformer.data.prepared.folder import PreparedFolder
+    from polyformer.data.prepared.text import weighted_folders
+
+    for path in dict.fromkeys(folder for name in options.names for folder in weighted_folders(name)):
+        folder = PreparedFolder(path)
+        folder.verify()
+        tokens = sum(shard.tokens for shard in folder.manifest.shards)
+        print(f"{path}: {tokens:,} tokens, as they were written")
+
+
+def report(progress: "Progress") -> None:
+    """How far it is, on standard error."""
+    speed = progress.new / progress.seconds if progress.seconds else 0.0
+    print(
+        f"{progress.tokens:,} tokens of {progress.documents:,} documents, {speed:,.0f} tokens a second; "
+        f"source {progress.source} of {progress.sources}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,223 @@
+"""Make a datastore of a text for a causal model: what followed each of its contexts (kNN-LM).
+
+`build` reads TEXT with MODEL, a run or a checkpoint, and keeps an entry for each token. It may be stopped at
+any moment and goes on by the same command. With --part I --parts N the store is built by N processes, and
+`merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). `verify` compares all
+that a store holds with its checksums. Then see --datastore of `polyformer evaluate` and of `generate`.
+`neighbours` finds those of every token of TEXT, for a model that is trained with them (SPALM: the recipe
+`spalm`); in the store's own text no token finds itself.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.applications.retrieval.build import Progress
+
+EXAMPLES = """examples:
+  polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
+  polyformer datastore index stores/wikitext2
+  polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --tune valid.txt.gz
+  polyformer generate runs/wikitext2 --datastore stores/wikitext2 --prompt "The river"
+  polyformer datastore build LLAMA-DIR "texts/*.txt" --out stores/big --part 1 --parts 8
+  polyformer datastore merge stores/big
+  polyformer datastore verify stores/big
+  polyformer datastore build LLAMA-DIR "texts/*.txt" --out http://milvus.example.org:19530/texts
+  polyformer datastore neighbours runs/wikitext2 train.txt.gz --datastore stores/wikitext2 --out near/train
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer datastore` takes."""
+
+    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("what to do", metavar="WHAT")
+    name: str = argument(
+        "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
+        "neighbours: of the run that built the store; else a store",
+        metavar="MODEL|STORE",
+    )
+    text: str | None = argument(
+        "for build and neighbours: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT"
+    )
+    out: str | None = option(
+        "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or FILE.db/NAME for "
+        "an embedded one (the environment's MILVUS_TOKEN is its password); for neighbours: a folder",
+        metavar="STORE",
+        output="folder",
+    )
+    format: str | None = option("of TEXT, if its name does not say: text, lines, articles, ...")
+    length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
+    context: int | None = option(
+        "for build: how many of those the reading before had, as context alone (default: 0)"
+    )
+    part: int | None = option("for build: which part this process builds, from 1")
+    parts: int | None = option("for build: into how many parts the work is divided")
+    lists: int | None = option("for index: lists of keys (default: 4 sqrt(entries))")
+    bytes: int | None = option("for index: of a key's code, at most (default: 64)")
+    recall: float | None = option(
+        "for index: look at so many lists that this share of what all find is found (default: 0.95)"
+    )
+    datastore: str | None = option("for neighbours: where to look for them", metavar="STORE")
+    neighbours: int | None = option("for neighbours: how many of each token (default: 4)")
+    search: Literal["auto", "flat", "index"] | None = option(
+        "for neighbours: by the store's index, or flat (default: auto)"
+    )
+    device: Device = device()
+
+
+OPTIONS = {
+    "build": ("text", "out", "format", "length", "context", "part", "parts"),
+    "merge": (),
+    "index": ("lists", "bytes", "recall"),
+    "verify": (),
+    "neighbours": ("text", "out", "format", "datastore", "neighbours", "search"),
+}
+
+
+def run(options: Options) -> None:
+    """Do what is asked for."""
+    for what, names in OPTIONS.items():
+        for name in names:
+            if name not in OPTIONS[options.what] and getattr(options, name) is not None:
+                flag = "TEXT" if name == "text" else f"--{name}"
+                raise InputError(f"{flag}: belongs to `datastore {what}`, not to `datastore {options.what}`")
+    actions = {
+        "build": build_store,
+        "merge": merge_parts,
+        "index": index_store,
+        "verify": verify_store,
+        "neighbours": find_neighbours,
+    }
+    actions[options.what](options)
+
+
+def build_store(options: Options) -> None:
+    """Read the text, or what is left of it."""
+    from polyformer.applications.retrieval.build import build, manifest_of
+    from polyformer.applications.retrieval.merge import part_folder
+    from polyformer.applications.retrieval.milvus_server import Address
+    from polyformer.applications.retrieval.milvus_store import build_in_milvus
+    from polyformer.applications.retrieval.readers import open_reader
+    from polyformer.core.ops.workers import suited
+    from polyformer.data import DataConfig, read
+    from polyformer.data.fingerprint import fingerprint
+
+    if options.text is None or options.out is None:
+        missing = "TEXT" if options.text is None else "--out STORE"
+        raise InputError(f"{missing} is missing; see polyformer datastore --help")
+    part, parts = parts_of(options)
+    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
+    rows = read(data, ("text",), data.path)
+    reader = open_reader(options.name, options.device)
+    reading = reader.reading(options.length, options.context or 0)
+    manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
+    texts = (str(dict(row)["text"]) for row in rows)
+    address, folder = Address.of(options.out), part_folder(Path(options.out), part, parts)
+    with suited(reader.model):
+        if address is None:
+            count = build(reader, texts, manifest, folder, report).count
+        else:
+            count = build_in_milvus(reader, texts, manifest, address, report)
+    print(f"{folder if address is None else address}: {count:,} entries")
+
+
+def parts_of(options: Options) -> tuple[int, int]:
+    """--part and --parts; raises `InputError` where they make no sense."""
+    if options.part is None and options.parts is None:
+        return 1, 1
+    if options.part is None or options.parts is None or not 1 <= options.part <= options.parts:
+        raise InputError(
+            f"--part, --parts: expected both, part 1 to N of N parts, got {options.part} of {options.parts}"
+        )
+    return options.part, options.parts
+
+
+def merge_parts(options: Options) -> None:
+    """Join the parts."""
+    from polyformer.applications.retrieval.merge import merge
+    from polyformer.applications.retrieval.milvus_server import Address
+
+    if Address.of(options.name) is not None:
+        raise InputError(
+            f"{options.name}: parts of a store on a server are one store there; nothing to merge"
+        )
+    merged = merge(Path(options.name), report)
+    print(f"{options.name}: {merged.count:,} entries")
+
+
+def index_store(options: Options) -> None:
+    """Make an index, and say what it finds."""
+    from polyformer.applications.retrieval.index import IndexConfig, make_index
+    from polyformer.applications.retrieval.milvus_server import Address
+    from polyformer.applications.retrieval.milvus_store import index_in_milvus, open_in_milvus
+    from polyformer.applications.retrieval.store import open_folder
+
+    address, folder = Address.of(options.name), Path(options.name)
+    settings = {name: getattr(options, name) for name in OPTIONS["index"]}
+    config = IndexConfig(**{name: value for name, value in settings.items() if value is not None})
+    if address is not None:
+        if options.bytes is not None:
+            raise InputError("--bytes: belongs to an index of a folder; a server compares whole keys")
+        remote = open_in_milvus(address)
+        lists, probes = index_in_milvus(remote, config.lists, config.recall, config.neighbours)
+        print(f"{address}: {lists:,} lists, of which a search looks at {probes}")
+        return
+    store = open_folder(folder, "flat")
+    about = make_index(folder, store.manifest, store.keys, config)
+    print(
+        f"{folder}: {about.lists:,} lists, {about.bytes} bytes a key; with {about.probes} lists looked at "
+        f"{100 * about.recall:.1f} % of the {config.neighbours:,} nearest keys are found"
+    )
+
+
+def find_neighbours(options: Options) -> None:
+    """Look for the neighbours of every token of the text, or of what is left of it."""
+    from polyformer.applications.retrieval.neighbours import find
+    from polyformer.applications.retrieval.readers import open_reader
+    from polyformer.applications.retrieval.stores import open_store
+    from polyformer.core.ops.workers import suited
+    from polyformer.data import DataConfig, read
+    from polyformer.data.fingerprint import fingerprint
+
+    for name in ("text", "datastore", "out"):
+        if getattr(options, name) is None:
+            missing = "TEXT" if name == "text" else f"--{name}"
+            raise InputError(f"{missing} is missing; see polyformer datastore --help")
+    assert options.datastore is not None
+    assert options.out is not None
+    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
+    texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
+    files = tuple(fingerprint(data, ("text",)).get("path", ()))
+    reader = open_reader(options.name, options.device)
+    store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
+    neighbours = 4 if options.neighbours is None else options.neighbours
+    with suited(reader.model):
+        about = find(reader, texts, files, store, neighbours, Path(options.out), report)
+    print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
+
+
+def verify_store(options: Options) -> None:
+    """Compare a store, or a part of one, with its checksums."""
+    from polyformer.applications.retrieval.milvus_server import Address
+    from polyformer.applications.retrieval.store import verify
+
+    if Address.of(options.name) is not None:
+        raise InputError(f"{options.name}: a server compares its own checksums; nothing to verify here")
+    manifest = verify(Path(options.name))
+    said = "as they were written" if manifest.block else "all there; it has no checksums to compare them with"
+    print(f"{options.name}: {manifest.count:,} entries, {said}")
+
+
+def report(progress: "Progress") -> None:
+    """How far it is, on standard error."""
+    speed = progress.entries / progress.seconds if progress.seconds else 0.0
+    line = f"{progress.total:,} entries, {speed:,.0f} a second"
+    if progress.model_seconds:
+        line += f", {100 * progress.model_seconds / progress.seconds:.0f} % of the time in the model"
+    print(line, file=sys.stderr)

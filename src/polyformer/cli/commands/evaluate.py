@@ -1,0 +1,241 @@
+"""Evaluate a trained model: print the metrics of its task on validation and test data.
+
+Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are shares from 0 to 1.
+Of a checkpoint, a directory or a GGUF file, the perplexity of --data, read in windows of --length tokens.
+With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
+p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
+was. --tune chooses lambda and temperature on another text, and the store remembers them.
+With --progress DIR what was stopped or killed goes on by the same command (episodes begin again).
+A Decision Transformer is also tried in its environment: returns achieved for those asked, and returns.png.
+Several processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data: the same numbers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.processes import refuse_several, workers
+from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import COUNT
+
+if TYPE_CHECKING:
+    from polyformer.training.recipes.run import Run
+    from polyformer.training.tasks.base import Task
+    from polyformer.training.tasks.workers import Workers
+
+EXAMPLES = """examples:
+  polyformer evaluate runs/demo-1
+  polyformer evaluate runs/sst2 --data reviews.tsv
+  polyformer evaluate model.gguf --data valid.txt --length 2048 --tokens 16384
+  polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
+  polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
+  polyformer evaluate runs/summaries --data articles.tsv --progress evaluations
+  polyformer evaluate runs/xl --memory-length 1024
+  polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
+  polyformer evaluate runs/memorizing --store-size 65536
+  polyformer evaluate runs/dt --returns 100,300,500 --episodes 50
+  polyformer evaluate runs/gtrxl-1 --episode episode.gif
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer evaluate` takes."""
+
+    run: str = argument("folder of a trained run; or a checkpoint of a language model", metavar="RUN")
+    data: str | None = option(
+        "file or directory to measure on (default: validation and test data of the run's recipe)",
+        metavar="PATH",
+    )
+    datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
+    tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
+    lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
+    temperature: float | None = option("with --datastore: of the neighbours' weights (default: as tuned)")
+    neighbours: int | None = option(
+        "with --datastore: how many (default: as tuned, or 1024; with --frozen 4)"
+    )
+    search: Literal["auto", "flat", "index"] | None = option(
+        "with --datastore: by its index, or flat (default: auto)"
+    )
+    length: int | None = option(
+        "of a checkpoint: tokens that it reads at once (default: 512, or what it takes)", metavar="N"
+    )
+    tokens: int | None = option(
+        "of a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)",
+        most=COUNT,
+    )
+    format: str | None = option(
+        "of a checkpoint, or with --datastore: of the texts, if their names do not say"
+    )
+    frozen: str | None = option(
+        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that the store is "
+        "of, by which those of the data are found",
+        metavar="RUN",
+    )
+    memory_length: int | None = option(
+        "tokens that a model with a memory remembers in every layer (default: as it was trained)", metavar="N"
+    )
+    store_size: int | None = option(
+        "tokens that a model with the memory 'memorizing' looks up (default: as it was trained)", metavar="N"
+    )
+    returns: str | None = option(
+        "of a Decision Transformer: ask for these, with commas (default: least, quartiles and largest of the "
+        "training episodes)",
+        metavar="RETURNS",
+    )
+    episodes: int | None = option("of a Decision Transformer: try so many for each return (default: 20)")
+    environment: str | None = option(
+        "of a Decision Transformer: try it in this one of gymnasium's (default: where it was recorded)",
+        metavar="ID",
+    )
+    max_steps: int | None = option("of a Decision Transformer: where an episode is cut", most=COUNT)
+    episode: str | None = option(
+        "of an agent: draw an episode and its attention into this file: .gif, a frame a step, or a sheet",
+        metavar="FILE",
+        output="file",
+    )
+    progress: str | None = option(
+        "keep what is measured in this folder: stopped, the same command goes on from there, with any number "
+        "of processes",
+        metavar="DIR",
+        output="folder",
+    )
+    device: Device = device()
+
+
+ACTING = "returns", "episodes", "environment", "max_steps"
+DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
+CHECKPOINT = "length", "tokens", "format"
+
+
+def run(options: Options) -> None:
+    """Print a table of metrics."""
+    if options.frozen is not None and (options.datastore is None or options.data is None):
+        raise InputError("--frozen: goes with --datastore and --data")
+    if options.datastore is not None:
+        refuse_several("--datastore")
+    if options.progress is not None:
+        for name in ("datastore", "episode"):
+            if getattr(options, name) is not None and options.frozen is None:
+                raise InputError(f"--progress: goes without --{name}")
+    if options.datastore is not None and options.frozen is None:
+        for name in ("memory_length", "store_size", "length"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')}: goes without --datastore")
+        from polyformer.cli.commands.evaluate_datastore import measure
+
+        return measure(options)
+    for name in DATASTORE:
+        searches = options.frozen is not None and name in ("neighbours", "search")
+        if getattr(options, name) is not None and not searches:
+            without = ", and without --frozen" if options.frozen is not None else ""
+            raise InputError(f"--{name.rstrip('_')}: goes with --datastore{without}")
+    with workers(options.device) as shared:
+        if not measure_checkpoint(options, shared):
+            measure_run(options, shared)
+
+
+def measure_run(options: Options, shared: "Workers") -> None:
+    """Print the metrics of a run, whose held-out data the processes share."""
+    from polyformer.cli.commands.evaluate_progress import report, resumable
+    from polyformer.core.ops.workers import suited
+    from polyformer.data import DataConfig, load, read
+    from polyformer.nn.memory.base import set_length
+    from polyformer.nn.memory.memorizing import set_store
+    from polyformer.training.recipes.find import with_data
+    from polyformer.training.recipes.report import table
+    from polyformer.training.recipes.run import Run
+
+    run = Run.open(options.run)
+    acts = refuse_unless_acting(options, run)
+    if options.episode is not None:
+        from polyformer.cli.commands.evaluate_episode import draw
+
+        refuse_several("--episode")
+        return draw(options.episode, run, run.measured(options.device))
+    model, recipe = run.measured(options.device), run.recipe
+    needs = recipe.task.needs
+    files: dict[str, str] = {}
+    own = recipe.task.own_data
+    if own is not None and options.data is not None:
+        raise InputError(f"--data: the task {quote(recipe.task.kind)} makes its own; leave it out")
+    if options.data is None:
+        splits = own or load(recipe.data, needs)
+        parts = {"validation": splits.validation, "test": splits.test}
+    else:
+        data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
+        named = {"validation": data.validation, "test": data.test}
+        parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
+        parts = parts or {options.data: read(data, needs, data.path, "test")}
+        files = {name: named.get(name) or options.data for name in parts}
+    if options.memory_length is not None:
+        set_length(model, options.memory_length)
+    if options.store_size is not None:
+        set_store(model, options.store_size)
+    with suited(model), searched(options, run, files, parts) as task:
+        if options.progress is not None and task.continues and getattr(model, "remembers", False):
+            raise InputError(
+                "--progress: a model that remembers reads its text from the start to the end; leave it out"
+            )
+        settings = [recipe.to_dict(), options.memory_length, options.store_size]
+        shared = resumable(options.progress, shared, model, settings)
+        scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
+    report(shared)
+    if not scores:
+        raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
+    if shared.rank:
+        return
+    print(table(scores))
+    if acts:
+        from polyformer.cli.commands.evaluate_acting import try_out
+
+        try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
+
+
+def measure_checkpoint(options: Options, shared: "Workers") -> bool:
+    """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
+    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.training.recipes.run import is_checkpoint
+
+    folder = Path(options.run)
+    if not is_checkpoint(folder) or (folder.is_dir() and not {*folder.glob(CONFIG), *folder.glob("*.gguf")}):
+        for name in CHECKPOINT:
+            if getattr(options, name) is not None and options.datastore is None:
+                raise InputError(f"--{name}: goes with a checkpoint or with --datastore; leave it out")
+        return False
+    for name in ("frozen", "memory_length", "store_size", *ACTING):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name.rstrip('_').replace('_', '-')}: not for a checkpoint; leave it out")
+    from polyformer.cli.commands.evaluate_checkpoint import measure
+
+    measure(options, shared)
+    return True
+
+
+def refuse_unless_acting(options: Options, run: "Run") -> bool:
+    """Whether the run's task is to act; `InputError` for options of such runs where it is not."""
+    acts = run.recipe.task.kind == "act"
+    for name in ACTING:
+        if not acts and getattr(options, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')}: goes with a run of the task 'act', and {options.run} is one of "
+                f"{quote(run.recipe.task.kind)}"
+            )
+    return acts
+
+
+@contextmanager
+def searched(
+    options: Options, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
+) -> "Iterator[Task]":
+    """The run's task; with --frozen one that reads the neighbours of `parts`, which lie in `files`."""
+    if options.frozen is None:
+        yield run.task
+        return
+    from polyformer.cli.commands.evaluate_neighbours import with_neighbours
+
+    with with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()}) as task:
+        yield task

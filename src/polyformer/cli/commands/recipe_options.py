@@ -1,0 +1,158 @@
+"""The options of `polyformer train`, and the recipe that they describe, as plain data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyformer.cli.commands.options import Device, argument, device, imports, option, recipe_settings
+from polyformer.core.errors import InputError
+from polyformer.core.limits import COUNT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `polyformer train` takes."""
+
+    recipe: str | None = argument(
+        "name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None
+    )
+    data: str | None = option(
+        "what to train on, a file or a directory; or the directory of the files that the recipe names",
+        metavar="PATH",
+    )
+    model: str | None = option("preset to train, instead of the recipe's model", metavar="PRESET")
+    pretrained: str | None = option(
+        "checkpoint to start from, with its tokenizer, instead of the recipe's model", metavar="CHECKPOINT"
+    )
+    pretrained_vectors: str | None = option(
+        "word vectors to begin the token table with, a file of word2vec (text or binary) or GloVe",
+        metavar="FILE",
+    )
+    freeze_vectors: bool = option("with --pretrained-vectors: do not train the token table", False)
+    steps: int | None = option("training steps, updates of the weights (default: the recipe's)", most=COUNT)
+    out: str | None = option(
+        "folder of the new run (default: runs/NAME-NUMBER)", metavar="DIR", output="folder"
+    )
+    resume: str | None = option("continue the run in this folder from its last checkpoint", metavar="DIR")
+    from_step: int | None = option(
+        "with --resume: continue from the checkpoint of step N, and delete later ones", most=COUNT
+    )
+    changed_data: bool = option("with --resume: continue even though the data have changed", False)
+    seed: int | None = option("seed of weights, data order and dropout (default: the recipe's)", most=COUNT)
+    device: Device | None = device(None)
+    stages: int | None = option(
+        "train N stages into subfolders of --out, each with windows and rows twice as long and half "
+        "the learning "
+        "rate; the same command resumes them"
+    )
+    plot: bool = option("draw the training curves into curves.png at the end", False)
+    report: bool = option("write a page that shows the finished run, report.html", False)
+    print: bool = option("print the whole recipe as YAML, and do not train", False)
+    imports: tuple[str, ...] = imports()
+    changes: dict[str, Any] = recipe_settings("--training.clip 0.5; --print shows them all")
+
+
+def recipe_data(options: Options) -> dict[str, Any]:
+    """The recipe of a run to resume, a named or a guessed recipe, with every option applied."""
+    from polyformer.training.recipes.find import absolute
+    from polyformer.training.recipes.recipe import merged, nested
+
+    recipe = _resumed(options) if options.resume is not None else _new(options)
+    for name, value in named_settings(options).items():
+        recipe = merged(recipe, nested(name, value))
+    if options.pretrained is not None:
+        if options.model is not None:
+            raise InputError("--pretrained: a checkpoint is a model already; leave out --model")
+        changed = {} if options.resume is not None else recipe.get("model", {})  # in the checkpoint's model
+        start = merged({"model": changed}, {"model": {"pretrained": options.pretrained}})
+        recipe |= {**start, "tokenizer": {"path": options.pretrained}}
+    if options.pretrained_vectors is not None:
+        path = str(Path(options.pretrained_vectors).absolute())
+        recipe |= {"vectors": {"path": path, "frozen": options.freeze_vectors}}
+    elif options.freeze_vectors:
+        raise InputError("--freeze-vectors: name the vectors by --pretrained-vectors FILE")
+    for name, value in options.changes.items():
+        recipe = merged(recipe, nested(name, value))
+    if isinstance(recipe.get("data"), dict) and not options.print:
+        recipe["data"] = absolute(recipe["data"])
+    return recipe
+
+
+def _resumed(options: Options) -> dict[str, Any]:
+    """The recipe of the run to resume."""
+    from polyformer.training.recipes.find import with_data
+    from polyformer.training.recipes.run import Run
+
+    if options.recipe or options.out:
+        raise InputError("--resume: the run has its own recipe and folder; leave out RECIPE and --out")
+    assert options.resume is not None
+    recipe = Run.open(options.resume).recipe.to_dict()
+    if options.data is not None:
+        recipe["data"] = with_data(recipe.get("data") or {}, options.data)
+    return recipe
+
+
+def _new(options: Options) -> dict[str, Any]:
+    """The recipe that is named, or guessed from --data alone, for a new run."""
+    from polyformer.training.recipes.find import find_recipe, named_files, recipe_names, with_data
+
+    if options.from_step is not None or options.changed_data:
+        flag = "--changed-data" if options.from_step is None else "--from-step"
+        raise InputError(f"{flag}: it says how to resume a run; name the run by --resume")
+    recipe = find_recipe(recipe_name(options), pretrained=options.pretrained is not None)
+    recipe = with_imports(recipe, options.imports)
+    data = recipe.get("data") or {}
+    if options.data is not None:
+        if not data.get("path"):
+            return _guessed(options, recipe)
+        return {**recipe, "data": with_data(data, options.data)}
+    named = named_files(data) and options.recipe in recipe_names()
+    if named and "data.path" not in options.changes and not options.print:
+        raise InputError(f"{options.recipe}: name the directory with its data ({data['path']}) by --data DIR")
+    return recipe
+
+
+def recipe_name(options: Options) -> str:
+    """RECIPE; without it `demo`, or `default` where data, a task or a checkpoint are named."""
+    if options.recipe is not None:
+        return options.recipe
+    other = any(name.startswith("data") or name in ("task", "task.kind") for name in options.changes)
+    return "default" if options.data or options.pretrained or options.resume or other else "demo"
+
+
+def _guessed(options: Options, recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that fits --data; prints what was guessed."""
+    from polyformer.training.engine import is_main
+    from polyformer.training.recipes.guessed import guessed_recipe
+
+    assert options.data is not None
+    settings = {**named_settings(options), **options.changes}
+    guessed, notes = guessed_recipe(options.data, options.recipe, settings, options.pretrained)
+    if is_main():
+        print("".join(f"{'# ' if options.print else ''}{note}\n" for note in notes), end="")
+    return guessed | ({"imports": recipe["imports"]} if "imports" in recipe else {})
+
+
+def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Import what `recipe` names; returns it with `names`, which are imported already, added."""
+    from polyformer.core.config import decode
+    from polyformer.models.plugins import absolute, import_named
+
+    own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
+    for name in own:
+        import_named(name)
+    both = dict.fromkeys(map(absolute, (*own, *names)))
+    return {**recipe, "imports": list(both)} if both else recipe
+
+
+def named_settings(options: Options) -> dict[str, Any]:
+    """The options that stand for a setting of the recipe, by the dotted name of that setting."""
+    settings = {
+        "model": options.model,
+        "training.steps": options.steps,
+        "seed": options.seed,
+        "training.engine.device": options.device,
+        "training.reporting.curves": options.plot or None,
+        "training.reporting.report": options.report or None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,117 @@
+"""The pictures of `polyformer show`: drawn into a file, or as text as wide as the terminal."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.parsing import parse_yaml
+
+if TYPE_CHECKING:
+    from polyformer.attention.patterns.base import Pattern
+
+LENGTH, BLOCK, HEADS = 64, 16, 4
+LONGEST, FULLEST = 1024, 0.6
+"""Without --length, the length doubles until a pattern has at most the share `FULLEST` of all pairs."""
+
+FORMATS = ".png", ".svg"
+
+
+def show_pattern(
+    expression: str | None,
+    *,
+    length: int | None = None,
+    heads: int = HEADS,
+    causal: bool = False,
+    block: int = BLOCK,
+    layer: int = 0,
+    out: str | None = None,
+) -> None:
+    """Print or draw the mask of a pattern, its block-sparse layout and the number of keys per query."""
+    import polyformer.attention.mechanisms  # noqa: F401, the patterns must be known
+    from polyformer.attention.patterns.base import Pattern
+    from polyformer.cli.plots.characters import characters, pattern_text
+    from polyformer.cli.plots.pattern import pictures
+    from polyformer.cli.plots.pattern_figure import draw_pattern
+    from polyformer.core.sequence.context import Context
+
+    if expression is None:
+        raise InputError(
+            "show pattern: name one, such as 'Window(8) | Global(2)'; see `polyformer list pattern`"
+        )
+    path = output_file(out)
+    pattern = Pattern.from_text(expression)
+    length = sparse_length(pattern, causal, layer) if length is None else length
+    context = Context(length, length, causal=causal)
+    panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
+    if path:
+        draw_pattern(panels, path)
+        print(f"Drawn in {path}")
+    else:
+        print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
+
+
+def sparse_length(pattern: "Pattern", causal: bool, layer: int) -> int:
+    """The first length at which the mask is sparse (see `FULLEST`), else `LENGTH`."""
+    from polyformer.cli.plots.pattern import pictures
+    from polyformer.core.sequence.context import Context
+
+    length = LENGTH
+    while length <= LONGEST:
+        [picture, *_] = pictures(pattern, Context(length, length, causal=causal), heads=1, layers=(layer,))
+        pairs = length * (length + 1) / 2 if causal else length**2
+        if picture.mask.sum() <= FULLEST * pairs:
+            return length
+        length *= 2
+    return LENGTH
+
+
+def show_position(
+    scheme: str | None,
+    *,
+    length: int = LENGTH,
+    heads: int = HEADS,
+    causal: bool = False,
+    block: int | None = None,
+    layer: int | None = None,
+    out: str | None = None,
+) -> None:
+    """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
+    from polyformer.attention.positions import PositionConfig
+    from polyformer.cli.plots.characters import characters
+    from polyformer.cli.plots.position import position_picture
+    from polyformer.cli.plots.position_figure import draw_position
+    from polyformer.cli.plots.position_text import position_text
+
+    if scheme is None:
+        raise InputError("show position: name one, such as 'alibi'; see `polyformer list position`")
+    for name, value in (("block", block), ("layer", layer)):
+        if value is not None:
+            raise InputError(f"--{name}: belongs to `show pattern`, not to a position scheme")
+    path = output_file(out)
+    picture = position_picture(PositionConfig.from_dict(as_data(scheme), "position"), length, heads, causal)
+    if path:
+        draw_position(picture, path)
+        print(f"Drawn in {path}")
+    else:
+        print(position_text(picture, columns(), characters(sys.stdout.encoding)))
+
+
+def as_data(text: str) -> object:
+    """YAML as data."""
+    return parse_yaml(text, "position", "; expected a kind, or a mapping in YAML")
+
+
+def output_file(out: str | None) -> Path | None:
+    """The file to draw into; raises `InputError` for an unknown format."""
+    if out is None:
+        return None
+    if Path(out).suffix.lower() not in FORMATS:
+        raise unknown(f"format of --out {quote(out)}", Path(out).suffix, FORMATS)
+    return Path(out)
+
+
+def columns() -> int:
+    """How wide the terminal is; 80 where there is none."""
+    return shutil.get_terminal_size().columns

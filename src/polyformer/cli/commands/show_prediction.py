@@ -1,0 +1,125 @@
+"""`show MODEL --mesh ...`: memory and traffic of each process of a training, predicted."""
+
+from typing import TYPE_CHECKING, Any
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.units import size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from polyformer.models.architectures import AnyConfig
+    from polyformer.models.config import ModelConfig
+    from polyformer.training.distributed.predict import Prediction, Setting
+
+USUAL = 2048
+"""Tokens of a text where none is said and the model takes any number."""
+
+
+def is_recipe(name: str) -> bool:
+    """Whether `name` is that of a recipe's file."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def show_prediction(config: "AnyConfig | None", options: Any) -> None:
+    """Print the prediction for a model of `config`; None: of the recipe that `options` name.
+
+    A recipe says what is not said on the command line: its batches, precision and optimizer.
+    """
+    from rich.console import Console
+
+    from polyformer.models.config import ModelConfig, longest
+    from polyformer.training.distributed.predict import Setting, parse_mesh, predict
+
+    name = options.subject
+    recipe = read_recipe(name) if config is None else None
+    config = recipe["model"] if recipe is not None else config
+    if not isinstance(config, ModelConfig):
+        raise InputError(f"{name}: not a model of texts, of which memory and traffic are predicted")
+    limit = longest(config)
+    length = options.length or (recipe or {}).get("length") or limit or USUAL
+    if limit is not None and length > limit:
+        raise InputError(f"--length: {name} takes {limit} tokens at most, got {length}")
+    settings = {
+        name: value for name, value in (recipe or {}).items() if name in ("half", "passes", "optimizer")
+    }
+    if options.precision is not None:
+        settings["half"] = options.precision == "bf16"
+    if options.accumulate is not None:
+        settings["passes"] = options.accumulate
+    batch = options.batch or max((recipe or {}).get("batch_tokens", 0) // length, 1)
+    mesh = parse_mesh(options.mesh)
+    settings.setdefault("passes", mesh.pipeline)
+    setting = Setting(mesh=mesh, batch=batch, length=length, **settings)
+    console = Console(width=100, highlight=False)
+    for part in report(name, config, setting, predict(config, setting)):
+        console.print(part)
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """What of a recipe's file a prediction reads."""
+    from polyformer.training.recipes.find import find_recipe
+    from polyformer.training.recipes.recipe import Recipe
+
+    recipe = Recipe.from_dict(find_recipe(name))
+    kind = recipe.optimizer.kind
+    if kind == "sgd" and not getattr(recipe.optimizer, "momentum", 0):
+        kind = "sgd without momentum"
+    return {
+        "model": recipe.model_config(),
+        "length": getattr(recipe.task, "row_length", None) or getattr(recipe.task, "max_length", None),
+        "batch_tokens": getattr(recipe.task, "batch_tokens", 0),
+        "half": recipe.training.engine.precision != "no",
+        "passes": recipe.training.accumulate,
+        "optimizer": kind,
+    }
+
+
+def report(
+    name: str, config: "ModelConfig", setting: "Setting", prediction: "Prediction"
+) -> "list[str | Table]":
+    """Lines and tables: what is trained how, memory, traffic."""
+    from rich.table import Table
+
+    mesh = (
+        " x ".join(f"{way} {number}" for way, number in setting.sizes.items() if number > 1) or "one process"
+    )
+    precision = "products in bf16, weights float32" if setting.half else "float32"
+    lines = [
+        f"{name} on {setting.world:,} GPUs: {mesh}; {precision}; {setting.optimizer}",
+        f"a step: {setting.passes} x {setting.batch} texts of {setting.length:,} tokens for each of "
+        f"{setting.sizes['data'] * setting.sizes['shard']:,} batches, {setting.tokens:,} tokens in all",
+    ]
+    if setting.sizes["pipeline"] > 1:
+        lines.append(f"of the processes along the pipeline, number {prediction.stage + 1} needs most")
+    memory = Table(title="memory of a process", title_justify="left")
+    for heading in ("what", "activations kept", "layers computed again"):
+        memory.add_column(heading, justify="left" if heading == "what" else "right")
+    kept = prediction.memory
+    for what in ("parameters", "gradients", "optimizer"):
+        memory.add_row(what, *2 * [size(getattr(kept, what))])
+    if kept.gathered:
+        memory.add_row("gathered weights (shard)", *2 * [size(kept.gathered)])
+    memory.add_row("activations", size(kept.activations), size(kept.recomputed), end_section=True)
+    memory.add_row("sum", size(kept.total(again=False)), size(kept.total(again=True)))
+    traffic = Table(title="sent by a process in a step (as much is received)", title_justify="left")
+    for heading in ("along", "what", "activations kept", "layers computed again"):
+        traffic.add_column(heading, justify="right" if "a" in heading[:2] and heading != "along" else "left")
+    for row, again in zip(prediction.exchanges, prediction.exchanges_again):
+        traffic.add_row(row.dimension, row.what, size(row.sent), size(again.sent))
+    return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
+
+
+def check(options: Any) -> None:
+    """Raises `InputError` for options that go with --mesh alone, or that a prediction does not take."""
+    if options.mesh is None:
+        for name in ("batch", "accumulate", "precision"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name}: goes with --mesh, such as --mesh data=8,shard=8")
+        return
+    for name in ("heads", "causal", "block", "layer", "out"):
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to --mesh")
+    for name in ("batch", "accumulate", "length"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise InputError(f"--{name}: expected 1 or more, got {quote(getattr(options, name))}")

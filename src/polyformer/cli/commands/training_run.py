@@ -1,0 +1,107 @@
+"""A training from the command line: its folder, what an interrupt prints, and what the end prints."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyformer.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyformer.training.recipes import Recipe
+    from polyformer.training.recipes.fit import Fitted
+
+
+def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **how: Any) -> "Fitted":
+    """Train in the folder `out` or `resume`, by default a new one named after `name`; `how`: see `fit`.
+
+    After a signal it exits with status 128 + the signal's number, as is usual.
+    """
+    from polyformer.core.launcher import world
+    from polyformer.training.recipes.fit import fit
+    from polyformer.training.recipes.run import choose_device, new_folder
+    from polyformer.training.recipes.stages import fit_stages
+    from polyformer.training.signals import Interrupted
+
+    choose_device(recipe.training.engine.device)
+    path = resume or out
+    if path is None and world() > 1:
+        raise InputError("--out: with several processes, name the folder of the run")
+    folder = Path(path) if path else new_folder(Path(name).stem)
+    try:
+        if "stages" in how:
+            return fit_stages(recipe, folder, how["stages"])[-1]
+        return fit(recipe, folder, resume=resume is not None, **how)
+    except Interrupted as error:
+        way = (
+            f"the same command and --out {folder}"
+            if "stages" in how
+            else f"polyformer train --resume {folder}"
+        )
+        print(f"polyformer: {error}; go on with: {way}", file=sys.stderr)
+        raise SystemExit(128 + error.signal) from None
+    except KeyboardInterrupt:
+        way = (
+            f"; go on with: polyformer train --resume {folder}"
+            if any(folder.glob("checkpoints/step-*"))
+            else ""
+        )
+        print(f"\npolyformer: interrupted{way}", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only if nothing was written
+
+
+def conclude(fitted: Any, seed: int) -> None:
+    """Print the metrics, beside baselines where there are some, a sample of the model, and the folder."""
+    from polyformer.training.recipes.report import baselines, sample, table
+    from polyformer.training.recipes.sheet import image_baselines
+    from polyformer.training.tasks import Acting, ImageModelling, LanguageModelling
+
+    rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
+    others: list[tuple[str, dict[str, float]]] = []
+    if isinstance(fitted.task, LanguageModelling):
+        others = baselines(fitted.task, fitted.splits)
+    elif isinstance(fitted.task, ImageModelling):
+        others = image_baselines(fitted.task, fitted.splits)
+    if others:
+        fitted.run.record(baselines=dict(others))
+        rows = others + rows
+    if rows:
+        print(f"\n{table(rows)}")
+    if isinstance(fitted.task, LanguageModelling):
+        print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
+    if isinstance(fitted.task, ImageModelling):
+        print(f"\n{draw_images(fitted, seed)}")
+    if isinstance(fitted.task, Acting) and fitted.task.config.environment is not None:
+        print(f"\n{try_out_if_possible(fitted)}")
+    print(f"\nSaved in {fitted.run.folder}")
+    if fitted.run.recipe.training.reporting.report:
+        from polyformer.cli.plots.report import write_report
+
+        print(f"Report: {write_report(fitted.run)}")
+
+
+def try_out_if_possible(fitted: Any) -> str:
+    """A Decision Transformer in its environment: the returns it achieves, in lines of text, or why not."""
+    from polyformer.cli.commands.evaluate_acting import tried
+
+    try:
+        text, results = tried(fitted.run, fitted.model.eval())
+    except InputError as error:  # the environment is not here; the run is complete without it
+        return f"Not tried in its environment: {error}"
+    fitted.run.record(achieved={f"{asked:.6g}": returns for asked, returns in results.items()})
+    return text
+
+
+def draw_images(fitted: Any, seed: int) -> str:
+    """Draw completed images into the run's folder; returns a line that says where, or why not."""
+    from polyformer.training.recipes.sheet import write_sheet
+
+    path = fitted.run.folder / "images.png"
+    try:
+        write_sheet(path, fitted.task, fitted.model, fitted.splits, seed)
+    except InputError as error:  # matplotlib is missing; the run is complete without it
+        return f"No sheet of images: {error}"
+    return f"Held-out images, their upper halves, and these completed: {path}"

@@ -1,0 +1,190 @@
+"""Makes the tables and pictures of the documentation: `python -m polyformer.cli.documentation [--check]`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.config import Config
+from polyformer.core.limits import limit_table
+from polyformer.core.registry import in_package
+from polyformer.models.presets import MODELS, create_model
+
+ROOT = Path(__file__).parents[3]
+README, SECURITY = "README.md", "SECURITY.md"
+DOCS = ROOT / "docs"
+PICTURES = "patterns", "positions"
+
+FAMILIES = ("models.architectures", "training.tasks", "training")
+"""What must be imported for every family of configurations to be known."""
+
+
+class Member(NamedTuple):
+    """A registered class, with the axis that it stands on and the name that it is written by."""
+
+    axis: str
+    name: str
+    cls: type[Config] | type[Pattern]
+
+
+def members() -> Iterator[Member]:
+    """Every registered member, users' own among them."""
+    for package in FAMILIES:
+        importlib.import_module(f"polyformer.{package}")
+    for family in sorted(Config.__subclasses__(), key=lambda config: config.__name__):
+        for kind, member in sorted(family.kinds.items()):
+            yield Member(family.__name__.removesuffix("Config"), kind, member)
+    for name, pattern in sorted(Pattern.registry.items()):
+        yield Member("Pattern", name, pattern)
+
+
+def sentence(thing: object) -> str:
+    """The first sentence of a docstring, without line breaks."""
+    text = " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+    return text if text.endswith(".") or not text else text + "."
+
+
+def member_table() -> str:
+    """The members of this package as a Markdown table."""
+    lines = ["| axis | name | what | source |", "|---|---|---|---|"]
+    lines += [
+        f"| {axis} | {_linked(axis, name)} | {_cell(sentence(member))} | {member.paper} |"
+        for axis, name, member in members()
+        if in_package(member)
+    ]
+    return "\n".join(lines)
+
+
+def _linked(axis: str, name: str) -> str:
+    """A name, with a link to its page where docs/members has that."""
+    page = f"members/{axis.lower()}/{name}.md"
+    return f"[`{name}`]({page})" if (DOCS / page).is_file() else f"`{name}`"
+
+
+def preset_table() -> str:
+    """The presets with their exact parameter counts."""
+    lines = ["| preset | parameters | what |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {parameters(name):,} | {_cell(sentence(MODELS[name]))} |" for name in MODELS.names()
+    ]
+    return "\n".join(lines)
+
+
+def parameters(preset: str) -> int:
+    """How many a preset has, made on the `meta` device."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in create_model(preset).parameters())
+
+
+def family_table() -> str:
+    """The families of public checkpoints: what loads, and what is refused by name."""
+    from polyformer.models.checkpoints import FAMILIES
+
+    lines = [
+        "| model_type | source | objective | classes | sizes (parameters) | only with |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sorted(FAMILIES):
+        family = FAMILIES[name]
+        classes = ", ".join(f"`{family.class_prefix}{task}`" for task in family.tasks)
+        sizes = ", ".join(f"`{size}` ({parameters(size):,})" for size in family.sizes)
+        required = ", ".join(f"`{option}={value!r}`" for option, value in family.required.items())
+        lines.append(f"| `{name}` | {family.paper} | {family.objective} | {classes} | {sizes} | {required} |")
+    return "\n".join(lines)
+
+
+def architecture_table() -> str:
+    """The architectures of transformers that are tested with our attention."""
+    from polyformer.models.attached.architectures import ARCHITECTURES
+
+    lines = [
+        "| architecture | class | kind | windows of its own | more than a mask |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(ARCHITECTURES, key=lambda row: (row.kind, row.name)):
+        windows = "yes" if row.window is not None else ""
+        lines.append(f"| {row.name} | `{row.model}` | {row.kind} | {windows} | {row.features} |")
+    return "\n".join(lines)
+
+
+def verified() -> str:
+    """The version of transformers that the families are tested against."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    return next(f"transformers {pin.partition('==')[2]}" for pin in pins if pin.startswith("transformers=="))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+TABLES = {
+    "members": member_table,
+    "presets": preset_table,
+    "families": family_table,
+    "architectures": architecture_table,
+    "limits": limit_table,
+    "verified": verified,
+}
+
+
+def generated(text: str) -> str:
+    """`text` with what stands between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    for name, make in TABLES.items():
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if start in text and end in text:
+            head, rest = text.split(start, 1)
+            text = f"{head}{start}\n{make()}\n{end}{rest.split(end, 1)[1]}"
+    return text
+
+
+def files() -> dict[Path, str]:
+    """Every file with generated parts, as it should be."""
+    from polyformer.cli.plots.pages import pages
+
+    whole = {DOCS / name: text for name, text in pages().items()}
+    partial = [
+        path for path in [ROOT / README, ROOT / SECURITY, *sorted(DOCS.glob("*.md"))] if path not in whole
+    ]
+    return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | whole
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the generated parts; with `--check` list what is stale (status 1) and write nothing."""
+    check = parsed(arguments, __doc__ or "")
+    wanted = files()
+    stale = update(wanted, check)
+    gone = [
+        path for folder in PICTURES for path in sorted((DOCS / folder).glob("*.svg")) if path not in wanted
+    ]
+    for path in gone:
+        print(f"{path.relative_to(ROOT)}: {'of no member; run `make docs`' if check else 'removed'}")
+        if not check:
+            path.unlink()
+    return 1 if check and (stale or gone) else 0
+
+
+def parsed(arguments: list[str] | None, description: str) -> bool:
+    """Return whether the command line has `--check`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="list what is stale and write nothing")
+    return parser.parse_args(arguments).check
+
+
+def update(wanted: dict[Path, str], check: bool) -> list[Path]:
+    """Write the files whose text differs, or with `check` only list them; return their paths."""
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Pictures as text: half blocks and shades, never wider than the terminal.
+
+A character is about twice as high as wide. If the picture fits, a character represents two queries and one
+key and shows both pairs; otherwise it represents 2s queries and s keys, and its shade shows how many pairs
+are set.
+"""
+
+import dataclasses
+import textwrap
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.cli.plots.pattern import FULL, SKIPPED, PatternPicture, labels, span
+
+LEAST = 16
+"""The number of columns below which a picture loses its margins."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters:
+    """The characters: `halves`: none, upper, lower, both; `shades`: none to all; `work`: skipped, full,
+    masked.
+    """
+
+    halves: str = " ▀▄█"
+    shades: str = " ░▒▓█"
+    work: str = "·█▒"
+
+
+BLOCKS = Characters()
+ASCII = Characters(halves=" '.:", shades=" .:*#", work=".#+")
+
+
+def characters(encoding: str | None) -> Characters:
+    """Return the characters that a terminal of this encoding can show."""
+    try:
+        "".join(dataclasses.astuple(Characters())).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return Characters()
+
+
+def pattern_text(panels: list[PatternPicture], width: int, signs: Characters = BLOCKS) -> str:
+    """Return the mask, the layout and the counts of every panel, in lines of at most `width` characters."""
+    lines: list[str] = []
+    for panel, label in zip(panels, labels(panels)):
+        place = Margins(panel.counts, panel.mask.shape[1], width)
+        lines += wrapped(f"{panel.text}{': ' + label if label else ''}", width)
+        lines += wrapped(panel.summary(), width)
+        size = f"one character: {2 * place.step} queries x {place.step} keys; right: keys per query"
+        lines += [
+            "",
+            *wrapped(f"mask ({size})", width),
+            *place.beside(mask_cells(panel.mask, place.step, signs)),
+        ]
+        skipped, full, masked = signs.work
+        legend = f"layout ({full} computed in full, {masked} with a mask, {skipped} skipped)"
+        lines += ["", *wrapped(legend, width), *place.beside(work_cells(panel.work, place.step, signs)), ""]
+    return "\n".join(line.rstrip() for line in lines[:-1])
+
+
+class Margins:
+    """The number of keys per character, and the margins left (queries) and right (counts) of the picture."""
+
+    def __init__(self, counts: list[int], keys: int, width: int):
+        self.counts = counts
+        self.left, self.right = len(str(len(counts) - 1)) + 1, len(span(counts)) + 1
+        if width - self.left - self.right < LEAST:
+            self.left = self.right = 0
+        self.step = max(1, -(-keys // max(1, width - self.left - self.right)))
+
+    def beside(self, cells: list[str]) -> list[str]:
+        """Return the lines of a picture with their margins."""
+        if not self.left:
+            return cells
+        rows = 2 * self.step
+        return [
+            f"{i * rows:>{self.left - 1}} {line} {span(self.counts[i * rows : (i + 1) * rows])}"
+            for i, line in enumerate(cells)
+        ]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return words in lines; a word longer than a line is cut."""
+    return textwrap.wrap(text, max(1, width))
+
+
+def mask_cells(mask: Tensor, step: int, signs: Characters) -> list[str]:
+    """Return a bool picture in characters of `2 * step` rows and `step` columns."""
+    if step > 1:
+        return shades(mask.double(), step, signs)
+    rows = F.pad(mask.int(), (0, 0, 0, mask.shape[0] % 2))
+    return _lines(rows[::2] + 2 * rows[1::2], lambda value: signs.halves[int(value)])
+
+
+def work_cells(work: Tensor, step: int, signs: Characters) -> list[str]:
+    """Return a layout in characters of the same size; a character with several kinds is shown as masked."""
+    skipped, full = (reduced((work == state).double(), step) for state in (SKIPPED, FULL))
+    kinds = (skipped < 1).int() * 2 - (full == 1).int()
+    return _lines(kinds, lambda value: signs.work[int(value)])
+
+
+def shades(values: Tensor, step: int, signs: Characters) -> list[str]:
+    """Return values from 0 to 1 in such characters; a value above 0 is never blank, and only 1 is solid."""
+    last = len(signs.shades) - 1
+
+    def shade(value: float) -> str:
+        return signs.shades[0 if value <= 0 else last if value >= 1 else 1 + int(value * (last - 1))]
+
+    return _lines(reduced(values, step), shade)
+
+
+def reduced(values: Tensor, step: int) -> Tensor:
+    """Return means over cells of `2 * step` rows and `step` columns; cells at the edges may be incomplete."""
+    return F.avg_pool2d(values[None], (2 * step, step), ceil_mode=True, count_include_pad=False)[0]
+
+
+def _lines(cells: Tensor, sign: Callable[[float], str]) -> list[str]:
+    return ["".join(map(sign, row)) for row in cells.tolist()]

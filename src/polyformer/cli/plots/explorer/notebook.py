@@ -1,0 +1,155 @@
+"""The explorer in Python: a page for a model and its input, to show in a notebook or save to a file."""
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
+from polyformer.cli.plots.explorer.other_images import OtherImages, part_for
+from polyformer.cli.plots.explorer.other_texts import OtherTexts
+from polyformer.cli.plots.explorer.own_images import OwnImages
+from polyformer.cli.plots.explorer.own_patches import OwnPatches
+from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.core.errors import InputError
+from polyformer.core.files import write_output
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.models.architectures import Transformer, VisionTransformer
+from polyformer.models.attached.loading import load_by_transformers
+
+HEIGHT = 780
+"""The height of a page within a notebook, in CSS pixels."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explorer:
+    """A page, which a notebook's cell shows in a frame without access to anything outside."""
+
+    html: str
+    height: int = HEIGHT
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file; an existing file is replaced atomically."""
+        write_output(path, self.html.encode())
+
+    def _repr_html_(self) -> str:
+        frame = f"width: 100%; height: {self.height}px; border: 0"
+        content = html.escape(self.html, quote=True)
+        return (
+            f'<iframe sandbox="allow-scripts" title="Attention" style="{frame}" srcdoc="{content}"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<Explorer: a page of {len(self.html) / 1e6:.1f} MB; save(path) writes it>"
+
+
+def explore(
+    model: nn.Module,
+    what: Any,
+    *,
+    against: Any = None,
+    tokenizer: Any = None,
+    title: str = "Attention explorer",
+    megabytes: float = MEGABYTES,
+    **options: Any,
+) -> Explorer:
+    """Return the page of `model`, a model of ours or of transformers', and its input.
+
+    Args:
+        what: a text; token ids, a list or a tensor [T] or [1, T], or a mapping with `input_ids` and for an
+            encoder-decoder `decoder_input_ids`; an image, uint8 [H, W] or [H, W, 1 or 3] or Pillow's; or a
+            `Reading`.
+        against: another model, or another input, to compare with.
+        tokenizer: the tokenizer of texts; for a vision model its image processor. By
+            default it is loaded from the folder of the model.
+        megabytes: the largest size of the page (see `page_of`).
+        options: for texts `target`; for texts and models of ours also `generate` and `segment`, as in
+            `polyformer explore`.
+
+    Raises `InputError` for an input that the model cannot read, and if a tokenizer is required but missing.
+    """
+    readings = [reading(model, what, tokenizer, options)]
+    if isinstance(against, nn.Module):
+        readings.append(reading(against, what, tokenizer, options, "against"))
+    elif against is not None:
+        readings.append(reading(model, against, tokenizer, options, "against"))
+    return Explorer(page_of(*readings, title=title, megabytes=megabytes))
+
+
+def reading(
+    model: nn.Module, what: Any, tokenizer: Any, options: Mapping[str, Any], name: str = "model"
+) -> Reading:
+    """Return the reading for the page; see `explore`."""
+    if isinstance(what, Reading):
+        return what
+    own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
+    pixels = _pixels(what)
+    sees = next((part for part in model.modules() if isinstance(part, VisionTransformer)), None)
+    if sees is not None and pixels is None:
+        raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
+    if sees is not None and pixels is not None:
+        return OwnPatches(name, sees).of_pixels(pixels)
+    part = model if own is not None else part_for(model, pixels is not None)
+    if pixels is not None:
+        if own is not None:
+            return OwnImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
+        return OtherImages(name, part, tokenizer or _theirs(model, "AutoImageProcessor")).of_pixels(pixels)
+    if isinstance(what, Mapping):
+        what, target = what.get("input_ids"), what.get("decoder_input_ids")
+        options = {**options, **({} if target is None else {"target": _ids(target)})}
+    if tokenizer is None:
+        needed = isinstance(what, str)
+        tokenizer = _theirs(model, "AutoTokenizer", needed) if own is None else _ours(own)
+    texts: Any = OtherTexts(name, part, tokenizer) if own is None else OwnTexts(name, own, tokenizer)
+    return texts.of_text(what, **options) if isinstance(what, str) else texts.of_ids(_ids(what), **options)
+
+
+def _pixels(what: Any) -> np.ndarray | None:
+    """Return an image as an array; None for anything else."""
+    if isinstance(what, np.ndarray):
+        return what if what.dtype == np.uint8 and what.ndim in (2, 3) else None
+    if hasattr(what, "getbands"):  # Pillow's
+        return np.asarray(what.convert("L" if len(what.getbands()) == 1 else "RGB"))
+    return None
+
+
+def _ids(what: Any) -> list[int]:
+    """Return token ids as a list."""
+    if isinstance(what, Tensor | np.ndarray):
+        what = what.tolist()
+    if isinstance(what, Sequence) and len(what) == 1 and isinstance(what[0], Sequence):
+        what = what[0]
+    if not isinstance(what, Sequence) or not what or not all(isinstance(number, int) for number in what):
+        raise InputError(
+            "what: expected a text, the ids of one row of tokens, or an image in uint8, got "
+            f"{type(what).__name__}"
+        )
+    return list(what)
+
+
+def _ours(model: Transformer) -> Any:
+    """Return the tokenizer in the folder of a model; None if there is no folder or no tokenizer."""
+    if model.folder is None:
+        return None
+    try:
+        return load_tokenizer(model.folder)
+    except InputError:
+        return None
+
+
+def _theirs(model: Any, kind: str, needed: bool = True) -> Any:
+    """Return the tokenizer or image processor next to the weights of a model of transformers."""
+    folder = getattr(model, "name_or_path", None)
+    try:
+        if not folder:
+            raise InputError("the model was loaded from no folder that holds one")
+        return load_by_transformers(kind, folder)
+    except InputError as error:
+        if not needed:
+            return None
+        raise InputError(f"tokenizer: {error}; give tokenizer=...") from error

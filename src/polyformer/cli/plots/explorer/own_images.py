@@ -1,0 +1,64 @@
+"""Images that an image model of ours reads, as readings: a token for each level of each pixel."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import torch
+
+from polyformer.cli.plots.explorer.reading import Picture, Reading
+from polyformer.core.errors import InputError
+from polyformer.data.images import GREYS, quantised
+from polyformer.models.architectures import Transformer
+from polyformer.training.tasks.image import by, shapes
+
+COLOURS = " red", " green", " blue"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnImages:
+    """A reader of images with a `model` of the task `image` with `levels` levels per colour."""
+
+    name: str
+    model: Transformer
+    levels: int
+
+    def of_pixels(self, pixels: np.ndarray) -> Reading:
+        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], after the start token."""
+        pixels = image(pixels)
+        height, width, channels = pixels.shape
+        size = (height, width) if channels == 1 else (height, width, channels)
+        for shape in shapes(self.model.config):
+            if (shape[:-1] if shape[2:] == (1,) else shape) != size:
+                raise InputError(f"image: this model reads images of {by(shape)}, got one of {by(size)}")
+        levels = quantised(pixels.tobytes(), self.levels)
+        ids = torch.from_numpy(np.concatenate([[self.levels], levels])).unsqueeze(0)
+        colours = COLOURS if channels == 3 else ("",)
+        names = [
+            f"row {row} col {column}{colour}"
+            for row, column, colour in itertools.product(range(height), range(width), colours)
+        ]
+        seen = (levels * (GREYS - 1) // (self.levels - 1)).astype(np.uint8).reshape(pixels.shape)
+        return Reading(
+            name=self.name,
+            model=self.model,
+            inputs={"input_ids": ids.to(next(self.model.parameters()).device)},
+            tokens={"decoder": ["start", *names]},
+            picture=Picture(pixels=seen, first=1, tokens=channels),
+        )
+
+
+def image(pixels: np.ndarray) -> np.ndarray:
+    """Return an image with or without a channel axis as [H, W, 1 or 3]; raises `InputError` otherwise."""
+    pixels = np.asarray(pixels)
+    channels = (*pixels.shape, 1)[2:3]
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim not in (2, 3)
+        or channels not in [(1,), (3,)]
+        or not pixels.size
+    ):
+        raise InputError(
+            f"image: expected uint8 [H, W] or [H, W, 1 or 3], got {pixels.dtype} {list(pixels.shape)}"
+        )
+    return pixels.reshape(*pixels.shape[:2], *channels)

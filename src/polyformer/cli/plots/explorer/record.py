@@ -1,0 +1,219 @@
+"""The calls of attention in one forward pass of a model, recorded by hooks without effect on its numbers."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.observed import observed
+from polyformer.attention.functional.request import Request
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention, SoftmaxConfig
+from polyformer.cli.plots.explorer.calls import Call
+from polyformer.cli.plots.explorer.reading import run_alone
+from polyformer.cli.plots.explorer.windows import Windows
+from polyformer.core.errors import InputError
+from polyformer.core.marks import Mark, Said, SlotKeys, marked
+from polyformer.core.ops.softmax import recorded
+from polyformer.models.architectures import Transformer, VisionTransformer
+from polyformer.models.attached.find import Layer, attention_layers
+from polyformer.nn.depth.recording import recorded_depths
+from polyformer.nn.stack.global_projections import GLOBAL
+
+IMPLEMENTATION = "polyformer"
+"""The implementation in transformers that runs `attend`."""
+
+
+@torch.no_grad()
+def recorded_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
+    """Return every call of attention, in order, while `model` reads `inputs` (one row) in evaluation mode.
+
+    model: a model of ours, wrapped for transformers or not, or a model of transformers. Raises `InputError`
+    for a model that does not dispatch through `AttentionInterface`.
+    """
+    training = model.training
+    model.eval()
+    try:
+        kinds = Transformer, VisionTransformer
+        own = next((part for part in model.modules() if isinstance(part, kinds)), None)
+        return _of_theirs(model, inputs) if own is None else _of_ours(model, own, inputs)
+    finally:
+        model.train(training)
+
+
+def _of_ours(
+    model: nn.Module, own: Transformer | VisionTransformer, inputs: Mapping[str, Tensor]
+) -> list[Call]:
+    calls: list[Call] = []
+    beside: list[_FeedForwardHooks] = []
+    with contextlib.ExitStack() as stack:
+        requests = stack.enter_context(observed())
+        depths = stack.enter_context(recorded_depths())
+        marks = stack.enter_context(marked())
+        for side, module in (("encoder", own.encoder), ("decoder", getattr(own, "decoder", None))):
+            if module is None:
+                continue
+            rest = _FeedForwardHooks(side=side, requests=requests, calls=calls, marks=marks)
+            beside.append(rest)
+            for layer in dict.fromkeys(module.sequence):  # layers of a group share one module
+                stack.enter_context(hooked(layer.feedforward, rest.before, rest.after))
+                kinds = {side: (layer.attention, module.mechanism)}
+                if layer.cross_attention is not None:
+                    kinds["encoder"] = (layer.cross_attention, module.mechanism.cross())
+                for keys, (attention, config) in kinds.items():
+                    hooks = _Hooks(
+                        side=side, keys=keys, config=config, requests=requests, calls=calls, marks=marks
+                    )
+                    stack.enter_context(hooked(attention.mechanism, hooks.before, hooks.after))
+                    stack.enter_context(hooked(attention, None, hooks.rest))
+        model(**inputs)
+    for call in calls:
+        for rest in beside:
+            if call.stack == call.keys == rest.side:
+                call.marks.extend(rest.of_layers[call.layer] if call.layer < len(rest.of_layers) else [])
+        call.marks.extend(Mark("layers run", each[:, None].long(), "queries") for each in depths)
+    return calls
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Watching:
+    """Hooks around a module that add to `calls` its requests to `attend`, and the marks of its tokens."""
+
+    requests: list[Request]
+    calls: list[Call]
+    marks: list[Said] = dataclasses.field(default_factory=list)
+    begun: int = 0
+    said: int = 0
+
+    def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Record where the module's own requests and marks begin."""
+        self.begun, self.said = len(self.requests), len(self.marks)
+
+    @property
+    def own(self) -> list[Request]:
+        """The requests since the module was called."""
+        return self.requests[self.begun :]
+
+    def new_marks(self) -> list[Said]:
+        """Return the marks since the module was called, or since the last call of this method."""
+        new, self.said = self.marks[self.said :], len(self.marks)
+        return new
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Hooks(_Watching):
+    """Hooks that add every call of a mechanism of ours; its layer is the number of earlier such calls."""
+
+    side: str
+    keys: str
+    config: MechanismConfig
+
+    def after(self, mechanism: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Add the call."""
+        q, k, v, context, state, position = arguments
+        layer = sum((call.stack, call.keys) == (self.side, self.keys) for call in self.calls)
+        config = self.config.at(layer)
+        pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
+        text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
+        slots = next((said.tokens[0] for said in marks if isinstance(said, SlotKeys)), None)
+        call = Call(self.side, self.keys, layer, config.kind, text, marks=marks, slots=slots)
+        # If the only request has the call's own context, the mechanism is softmax attention to its tokens.
+        softmax = isinstance(mechanism, SoftmaxAttention) or slots is not None
+        if len(self.own) == 1 and (softmax or self.own[0].context is context):
+            self.calls.append(dataclasses.replace(call, request=self.own[0]))
+            return
+
+        def mix(values: Tensor) -> Tensor:
+            return mechanism.forward(q, k, values, context, state, position)[0]
+
+        def weights() -> Tensor:
+            with recorded() as records:
+                mechanism.forward(q, k, v, context, state, position)
+            return records[-1][0]
+
+        if slots is not None:
+            self.calls.append(dataclasses.replace(call, weights=weights, values=v))
+        else:
+            self.calls.append(dataclasses.replace(call, mix=mix, values=v))
+
+    def rest(self, attention: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Add to the call the computations of its heads outside the mechanism."""
+        call = self.calls[-1]
+        call.marks.extend(self.new_marks())
+        marks = [said for said in call.marks if isinstance(said, Mark)]
+        flags = next((mark.values for mark in marks if mark.name == GLOBAL), None)
+        if flags is not None and call.request is not None and len(self.own) == 2:
+            rows = (flags[0, 0] >= 0).nonzero().flatten()
+            self.calls[-1] = dataclasses.replace(call, projected=(rows, self.own[1]))
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _FeedForwardHooks(_Watching):
+    """Hooks that collect the marks of a stack's feed-forward layers, by layer."""
+
+    side: str
+    of_layers: list[list[Said]] = dataclasses.field(default_factory=list)
+
+    def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Add the marks of the next layer."""
+        self.of_layers.append(self.new_marks())
+
+
+@contextlib.contextmanager
+def hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
+    """Call both hooks around every call of `module` within the context; `before` may be None."""
+    handles = [module.register_forward_hook(after)]
+    if before is not None:
+        handles.append(module.register_forward_pre_hook(before))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
+    layers = attention_layers(model)
+    if not layers:
+        raise InputError(
+            f"model: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
+            "convert it with 'polyformer convert', or take another"
+        )
+    import polyformer.models.transformers_attention  # noqa: F401  registers the implementation
+
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    calls: list[Call] = []
+    try:
+        with contextlib.ExitStack() as stack, observed() as requests, marked() as marks:
+            windows = Windows(model)
+            stack.enter_context(windows.watched())
+            for layer in layers:
+                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls, marks=marks, windows=windows)
+                stack.enter_context(hooked(layer.module, hooks.before, hooks.after))
+            run_alone(model, inputs)
+    finally:
+        model.set_attn_implementation(implementation)
+    return calls
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _TheirHooks(_Watching):
+    """Hooks that add the call of `attend` by a layer of transformers."""
+
+    layer: Layer
+    windows: Windows
+
+    def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Add the call; a layer belongs to a decoder if its attention is causal or to another sequence."""
+        marks = self.new_marks()
+        for request in self.own:
+            if self.layer.module in self.windows.layers:
+                self.calls.append(self.windows.call(self.layer, request))
+                continue
+            own = "decoder" if request.context.causal or self.layer.cross else "encoder"
+            keys = "encoder" if self.layer.cross else own
+            self.calls.append(Call(own, keys, self.layer.index, "softmax", request=request, marks=marks))

@@ -1,0 +1,155 @@
+"""A pattern as data to draw: the mask, the computed parts of the layout, and the keys of each query."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import MaskMod, Pattern
+from polyformer.attention.patterns.implied import implied
+from polyformer.attention.patterns.layout import Layout, count
+from polyformer.attention.patterns.user_defined import as_pattern
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+
+LIMIT = 4096
+"""The most tokens: a picture is dense."""
+
+MOST_HEADS = 64
+ROWS = 256  # queries per call of the mask function: its indices require eight bytes per pair
+
+SKIPPED, FULL, MASKED = 0, 1, 2
+"""The treatment of a pair by the layout: none; a score; a score that may then be masked."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatternPicture:
+    """The picture of a pattern for the heads `heads` of one layer.
+
+    Args:
+        text: the pattern as an expression.
+        mask: [Tq, Tk] bool, whether the query (down) sees the key (across).
+        work: [Tq, Tk] uint8, `SKIPPED`, `FULL` or `MASKED`.
+    """
+
+    text: str
+    layer: int
+    heads: tuple[int, ...]
+    mask: Tensor
+    work: Tensor
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of keys that each query sees."""
+        return self.mask.sum(-1).tolist()
+
+    @property
+    def density(self) -> float:
+        """The share of all pairs that is allowed."""
+        return share(self.mask)
+
+    def summary(self) -> str:
+        """Return the numbers in a sentence."""
+        counts, computed = self.counts, share(self.work != SKIPPED)
+        return (
+            f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. "
+            f"Density {100 * self.density:.3g} %. "
+            f"The layout computes {100 * computed:.3g} % of the scores, "
+            f"{100 * share(self.work == FULL):.3g} % of them all without a mask."
+        )
+
+
+def pictures(
+    pattern: Pattern | MaskMod | str,
+    context: Context,
+    *,
+    block: int = 16,
+    heads: int = 4,
+    layers: tuple[int, ...] = (0,),
+) -> list[PatternPicture]:
+    """Return a picture for each group of heads with the same mask and layout, in each of the layers.
+
+    `context` has one batch row and its own limits count too. The layout has rows of `block` queries.
+    Raises `InputError` for sizes that cannot be drawn.
+    """
+    check("length", max(context.q_len, context.kv_len), LIMIT)
+    check("block", block, None)
+    check("heads", heads, MOST_HEADS)
+    pattern = as_pattern(pattern)
+    panels: list[PatternPicture] = []
+    for layer in layers:
+        if layer < 0:
+            raise InputError(f"layer: layers count from 0, got {layer}")
+        own: list[PatternPicture] = []
+        for head in range(heads):
+            _join(own, _picture(pattern, context, block, layer, head))
+        panels += own
+    return panels
+
+
+def check(name: str, value: int, most: int | None) -> None:
+    """Raise `InputError` unless 1 <= value <= most."""
+    if value < 1 or (most is not None and value > most):
+        expected = "1 or more" if most is None else f"1 to {most}"
+        raise InputError(f"{name}: expected {expected}, got {value}")
+
+
+def span(numbers: list[int]) -> str:
+    """Return the least and the greatest number: "3" or "3-9"."""
+    least, greatest = min(numbers), max(numbers)
+    return str(least) if least == greatest else f"{least}-{greatest}"
+
+
+def share(flags: Tensor) -> float:
+    """Return the share of true flags."""
+    return int(flags.sum()) / flags.numel()
+
+
+def labels(panels: list[PatternPicture]) -> list[str]:
+    """Return the labels of the panels: their layers, if there are several, and their heads."""
+    layers, names = {panel.layer for panel in panels}, []
+    for panel in panels:
+        words = [f"layer {panel.layer}"] if len(layers) > 1 else []
+        if sum(other.layer == panel.layer for other in panels) > 1:
+            plural = "s" if len(panel.heads) > 1 else ""
+            words.append(f"head{plural} {', '.join(map(str, panel.heads))}")
+        names.append(", ".join(words))
+    return names
+
+
+def _join(own: list[PatternPicture], panel: PatternPicture) -> None:
+    """Add `panel` to the pictures of its layer, or its head to an equal picture."""
+    for index, other in enumerate(own):
+        if torch.equal(other.mask, panel.mask) and torch.equal(other.work, panel.work):
+            own[index] = dataclasses.replace(other, heads=other.heads + panel.heads)
+            return
+    own.append(panel)
+
+
+def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: int) -> PatternPicture:
+    here, limits = pattern.layer_pattern(layer), implied(context)
+    whole = here if limits is None else here & limits
+    work = painted(whole.head_pattern(head).layout(context, block), context)
+    return PatternPicture(here.to_text(), layer, (head,), dense(whole, context, head), work)
+
+
+def dense(pattern: Pattern, context: Context, head: int) -> Tensor:
+    """Return the mask of one head, [Tq, Tk] bool."""
+    mask = torch.empty(context.q_len, context.kv_len, dtype=torch.bool)
+    b, h = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.full((1, 1, 1, 1), head)
+    kv_idx = torch.arange(context.kv_len)
+    for start in range(0, context.q_len, ROWS):
+        q_idx = torch.arange(start, min(start + ROWS, context.q_len)).view(-1, 1)
+        mask[start : start + ROWS] = pattern.mask(context, b, h, q_idx, kv_idx).view(len(q_idx), -1)
+    return mask
+
+
+def painted(layout: Layout, context: Context) -> Tensor:
+    """Return the treatment of each pair by the rows of a layout, [Tq, Tk] uint8."""
+    work = torch.full((context.q_len, context.kv_len), SKIPPED, dtype=torch.uint8)
+    for row in layout:
+        assert count(row.keys.full) <= count(row.keys.some)
+        for state, intervals in ((MASKED, row.keys.some), (FULL, row.keys.full)):
+            for start, stop in intervals:
+                work[row.start : row.stop, start:stop] = state
+    return work

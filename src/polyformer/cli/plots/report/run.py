@@ -1,0 +1,218 @@
+"""`write_report`: all results of a finished run, collected from its folder into one page."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+from polyformer.attention.patterns import Full
+from polyformer.attention.patterns.base import Pattern
+from polyformer.cli.plots.gallery import gallery_svg
+from polyformer.cli.plots.pattern import pictures
+from polyformer.cli.plots.report.attention_maps import attention_maps, attention_view, highlighted
+from polyformer.cli.plots.report.charts import Series, bar_chart, line_chart
+from polyformer.cli.plots.report.mistakes import mistakes
+from polyformer.cli.plots.report.page import asset, details, figure, page, section, table, tiles
+from polyformer.cli.plots.report.scaling import HEAD_SIZE, HEADS, WINDOW, Growth, measure_growth
+from polyformer.cli.plots.svg import pattern_svg
+from polyformer.cli.plots.tree import parameters, tree
+from polyformer.core.files import atomic_write
+from polyformer.core.sequence.context import Context
+from polyformer.data import read
+from polyformer.models.architectures import Transformer, VisionTransformer
+from polyformer.models.generation import GenerationConfig, SamplingConfig
+from polyformer.training.curves import series
+from polyformer.training.metrics import read_metrics
+from polyformer.training.recipes.report import number
+from polyformer.training.recipes.run import Run
+from polyformer.training.tasks import LanguageModelling
+
+REPORT = "report.html"
+
+TEMPERATURES = (0.4, 0.7, 1.0)
+DRAWN = 48
+"""The number of tokens in the picture of the model's own pattern."""
+
+
+def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] | None = None) -> Path:
+    """Write the report of `run` to `path`, by default into its folder, and return the path.
+
+    A section is omitted if the run has no data for it: samples are drawn from language models, attention is
+    shown for encoders and decoders that read text. `growth`: the result of `measure_growth`, measured again
+    by default (a few seconds).
+    """
+    path = run.folder / REPORT if path is None else Path(path)
+    model = run.model("cpu")
+    samples = draw_samples(run, model)
+    shown = samples[0][1] if samples else first_text(run)
+    maps = attention_maps(model, run.tokenizer, shown) if shown else None
+    sections = [summary(run, model), comparison(run), curves(run), mistakes(run, model)]
+    if samples:
+        text = "What the model writes by itself, from cautious to bold. Blue is the prompt."
+        blocks = [
+            f"<h3>temperature {t}</h3>{highlighted(prompt, all_[len(prompt) :])}"
+            for t, all_, prompt in samples
+        ]
+        sections.append(section("Samples", text, *blocks))
+    if maps is not None:
+        text = (
+            "A square for each head: the query down, the key across, dark where the query attends. Choose a "
+            "head, then hover over a token or move with the arrow keys: what the token attends to is shaded."
+        )
+        sections.append(section("Attention", text, attention_view(maps)))
+    sections += [patterns(model), scaling(measure_growth() if growth is None else growth), parts(run, model)]
+    title = f"polyformer: the run {run.folder.resolve().name}"
+    script = asset("attention.js") if maps is not None else ""
+    atomic_write(path, page(title, described(run), list(filter(None, sections)), script).encode())
+    return path
+
+
+def described(run: Run) -> str:
+    """Return the run in a line: its data, and the library."""
+    data, versions = run.recipe.data, run.facts.get("versions", {})
+    source = "the default text" if data.path is None else data.path
+    recipe, torch = run.recipe, versions.get("torch", "?")
+    return f"task {recipe.task.kind}, trained on {source}, seed {recipe.seed}, torch {torch}"
+
+
+def first_text(run: Run) -> str:
+    """Return a text from the run's training data, for a task that reads texts."""
+    column = next((name for name in run.recipe.task.needs if name in ("text", "source", "context")), None)
+    if column is None or not run.recipe.task.tokenized:
+        return ""
+    row: Any = next(iter(read(run.recipe.data, run.recipe.task.needs, run.recipe.data.path)))
+    return row[column]
+
+
+def draw_samples(run: Run, model: Transformer) -> list[tuple[float, str, str]]:
+    """Return (temperature, whole text, prompt) by temperature; none for a model that is no language model."""
+    task = run.task
+    if not isinstance(task, LanguageModelling):
+        return []
+    prompt = task.config.prompt
+    room = max(1, model.config.max_position_embeddings - len(task.start(prompt)))
+    samples = []
+    for temperature in TEMPERATURES:
+        drawing = SamplingConfig(do_sample=True, temperature=temperature, top_p=0.95, seed=run.recipe.seed)
+        config = GenerationConfig(max_new_tokens=min(200, room), sampling=drawing)
+        samples.append((temperature, prompt + task.generate(model, prompt, config)[0], prompt))
+    return samples
+
+
+def summary(run: Run, model: Transformer) -> str:
+    """Return the numbers at the top of the page."""
+    facts, rows = run.facts, read_metrics(run.folder)
+    seconds = next((row["seconds"] for row in reversed(rows) if row.get("seconds")), 0.0) or 0.0
+    training = run.recipe.training
+    numbers = [
+        ("parameters", f"{parameters(model):,}", f"{run.recipe.model.preset or 'own configuration'}"),
+        ("updates", f"{facts.get('steps', training.steps):,}", f"{run.recipe.optimizer.kind} optimizer"),
+        ("training", f"{seconds:.0f} s", "wall-clock time, evaluations included"),
+    ]
+    for split, metrics in facts.get("metrics", {}).items():
+        best = run.task.best
+        numbers += [(name.replace("_", " "), number(metrics[name]), f"on {split} data") for name in (best,)]
+        if "perplexity" in metrics:
+            numbers.append(("perplexity", number(metrics["perplexity"]), f"a token, on {split} data"))
+    return tiles(numbers)
+
+
+def comparison(run: Run) -> str:
+    """Return the model compared with its baselines on the same held-out data, as bars and as a table."""
+    scores = run.facts.get("metrics", {})
+    rows = {**run.facts.get("baselines", {})}
+    rows |= {f"this model, {split}": metrics for split, metrics in scores.items()}
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for metrics in rows.values() for name in metrics))
+    cells = {
+        title: [number(metrics[name]) if name in metrics else "" for name in names]
+        for title, metrics in rows.items()
+    }
+    parts = [table("", [name.replace("_", " ") for name in names], cells)]
+    name = "bits_per_byte" if all("bits_per_byte" in metrics for metrics in rows.values()) else "loss"
+    if run.facts.get("baselines") and all(name in metrics for metrics in rows.values()):
+        bars = [(title, metrics[name]) for title, metrics in rows.items()]
+        label = f"{name.replace('_', ' ')}: " + ", ".join(f"{title} {number(value)}" for title, value in bars)
+        parts.insert(0, figure(bar_chart(label, bars, number), f"{name.replace('_', ' ')}; less is better"))
+    text = "On the same held-out text, which none of them has read, in the same tokens."
+    return section("Beside baselines", text, *parts)
+
+
+def curves(run: Run) -> str:
+    """Return the loss in training and in validation, with the baselines as levels."""
+    rows = read_metrics(run.folder)
+    lines = [
+        Series(title, list(zip(*series(rows, name))))
+        for title, name in (("training", "loss"), ("validation", "valid_loss"))
+    ]
+    if not any(line.points for line in lines):
+        return ""
+    for title, metrics in run.facts.get("baselines", {}).items():
+        if "loss" in metrics:
+            lines.append(Series(title, [(0.0, metrics["loss"])], level=True))
+    ends = [
+        f"{line.name} ends at {line.points[-1][1]:.4g}" for line in lines if line.points and not line.level
+    ]
+    label = f"loss by step: {'; '.join(ends)}"
+    chart = line_chart(label, lines, "step", "loss")
+    return section("Learning", "Less is better. Point at a dot for its value.", figure(chart))
+
+
+def patterns(model: Transformer) -> str:
+    """Return the attended pairs of this model, and of other patterns that the library computes."""
+    stack = getattr(model, "decoder", None) or model.encoder
+    assert stack is not None
+    parts = []
+    own = getattr(stack.mechanism.at(0), "pattern", None) or Full()
+    if isinstance(own, Pattern):
+        is_causal = getattr(model, "decoder", None) is not None
+        context = seen_context(model, is_causal)
+        panels = pictures(own, context, block=8)
+        causal = " and causal" if is_causal else ""
+        caption = f"This model, first layer: {own.to_text()}{causal}. {panels[0].summary()}"
+        parts.append(figure(pattern_svg(panels), caption, "pictures"))
+    parts.append(
+        figure(
+            gallery_svg(), "Ten patterns that attention is computed in, white where it is not.", "pictures"
+        )
+    )
+    text = "A query is a row, a key a column. Light blue is computed with a mask, grey is masked out."
+    return section("Patterns", text, *parts)
+
+
+def seen_context(model: Any, is_causal: bool) -> Context:
+    """Return the context for the picture of the model's own pattern: its image, or some tokens of a text."""
+    if isinstance(model, VisionTransformer):
+        image = model.config.image(*model.config.image_size)
+        return Context(image.length, image.length, image=image)
+    return Context(DRAWN, DRAWN, causal=is_causal)
+
+
+def scaling(growth: list[Growth]) -> str:
+    """Return the time by length of dense and of windowed attention, on this machine."""
+    lines = [Series(item.name, list(zip(map(float, item.lengths), item.milliseconds))) for item in growth]
+    last = ", ".join(f"{item.name} {item.milliseconds[-1]:.3g} ms" for item in growth)
+    label = f"milliseconds by length, both logarithmic; at {growth[0].lengths[-1]} tokens: {last}"
+    columns = [f"{item.name}, {unit}" for item in growth for unit in ("ms", "scores")]
+    rows = {
+        f"{length:,} tokens": [
+            cell for item in growth for cell in (f"{item.milliseconds[i]:.3g}", f"{item.scores[i]:,}")
+        ]
+        for i, length in enumerate(growth[0].lengths)
+    }
+    text = (
+        f"A forward pass of causal attention, {HEADS} heads of {HEAD_SIZE}, measured when this page was "
+        f"written: to all tokens before, and to the last {WINDOW}. Twice the text costs 4 or 2 times."
+    )
+    chart = line_chart(label, lines, "tokens", "milliseconds", log=True)
+    return section("Cost of attention", text, figure(chart), details("The numbers", table("", columns, rows)))
+
+
+def parts(run: Run, model: Transformer) -> str:
+    """Return the model's modules and the recipe, to read and to repeat."""
+    return section(
+        "Model and recipe",
+        "The same recipe trains the same model again.",
+        details("Modules and their parameters", f"<pre>{html.escape(tree(model))}</pre>"),
+        details("Recipe", f"<pre>{html.escape(run.recipe.to_yaml())}</pre>"),
+    )

@@ -1,0 +1,268 @@
+"""Cross-entropy of a linear layer's output without storing all logits.
+
+The loss over a vocabulary of V is the only place with a tensor [tokens, V]. Here the tokens are processed in
+chunks: the logits of a chunk give its loss and, if needed, the gradients of the hidden states and of the
+weights; then the logits are freed. Memory: one chunk; products: the usual three. Second-order gradients
+(`create_graph=True`) need the logits of all labelled tokens at once.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from polyformer.core.labels import IGNORED, check_labels
+from polyformer.core.ops.linear import input_gradient, linear, weight_gradient
+from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.product_ways import ROW_STEP
+from polyformer.core.ops.second_order import WHOLE, refuse_second_order
+
+CHUNK_ENTRIES = 1 << 25
+"""The most logits in memory, 128 MiB in float32, or twice the number of weights if that is more.
+
+The gradient of the weights is in memory anyway. The limit depends on memory only, not on the processor.
+"""
+
+
+class Rows(Protocol):
+    """The `vocab` rows of weight and bias, divided among processes with the same hidden states and labels.
+
+    Each process has at most `most` of the rows: `polyformer.training.distributed.vocabulary`.
+    """
+
+    vocab: int
+    most: int
+
+    def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the index of each of `ids` among the local rows (0 if it is not local), and whether it is
+        local.
+        """
+        ...
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Return the elementwise maximum of all processes' x, in the memory of x."""
+        ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of all processes' x, in the memory of x."""
+        ...
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    rows: Rows | None = None,
+) -> Tensor:
+    """Return the mean cross-entropy of softmax(hidden weight^T + bias) over the labelled tokens.
+
+    Args:
+        hidden: [..., E]. weight: [V, E]. bias: [V] or None.
+        labels: [...] in 0..V-1, or -100 for tokens without a label. Without any labels the loss is 0.
+        smoothing: probability mass spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
+        rows: set if weight and bias are these rows of the whole vocabulary, divided among processes.
+
+    Raises:
+        InputError: labels of another shape, or outside the vocabulary.
+    """
+    check_labels(labels, hidden.shape[:-1], len(weight) if rows is None else rows.vocab)
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    tokens = None
+    if not torch.compiler.is_compiling():  # a masked language model predicts only one token in seven
+        tokens = (labels != IGNORED).nonzero().squeeze(1)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, tokens, smoothing, rows)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        tokens: Tensor | None,
+        smoothing: float,
+        rows: Rows | None,
+    ) -> Tensor:
+        """Return -sum_t log softmax(hidden_t weight^T + bias)[label_t] / count; compute its gradients too."""
+        inputs = hidden, weight, bias, labels  # for second-order gradients
+        wanted = [tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
+        with without_autocast(hidden):
+            count = (labels != IGNORED).sum().clamp_min(1)
+            ctx.tokens, ctx.shape, ctx.rows = tokens, hidden.shape, rows  # type: ignore[attr-defined]
+            if tokens is not None:
+                hidden, labels = _selected(hidden, labels, tokens)
+            total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted, rows)
+        ctx.smoothing = smoothing  # type: ignore[attr-defined]
+        ctx.save_for_backward(count, *gradients, *inputs)  # type: ignore[arg-type] - None is fine
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]  # type: ignore[attr-defined]
+        return total / count
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return grad_x = grad / count * (the gradient of the sum, computed by `forward`) for each x."""
+        count, *saved = ctx.saved_tensors  # type: ignore[attr-defined]
+        gradients, inputs = saved[:3], saved[3:]
+        tokens: Tensor | None = ctx.tokens  # type: ignore[attr-defined]
+        rows: Rows | None = ctx.rows  # type: ignore[attr-defined]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if rows is not None:
+                refuse_second_order("a vocabulary divided among processes", WHOLE)
+            again = _differentiable(*inputs, tokens, ctx.smoothing, grad / count)  # type: ignore[attr-defined]
+            return *again, None, None, None, None
+        # Divide by the count only here, together with the factor of a scaled loss: float16 underflows at
+        # 6e-8.
+        factor = grad / count
+        dtypes = ctx.dtypes  # type: ignore[attr-defined]
+        scaled = [
+            None if gradient is None else _scaled(gradient, factor).to(dtype)
+            for gradient, dtype in zip(gradients, dtypes)
+        ]
+        if scaled[0] is not None and rows is not None:  # so far only from this process's logits
+            scaled[0] = rows.total(scaled[0])
+        if scaled[0] is not None and tokens is not None:
+            zeros = scaled[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]
+            scaled[0] = zeros.index_copy_(0, tokens, scaled[0][: len(tokens)])
+        return scaled[0], scaled[1], scaled[2], None, None, None, None
+
+
+def _differentiable(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    tokens: Tensor | None,
+    smoothing: float,
+    factor: Tensor,
+) -> list[Tensor | None]:
+    """Return differentiable gradients of hidden, weight and bias, from all logits at once."""
+    # Views are separate inputs, even if the weight was computed from the hidden states.
+    views = [None if x is None else x.view_as(x) for x in (hidden, weight, bias)]
+    x, matrix, offset = views
+    assert x is not None
+    assert matrix is not None
+    if tokens is not None:
+        x, labels = x.index_select(0, tokens), labels.index_select(0, tokens)
+    with without_autocast(x):
+        logits = F.linear(x, matrix.to(x.dtype)).to(factor.dtype)
+        logits = logits if offset is None else logits + offset
+        total = F.cross_entropy(
+            logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+        )
+    wanted = [view for view in views if view is not None and view.requires_grad]
+    gradients = iter(torch.autograd.grad(total, wanted, factor, create_graph=True))
+    return [next(gradients) if view is not None and view.requires_grad else None for view in views]
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Return gradient * factor; in place, unless another backward pass needs the graph (`retain_graph`)."""
+    wide = gradient.to(factor.dtype)
+    if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():  # type: ignore[attr-defined]
+        return wide * factor
+    return wide.mul_(factor)
+
+
+def _selected(hidden: Tensor, labels: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the selected tokens, padded with unlabelled tokens to a multiple of `ROW_STEP`.
+
+    Otherwise the products would pad the logits, which are far wider.
+    """
+    missing = -len(tokens) % ROW_STEP if len(tokens) > ROW_STEP and hidden.device.type == "cpu" else 0
+    hidden, labels = hidden.index_select(0, tokens), labels.index_select(0, tokens)
+    return F.pad(hidden, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=IGNORED)
+
+
+def _chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    wanted: list[bool],
+    rows: Rows | None,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the summed loss, and its gradients with respect to hidden, weight and bias if wanted."""
+    loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+    grad_weight = grad_bias = None
+    matrix = weight.to(hidden.dtype)
+    height = len(weight) if rows is None else rows.most  # for equal numbers of chunks in all processes
+    for part, label, run in _parts(hidden, labels, height, weight.shape[1]):
+        logits = linear(part, matrix).to(loss.dtype)
+        if bias is not None:
+            logits += bias
+        total, slope = _chunk(logits, label, smoothing, any(wanted), rows)
+        loss += total
+        if slope is None:
+            continue
+        slope = slope.to(hidden.dtype)
+        if grad_hidden is not None:
+            grad_hidden[run] = input_gradient(slope, matrix)
+        if wanted[1]:
+            grad_weight = _sum(grad_weight, weight_gradient(slope, part).to(loss.dtype))
+        if wanted[2]:
+            grad_bias = _sum(grad_bias, slope.sum(0).to(loss.dtype))
+    return loss, [grad_hidden, grad_weight, grad_bias]
+
+
+def _parts(hidden: Tensor, labels: Tensor, vocab: int, width: int) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Yield equal runs of the tokens, at least one: their hidden states, labels and slice."""
+    most = max(CHUNK_ENTRIES // vocab, 2 * width, 1)
+    rows = -(-len(hidden) // -(-len(hidden) // most)) if len(hidden) else 1
+    if rows > ROW_STEP:
+        rows += -rows % ROW_STEP
+    for start in range(0, max(len(hidden), 1), rows):
+        run = slice(start, start + rows)
+        yield hidden[run], labels[run], run
+
+
+def _sum(total: Tensor | None, term: Tensor) -> Tensor:
+    """Return the running sum plus one term."""
+    return term if total is None else total.add_(term)
+
+
+def _chunk(
+    logits: Tensor, labels: Tensor, smoothing: float, gradient: bool, rows: Rows | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the summed loss of one chunk and its gradient by the logits, for all tokens or for `rows`."""
+    labelled = labels != IGNORED
+    place, here = (labels.masked_fill(~labelled, 0), labelled) if rows is None else rows.places(labels)
+    index, vocab = place.unsqueeze(1), logits.shape[1] if rows is None else rows.vocab
+    wanted = (1 - smoothing) * logits.gather(1, index).squeeze(1).masked_fill(~here, 0.0)
+    if smoothing:
+        wanted += smoothing * (logits.sum(1) / vocab)
+    if rows is not None:
+        lse, wanted, slope = _over_processes(logits, wanted, rows)
+    elif gradient:  # the softmax takes one pass, and its largest entry gives the sum too
+        largest = logits.amax(1)
+        in_place = logits.is_cpu and not torch.compiler.is_compiling()  # rows are read first
+        slope = torch.softmax(logits, 1, out=logits if in_place else None)
+        lse = largest - slope.amax(1).log()
+    else:
+        slope, lse = None, logits.logsumexp(1)
+    total = (lse - wanted).masked_fill(~labelled, 0.0).sum()
+    if slope is None or not gradient:
+        return total, None
+    slope.scatter_add_(1, index, here.unsqueeze(1).to(slope.dtype).mul_(smoothing - 1))
+    if smoothing:
+        slope -= smoothing / vocab
+    if torch.compiler.is_compiling():
+        return total, slope.mul_(labelled.unsqueeze(1))
+    return total, slope.index_fill_(0, (~labelled).nonzero().squeeze(1), 0.0)
+
+
+def _over_processes(logits: Tensor, wanted: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-sum-exp and the label logits over all processes, [n] each, and the local softmax [n, v].
+
+    logits: the local logits [n, v], which are overwritten. wanted: the local part of the label logits.
+    """
+    largest = rows.largest(logits.amax(1))
+    powers = logits.sub_(largest.unsqueeze(1)).exp_()
+    sums, wanted = rows.total(torch.stack([powers.sum(1), wanted]))
+    return largest + sums.log(), wanted, powers.div_(sums.unsqueeze(1))

@@ -1,0 +1,207 @@
+"""The linear layer, computed by the library that is fastest on this processor (`product_ways`)."""
+
+import contextvars
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.ops import product_ways
+from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.precision import as_written
+from polyformer.core.ops.product_ways import BLAS, PLAIN, PRODUCTS, Ways, onednn_product
+
+M = TypeVar("M", bound=nn.Module)
+
+ONEDNN_BUILT = torch.backends.mkldnn.is_available()
+
+SMALL = 1 << 20
+"""Up to this number of multiplications, choosing a library costs more than it saves: either takes about 10
+microseconds.
+"""
+
+
+class Reader(Protocol):
+    """An object that computes products outside autograd while it is set:
+    `polyformer.core.ops.packed_weights`.
+    """
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the same as the function `linear`."""
+        ...
+
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
+        """Compute the same as the function `linears`."""
+        ...
+
+    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+        """Compute the same as the function `activated`."""
+        ...
+
+
+reader: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader", default=None)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]."""
+    if torch.compiler.is_compiling():  # a graph serves all sizes
+        return F.linear(x, weight, bias)
+    other = reader.get()
+    if other is not None and not torch.is_grad_enabled():
+        return other.linear(x, weight, bias)
+    ways = _ways(x, weight)
+    if ways == PLAIN:
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return _Linear.apply(x, weight, bias, ways)
+    return F.linear(x, weight, bias) if ways.forward == BLAS else onednn_linear(x, weight, bias)
+
+
+def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
+    """Return the outputs of several layers for the same x; in one product inside
+    `PackedWeights` or for int8.
+    """
+    together = getattr(layers[0], "together", None)
+    joint = None if together is None else together(x, layers)
+    if joint is not None:
+        return joint
+    other = None if torch.compiler.is_compiling() else reader.get()
+    if other is None or torch.is_grad_enabled():
+        return [layer(x) for layer in layers]
+    return other.linears(x, layers)
+
+
+def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+    """Return the activation, given by name, of layer(x); inside `PackedWeights` in one step."""
+    other = None if torch.compiler.is_compiling() else reader.get()
+    if other is None or torch.is_grad_enabled():
+        return ACTIVATIONS[activation](layer(x))
+    return other.activated(x, layer, activation)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiable."""
+    if not onednn_takes(grad, weight):
+        return grad @ weight
+    ways = PRODUCTS().ways(len(grad), weight.shape[1], weight.shape[0])
+    return product_ways.grad_input(grad, weight, ways.grad_input)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Return grad [N, O] transposed times x [N, I], the gradient of a layer's weight: [O, I]; not
+    differentiable.
+    """
+    if not onednn_takes(grad, x):
+        return grad.T @ x
+    return product_ways.grad_weight(grad, x, PRODUCTS().ways(len(x), x.shape[1], grad.shape[1]).grad_weight)
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `linear` with oneDNN, outside autograd; see `onednn_takes`."""
+    return shaped(onednn_product(x.reshape(-1, x.shape[-1]), weight, bias), x)
+
+
+def shaped(rows: Tensor, x: Tensor) -> Tensor:
+    """Return rows [N, O] in the leading shape of x [..., I].
+
+    Not a view for autograd: a view returned from a custom function must not be changed in place, and nothing
+    else refers to these rows.
+    """
+    return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
+
+
+def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether oneDNN may compute this product of `dtype`: eager, on a CPU, outside autocast and
+    torch.func.
+    """
+    return (
+        x.dtype == weight.dtype == dtype
+        and x.is_cpu
+        and weight.is_cpu
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None  # torch.jit.trace cannot record these operations
+        and ONEDNN_BUILT
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and x.numel() > 0
+    )
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Return whether oneDNN may compute this product and is the faster library for it."""
+    return _ways(x, weight).forward != BLAS
+
+
+def _ways(x: Tensor, weight: Tensor) -> Ways:
+    if x.numel() * weight.shape[0] <= SMALL or not onednn_takes(x, weight):
+        return PLAIN
+    return PRODUCTS().layer_ways(x, weight)
+
+
+class _Linear(torch.autograd.Function):
+    """The same product with its two gradients, each by the library that is fastest for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
+        """Return y = x weight^T + bias."""
+        ctx.save_for_backward(x, weight)
+        ctx.ways = ways
+        return shaped(product_ways.forward(x.reshape(-1, x.shape[-1]), weight, bias, ways.forward), x)
+
+    @staticmethod
+    @as_written
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return grad_x = grad weight, grad_weight = sum_rows grad^T x and grad_bias = sum_rows grad."""
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        ways: Ways = PLAIN if torch.is_grad_enabled() else ctx.ways  # oneDNN's are not differentiable
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        return (
+            product_ways.grad_input(rows, weight, ways.grad_input).view_as(x) if for_x else None,
+            product_ways.grad_weight(rows, inputs, ways.grad_weight) if for_weight else None,
+            rows.sum(0) if for_bias else None,
+            None,
+        )
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` computed by the function `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
+        return linear(input, self.weight, self.bias)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
+            warnings.warn(
+                "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
+                "quantise polyformer.core.ops.linear.as_torch(model)",
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)  # type: ignore[arg-type]
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
+    """Return whether the layer is this module's `Linear`, without hooks."""
+    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+class ExactLinear(Linear):
+    """A linear layer that stays in floating point in an int8 model: few numbers with a large effect."""
+
+
+def as_torch(model: M) -> M:
+    """Return a copy of the model with `torch.nn.Linear` as linear layers, for tools that
+    require this type.
+    """
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if type(module) in (Linear, ExactLinear):
+            module.__class__ = nn.Linear  # type: ignore[assignment]
+    return copied

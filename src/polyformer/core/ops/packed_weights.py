@@ -1,0 +1,243 @@
+"""Packed copies of weights for loops that read them repeatedly, such as decoding."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.huge_pages import use_huge_pages
+from polyformer.core.ops.linear import by_onednn, is_plain, onednn_linear, onednn_takes, reader
+from polyformer.core.ops.product_ways import ROW_STEP
+
+PACKED_LIMIT = 2 << 30
+"""The most bytes of packed copies per model."""
+
+SMALL_WEIGHT = 1 << 16
+"""The largest weight without a copy: its product takes less than the 10 microseconds that a oneDNN call
+costs.
+
+A loop reads larger weights from memory, where a packed copy is the fastest.
+"""
+
+RUN = 1021
+"""The number of words in each checksum that detects changes of a weight.
+
+A prime, so that runs end at different places in every row: exchanged rows, columns or heads change the sums
+too.
+"""
+
+FUSED: dict[str, tuple[str, str | None]] = {
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "sigmoid": ("sigmoid", ""),
+    "tanh": ("tanh", ""),
+}
+"""Activations that oneDNN fuses with a product: its names and variants."""
+
+
+class Copies:
+    """Copies of weights in oneDNN's memory layout, which it reads up to twice as fast for few rows.
+
+    A copy costs its weight's memory and the time of about twenty products. The owner of this object keeps the
+    copies alive, and must call `drop_changed` before weights that may have changed are read again.
+    """
+
+    def __init__(self, limit: int = PACKED_LIMIT):
+        self.limit = limit
+        self.kept: dict[tuple[int, ...], _Copy] = {}  # by the ids of the weights
+
+    def of(self, *weights: Tensor) -> Tensor | None:
+        """Return one copy of the stacked weights [O, I]; None if it would exceed the limit."""
+        key = tuple(map(id, weights))
+        copy = self.kept.get(key)
+        if copy is None:
+            size = sum(weight.nbytes for weight in weights)
+            if size + sum(other.size for other in list(self.kept.values())) > self.limit:
+                return None
+            copy = self.kept[key] = _copied(weights, size)
+        return copy.packed
+
+    def drop_changed(self, parameters: Iterable[Tensor]) -> None:
+        """Drop copies of weights that are no longer among `parameters`, or that have changed since.
+
+        All bits are read again, which takes half the time of a token, because some ways to write to a tensor
+        (through `.data`, numpy, another process) do not change its version.
+        """
+        present = {id(parameter) for parameter in parameters}
+        for key, copy in list(self.kept.items()):
+            if not (present.issuperset(key) and copy.is_current()):
+                self.kept.pop(key, None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Copy:
+    """A copy. packed: the stacked weights. sums: checksums of their bits. size: in bytes."""
+
+    weights: tuple[Tensor, ...]
+    sums: list[Tensor]
+    packed: Tensor
+    size: int
+
+    def is_current(self) -> bool:
+        return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.weights))
+
+
+def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
+    """Copy the weights into the layout for many rows, which is the fastest for a single row too."""
+    sums = [_sums(weight) for weight in weights]  # before copying, so that a write in between is detected
+    joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
+    packed = torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP)
+    use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
+    return _Copy(weights, sums, packed, size)
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """Return checksums of the runs of a weight.
+
+    Empty for a dtype that is not packed, and for a weight that is no longer on a CPU.
+    """
+    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+        return torch.empty(0)
+    weight = weight.detach()
+    flat = (weight.mT if weight.mT.is_contiguous() else weight).reshape(-1)
+    word = 8 // weight.itemsize
+    if flat.numel() % word or flat.storage_offset() % word:
+        flat = F.pad(flat, (0, -flat.numel() % word)).clone()
+    words = flat.view(torch.int64)
+    runs = words[: len(words) // RUN * RUN].view(-1, RUN).sum(1)
+    return torch.cat([runs, words[len(runs) * RUN :].sum(0, keepdim=True)])
+
+
+_kept: "WeakKeyDictionary[nn.Module, Copies]" = WeakKeyDictionary()
+
+
+def kept_copies(model: nn.Module) -> Copies:
+    """Return the copies that live as long as the model, without copies of changed weights."""
+    copies = _kept.setdefault(model, Copies())
+    copies.drop_changed(model.parameters())
+    return copies
+
+
+class PackedWeights:
+    """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
+
+    Inside `with packed:` every product outside autograd uses the way chosen for the first product of its
+    weight, without choosing again: with `copies` of the weights, made when first needed, or without copies
+    from the weights themselves. Layers that read the same input (`linears`) are one product.
+    """
+
+    def __init__(self, copies: Copies | None):
+        self.copies = copies
+        self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: separately
+        self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: the tensor for oneDNN, False for BLAS
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the same as the function `linear`."""
+        read = self.ways.get(id(weight))
+        if read is None:
+            read = self._way(x, weight)
+        return F.linear(x, weight, bias) if read is False else _product(x, read, bias)
+
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
+        """Compute the same as the function `linears`; with copies, through one copy of all weights."""
+        joint = self.joints.get(id(layers[0]))
+        if joint is None:
+            joint = self._joint(x, layers)
+        if joint is False:
+            return [layer(x) for layer in layers]
+        return _product(x, joint.weight, joint.bias).split_with_sizes(joint.sizes, -1)
+
+    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+        """Compute the same as the function `activated`; in one step if oneDNN computes the product."""
+        if is_plain(layer):
+            read = self.ways.get(id(layer.weight))
+            if read is None:
+                read = self._way(x, layer.weight)
+            if read is not False:
+                return _product(x, read, layer.bias, activation)
+        return ACTIVATIONS[activation](layer(x))
+
+    def _way(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
+        """Choose the way of a weight and store it in `ways`; judged by one row, as a long prompt is not
+        typical.
+
+        Weights that are not parameters may be freed and their ids reused, so they are not stored. An empty
+        input (of an expert without tokens) says nothing about later inputs.
+        """
+        takes = by_onednn(_row(x), weight)
+        if not isinstance(weight, nn.Parameter) or not x.numel():
+            return weight if takes else False
+        copy = self._copy(x, weight)
+        read = self.ways[id(weight)] = (weight if takes else False) if copy is None else copy
+        return read
+
+    def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
+        """Return the copy of weights for oneDNN's products with inputs like x; None if there is no copy."""
+        large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
+        dtype = torch.bfloat16 if x.dtype == torch.bfloat16 and packs_bfloat16() else torch.float32
+        if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
+            return None
+        return self.copies.of(*weights)
+
+    def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
+        """Return the layers joined to one; False if a layer has hooks, or oneDNN does not compute the
+        products.
+        """
+        if not x.numel():
+            return False
+        plain = [layer for layer in layers if is_plain(layer)]
+        weight = None
+        joint: _Joint | Literal[False] = False
+        if len(plain) == len(layers):
+            weight = self._copy(x, *(layer.weight for layer in plain))
+        if weight is not None:
+            biases = [
+                x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain
+            ]
+            bias = None if all(layer.bias is None for layer in plain) else torch.cat(biases)
+            joint = _Joint(weight, bias, [layer.out_features for layer in plain])
+        self.joints[id(layers[0])] = joint
+        return joint
+
+    def __enter__(self) -> None:
+        self.token = reader.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        reader.reset(self.token)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Joint:
+    """Stacked layers with `sizes` rows each."""
+
+    weight: Tensor
+    bias: Tensor | None
+    sizes: list[int]
+
+
+@functools.cache
+def packs_bfloat16() -> bool:
+    """Return whether oneDNN has products of bfloat16 here."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _row(x: Tensor) -> Tensor:
+    """Return the first row [1, I] of x [..., I], if there is one."""
+    return x.reshape(-1, x.shape[-1])[:1]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
+    """Return x times a weight, packed or not, by oneDNN; with less overhead if x has few rows."""
+    if x.numel() > ROW_STEP * x.shape[-1]:
+        y = onednn_linear(x, weight, bias)
+        return y if activation is None else ACTIVATIONS[activation](y)
+    name, variant = ("none", "") if activation is None else FUSED[activation]
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], variant)

@@ -1,0 +1,235 @@
+"""The context of an attention call: slots, positions, documents and validity of its tokens.
+
+A *slot* is an index into the key tensor; a *position* is a token's place in its document. Inside a document
+positions increase by one per slot, so a difference of slots is a difference of positions. Caches, memories
+and left padding therefore need no offset arithmetic anywhere else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.shares import Share
+
+T = TypeVar("T")
+
+BY_ROW = (
+    "q_pos",
+    "kv_pos",
+    "q_doc",
+    "kv_doc",
+    "q_segment",
+    "kv_segment",
+    "kv_valid",
+    "q_marked",
+    "kv_marked",
+    "relations",
+)
+"""The fields that may differ from one batch row to the next."""
+
+
+Bare = tuple[int, int, int, bool, Image | None]
+"""A context without tables: q_len, kv_len, offset, causal and image."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """The queries and keys of one attention call.
+
+    Args:
+        q_len, kv_len: lengths Tq and Tk.
+        causal: a query sees only its slot and earlier slots.
+        q_start: the slot of the first query among the keys; by default the queries are the last Tq of the
+            Tk keys (bottom-right alignment, as a KV cache needs). A tensor with one number in a compiled
+            graph that does not know the number; patterns and schemes then work for pairs, without a layout.
+        q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
+        q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees only
+            its document.
+        q_segment, kv_segment: [B, Tq] and [B, Tk], numbers of the sentences (or other parts of a
+            document) of the tokens, for structured patterns and schemes; by default there is one segment.
+        kv_valid: [B, Tk] bool, False where a key is padding.
+        q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
+        distance_range: the least and greatest distance that a pattern allows, if known.
+        relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
+        image: the image that the tokens are patches of; None for any other sequence.
+        share, whole: with context parallelism, the slots of this process and the context of the whole
+            sequence (`spread.spread`). Indices of queries then count the tokens of this process; indices of
+            keys, in `distance`, `key_position`, `same_segment` and `relations`, count all slots.
+    """
+
+    q_len: int
+    kv_len: int
+    causal: bool = False
+    q_start: int | None = None
+    q_pos: Tensor | None = None
+    kv_pos: Tensor | None = None
+    q_doc: Tensor | None = None
+    kv_doc: Tensor | None = None
+    q_segment: Tensor | None = None
+    kv_segment: Tensor | None = None
+    kv_valid: Tensor | None = None
+    q_marked: Tensor | None = None
+    kv_marked: Tensor | None = None
+    relations: Tensor | None = None
+    distance_range: tuple[int, int] | None = None
+    image: Image | None = None
+    share: Share | None = None
+    whole: "Context | None" = None
+    memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # cache of `once`
+
+    tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
+    versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
+        for name, length in (
+            ("q_pos", self.q_len),
+            ("kv_pos", self.kv_len),
+            ("q_doc", self.q_len),
+            ("kv_doc", self.kv_len),
+            ("q_segment", self.q_len),
+            ("kv_segment", self.kv_len),
+            ("kv_valid", self.kv_len),
+            ("q_marked", self.q_len),
+            ("kv_marked", self.kv_len),
+            ("relations", self.kv_len if self.whole is None else self.whole.kv_len),
+        ):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[-1] != length:
+                shape = tuple(tensor.shape)
+                raise InputError(f"{name}: expected {length} entries per row, got shape {shape}")
+        for name, other in (("q_doc", "kv_doc"), ("q_segment", "kv_segment")):
+            if (getattr(self, name) is None) != (getattr(self, other) is None):
+                raise InputError(f"{name} and {other}: expected both or neither")
+
+    @property
+    def offset(self) -> int:
+        """The slot of the first query."""
+        return self.kv_len - self.q_len if self.q_start is None else self.q_start
+
+    @property
+    def q_valid(self) -> Tensor | None:
+        """[B, Tq] bool, False where a query is padding; None if there is no padding."""
+        if self.kv_valid is None:
+            return None
+        return self.kv_valid[:, self.offset : self.offset + self.q_len].bool()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of different batch rows in the tables; 1 if all rows are alike."""
+        tables = [x for name in BY_ROW if (x := getattr(self, name)) is not None]
+        return max([1, *(len(x) for x in tables if x.dim() > 1)])
+
+    def rows(self, start: int, stop: int) -> "Context":
+        """Return the context of the batch rows start <= b < stop; this context if all rows are alike."""
+        tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}
+        own = {name: x[start:stop] for name, x in tables.items() if x.dim() > 1}
+        if not own:
+            return self
+        whole = None if self.whole is None else self.whole.rows(start, stop)
+        changes = {**own, "whole": whole}
+        return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **changes))
+
+    @property
+    def bare(self) -> Bare | None:
+        """Lengths, offset, causality and image; None if the context has any tables."""
+        if any(getattr(self, name) is not None for name in BY_ROW) or not isinstance(self.offset, int):
+            return None
+        return self.q_len, self.kv_len, self.offset, self.causal, self.image
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the result of `make`, computed once per context, as all layers need the same layouts and
+        masks.
+        """
+        if torch.compiler.is_compiling():  # tracing shares repeated work and must not change the context
+            return make()
+        memo = self.recalled()
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
+
+    def recalled(self) -> dict[Hashable, Any]:
+        """Return `memo`, emptied if a table was written to since (inference mode does not track this)."""
+        if self.tables:
+            versions = [0 if x.is_inference() else x._version for x in self.tables]
+            if versions != self.versions:
+                self.memo.clear()
+                self.versions[:] = versions
+        return self.memo
+
+    def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the number of slots from the key to the query: 0 is the query's slot, later keys are
+        negative.
+        """
+        if (share := self.share) is not None:
+            return self.once("slots", lambda: share.slots(kv_idx.device))[q_idx] - kv_idx
+        return q_idx + self.offset - kv_idx
+
+    @property
+    def all_as_queries(self) -> "Context":
+        """The same tokens with all keys as queries too, to rotate them by their positions."""
+        if self.q_len == self.kv_len:
+            return self
+        own = {name: getattr(self, f"kv_{name}") for name in ("pos", "doc", "segment", "marked")}
+        changes = {f"q_{name}": table for name, table in own.items()}
+        return self.once(
+            "all as queries",
+            lambda: dataclasses.replace(
+                self, memo={}, q_len=self.kv_len, q_start=None, relations=None, **changes
+            ),
+        )
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """The least and the greatest distance that a query may see; the least is 0 for a causal context."""
+        of = self.whole or self
+        first, greatest = of.offset, of.offset + of.q_len - 1
+        if isinstance(first, Tensor):  # in a graph the queries may be at any of the keys
+            first, greatest = 0, of.kv_len - 1
+        least = 0 if of.causal else first - of.kv_len + 1
+        if self.distance_range is not None:
+            least, greatest = max(least, self.distance_range[0]), min(greatest, self.distance_range[1])
+        return least, max(least, greatest)
+
+    def within_distances(self, distance_range: tuple[int, int] | None) -> "Context":
+        """Return this context restricted to distances of this range; the context itself for None."""
+        if distance_range is None:
+            return self
+        return self.once(
+            ("distance_range", distance_range),
+            lambda: dataclasses.replace(self, memo={}, distance_range=distance_range),
+        )
+
+    def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:
+        """Return the positions of the queries `q_idx` of batch rows `b`."""
+        return q_idx + self.offset if self.q_pos is None else look_up(self.q_pos, b, q_idx)
+
+    def key_position(self, b: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the positions of the keys `kv_idx` of batch rows `b`."""
+        if self.whole is not None:
+            return self.whole.key_position(b, kv_idx)
+        return kv_idx if self.kv_pos is None else look_up(self.kv_pos, b, kv_idx)
+
+    def same_segment(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether query and key belong to the same segment; always true without segments."""
+        kv_segment = (self.whole or self).kv_segment
+        if self.q_segment is None or kv_segment is None:
+            return (q_idx >= 0) & (kv_idx >= 0)
+        return self.q_segment[b, q_idx] == kv_segment[b, kv_idx]
+
+
+def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    """Return entries of a [T] or [B, T] table."""
+    return table[index] if table.dim() == 1 else table[b, index]
+
+
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
+    """Return positions [B, T] that count the real tokens of each row from 0; padding repeats
+    the neighbour's.
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

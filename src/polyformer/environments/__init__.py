@@ -1,1 +1,0 @@
-"""Gymnasium environments by their ids, and recording of episodes in them."""

@@ -1,0 +1,35 @@
+"""Whole models: architectures, presets, checkpoints, generation, and both directions of use with
+transformers.
+
+`transformers` wraps our models for transformers (AutoModel, pipeline, Trainer); `attached` runs our attention
+in the layers of models of transformers.
+"""
+
+from typing import TYPE_CHECKING
+
+from polyformer.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from polyformer.models.architectures import *
+    from polyformer.models.attached.attach import attach as attach
+    from polyformer.models.attached.attach import detach as detach
+    from polyformer.models.attached.explain import explain as explain
+    from polyformer.models.checkpoints import *
+    from polyformer.models.config import ModelConfig as ModelConfig
+    from polyformer.models.generation import *
+    from polyformer.models.outputs import ModelOutput as ModelOutput
+    from polyformer.models.outputs import ModelState as ModelState
+    from polyformer.models.presets import *
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ModelConfig": "config",
+        "ModelOutput": "outputs",
+        "ModelState": "outputs",
+        "attach": "attached.attach",
+        "detach": "attached.attach",
+        "explain": "attached.explain",
+    },
+    ["architectures", "checkpoints", "generation", "presets"],
+)

@@ -1,0 +1,143 @@
+"""Checks of the tensors that a caller passes to a model: shapes, types, and values of masks and ids.
+
+Shapes and types are always checked; values only where this is cheap (on the CPU, outside compiled code).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.inputs import ModelInputs, expected_ids
+from polyformer.nn.heads import HeadInput
+
+NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
+"""The inputs that give the number of the document, segment, type or language of each token."""
+
+INTEGERS = (torch.int64, torch.int32)
+"""The types of indices into a table."""
+
+
+def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
+    """Raise `InputError` for labels that are not tensors and, if `tokens`, that are not integers [B, T]."""
+    for name, value in (("labels", labels), ("sentence_labels", sentence_labels)):
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"{name}: expected a tensor, got {type(value).__name__} {quote(value)}")
+    if tokens and isinstance(labels, Tensor) and (labels.dim() != 2 or labels.dtype not in INTEGERS):
+        raise InputError(
+            f"labels: expected integer ids [batch, length], got {labels.dtype} {tuple(labels.shape)}"
+        )
+
+
+def check_ids(name: str, ids: object, vocab_size: int) -> None:
+    """Raise `InputError` unless `ids` are integers [B, T] and, if values are checked, in the vocabulary."""
+    if not isinstance(ids, Tensor):
+        raise expected_ids(name, ids)
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
+        raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
+    if _looks(ids):
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
+
+
+def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: int = 0) -> None:
+    """Raise `InputError` unless `inputs`, which follow `past` earlier tokens, have valid shapes and values.
+
+    `prefix` is "decoder_" for the target of an encoder-decoder. Padding may have the positions of the
+    `rows_before` rows of a position table that come before position 0: -1 is the last of them.
+    """
+    assert inputs.input_ids is not None
+    rows, new = inputs.input_ids.shape
+    mask, positions = inputs.attention_mask, inputs.position_ids
+    if mask is not None:
+        check_mask(f"{prefix}attention_mask", mask, (rows, new), (rows, past + new))
+    if inputs.global_attention_mask is not None:
+        check_mask(f"{prefix}global_attention_mask", inputs.global_attention_mask, (rows, new))
+    if positions is not None:
+        if rows_before and mask is not None and mask.shape == positions.shape:
+            # Such positions of padding are valid, so the check below skips them.
+            positions = torch.where((mask == 0) & (positions >= -rows_before), 0, positions)
+        _check_numbers(f"{prefix}position_ids", positions, (rows, new), (new,), least=0)
+    for name in NUMBERS:
+        if (numbers := getattr(inputs, name)) is not None:
+            # Packing rows without padding renumbers documents, which must not be negative.
+            _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
+
+
+def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
+    """Raise `InputError` unless `near` is None, or contains ids or -1 for each of the `tokens` [B, T]."""
+    if near is None:
+        return
+    if not isinstance(near, Tensor) or near.dim() != 3:
+        shape = tuple(near.shape) if isinstance(near, Tensor) else quote(near)
+        raise InputError(f"neighbour_ids: expected [batch, length, neighbours], got {shape}")
+    _check_numbers("neighbour_ids", near, (*tokens, near.shape[2]), least=-1)
+    if _looks(near) and int(near.max()) >= vocab_size:
+        raise InputError(
+            f"neighbour_ids: expected ids below {vocab_size}, or -1 for none, got {int(near.max())}"
+        )
+
+
+def check_score_positions(positions: object, inputs: HeadInput, choices: int | None) -> None:
+    """Raise `InputError` unless `positions` is None, or is a real token of each of the texts in `inputs`."""
+    if positions is None:
+        return
+    rows, length = inputs.hidden.shape[:2]
+    shapes = [(1, rows), (rows,)] if choices is None else [(rows // choices, choices)]
+    positions = _check_numbers("score_positions", positions, *shapes, least=0)
+    if not _looks(positions):
+        return
+    if int(positions.max()) >= length:
+        raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(positions.max())}")
+    if inputs.mask is not None:
+        # Texts that are all padding have no real token to score.
+        real = inputs.mask[torch.arange(rows), positions.flatten()] | ~inputs.mask.any(1)
+        if not bool(real.all()):
+            place = int(positions.flatten()[~real][0])
+            raise InputError(f"score_positions: expected a token of each text, got {place}, which is padding")
+
+
+def refuse(model: str, **arguments: Any) -> None:
+    """Raise `InputError` for the first of the `arguments` that is not None: `model` does not take it."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise InputError(f"{name}: {model} does not take it; leave it out")
+
+
+def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
+    """Raise `InputError` unless `mask` has one of the `shapes` and, if checked, only ones and zeros."""
+    mask = _check_shape(name, mask, shapes)
+    if not _looks(mask) or mask.dtype == torch.bool:
+        return
+    strange = (mask != 0) & (mask != 1)
+    if bool(strange.any()):
+        value = mask[strange].flatten()[0].item()
+        raise InputError(
+            f"{name}: expected 1 for tokens that count and 0 for others, got {value}; a mask to be added to "
+            "the scores, or of weights, is not read"
+        )
+
+
+def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: int | None) -> Tensor:
+    numbers = _check_shape(name, numbers, shapes)
+    if numbers.dtype not in INTEGERS:
+        raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
+    if least is not None and _looks(numbers) and int(numbers.min()) < least:
+        raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
+    return numbers
+
+
+def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(tensor).__name__} {quote(tensor)}")
+    if tuple(tensor.shape) not in shapes:
+        expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+        raise InputError(f"{name}: expected the shape {expected}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def _looks(tensor: Tensor) -> bool:
+    """Return whether values may be read: reading synchronizes a GPU and breaks the graph of compiled code."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0

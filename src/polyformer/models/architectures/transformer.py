@@ -1,0 +1,350 @@
+"""The model of tokens: a token table, an encoder or a decoder or both, and a head."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.auxiliary_losses import sum_auxiliary_losses
+from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import training_pass
+from polyformer.core.initialization import initialize
+from polyformer.core.ops.int8_layers import Int8Embedding, Int8Weight
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.models.architectures import arguments
+from polyformer.models.architectures.arguments import NOTHING_MORE, DecoderInputs, Labels, OutputOptions
+from polyformer.models.architectures.checks import refuse
+from polyformer.models.architectures.frozen import freeze_around_alone
+from polyformer.models.architectures.judge import HeadJudge
+from polyformer.models.architectures.saving import PretrainedMixin
+from polyformer.models.architectures.side import Side, SideOutput
+from polyformer.models.architectures.spreading import loss_of_whole
+from polyformer.models.architectures.weights import round_weights
+from polyformer.models.config import ModelConfig
+from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
+from polyformer.models.generation.hub import from_hub
+from polyformer.models.outputs import ModelOutput, ModelState
+from polyformer.nn.heads import HeadInput
+from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
+
+Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
+"""The modules that map token ids to vectors."""
+
+
+class Transformer(PretrainedMixin):
+    """A Transformer of tokens; see `forward`. `recompute` on its stacks enables activation checkpointing."""
+
+    config_type = ModelConfig
+    config: ModelConfig
+    unpads = True  # leave padding out of the computation where this is faster
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        width, positions = config.hidden_size, config.max_position_embeddings
+        size = config.embedding.width(width)
+        self.tokens: Table = config.embedding.tokens(config.vocab_size, width)
+        both = config.encoder is not None and config.decoder is not None
+        self.decoder_tokens: Table | None = None
+        if both and not config.embedding.shared:
+            self.decoder_tokens = config.embedding.tokens(config.vocab_size, width)
+        for name, part in (("encoder", config.encoder), ("decoder", config.decoder)):
+            stack = embedding = None
+            if part is not None:
+                stack = Stack(part, width, positions, both and name == "decoder", size)
+                embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position)
+            self.add_module(name, stack)
+            self.add_module(f"{name}_embedding", embedding)
+        self.head = config.head.build(config.head_shape())
+        initialize(self, config.initializer_range)
+        if config.weights == "int8":
+            round_weights(self)
+        freeze_around_alone(self, self.decoder)
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether the model reads a text in segments and has a memory of earlier segments."""
+        return self.decoder is not None and self.decoder.memory is not None
+
+    encoder: Stack | None
+    decoder: Stack | None
+    encoder_embedding: Embedding | None
+    decoder_embedding: Embedding | None
+
+    @arguments.documented_by(ModelInputs, DecoderInputs, Labels, OutputOptions)
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        langs: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        relation_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_relation_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        neighbour_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        sentence_labels: Tensor | None = None,
+        score_positions: Tensor | None = None,
+        state: ModelState | None = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+    ) -> ModelOutput:
+        """Run the model. A call in training mode waits until calls of `generate` in other threads end.
+
+        Args:
+            {ModelInputs}
+            {DecoderInputs}
+            {Labels}
+            state: from an earlier output with `use_cache`; the ids are then the tokens that follow.
+            use_cache: return the state.
+            {OutputOptions}
+
+        Returns `ModelOutput`; with labels its loss is the mean over labelled tokens or items, and in training
+        also the auxiliary losses. Raises `InputError` for wrong shapes and texts beyond learned positions.
+        """
+        inputs = ModelInputs(
+            input_ids,
+            attention_mask,
+            position_ids,
+            document_ids,
+            token_type_ids,
+            langs,
+            segment_ids,
+            global_attention_mask,
+            relation_ids,
+            inputs_embeds,
+        ).with_placeholder_ids(choices=self.head.reads_choices)
+        target = DecoderInputs(
+            decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
+        )
+        goals = Labels(labels, shift_labels, sentence_labels, neighbour_ids, score_positions)
+        options = OutputOptions(output_attentions, output_hidden_states)
+        return self._run(inputs, target, goals, state, use_cache, options)
+
+    def _run(
+        self,
+        inputs: ModelInputs,
+        target: DecoderInputs,
+        labels: Labels,
+        state: ModelState | None,
+        use_cache: bool,
+        options: OutputOptions,
+    ) -> ModelOutput:
+        """Run the sides that the model has, one after the other, and its head."""
+        decoder_inputs = target.as_inputs()
+        inputs, labels = labels.of_choices(self.head, inputs)
+        labels.check(self.head, self.encoder is not None)
+        with training_pass(self):
+            if self.encoder is not None and self.decoder is not None:
+                return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
+            target.check_absent("an encoder alone" if self.encoder else "a decoder alone")
+            if self.decoder is None:
+                refuse("an encoder alone", state=state, use_cache=use_cache or None)
+                encoded = self._side("encoder").run(inputs, options, unpads=self.unpads)
+                return self._finish(encoded, labels, options, inputs.text_ids)
+            state = state or (self.new_state() if use_cache else None)
+            decoded = self._side("decoder").run(inputs, options, state, unpads=self.unpads)
+            labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens, self.config.vocab_size)
+            return self._finish(decoded, labels, options, inputs.text_ids, state)
+
+    def _run_both(
+        self,
+        inputs: ModelInputs,
+        decoder_inputs: ModelInputs,
+        labels: Labels,
+        state: ModelState | None,
+        use_cache: bool,
+        options: OutputOptions,
+    ) -> ModelOutput:
+        """Run an encoder-decoder: the source `inputs`, unless it is in `state`, then the target so far."""
+        assert self.decoder is not None
+        encoded, cached = None, use_cache or state is not None
+        if state is not None:
+            refuse("an encoder-decoder", document_ids=inputs.document_ids)
+            refuse("a source that was read already", global_attention_mask=inputs.global_attention_mask)
+        else:
+            encoded = self.read_source(inputs, options)
+            state = _source_state(encoded, self.decoder.new_states(0) if use_cache else ())
+        if decoder_inputs.input_ids is None and self.head.predicts_next:
+            shifted = self.shifted_right(labels.labels, None)
+            decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted)
+        elif decoder_inputs.input_ids is None:
+            refuse("an encoder-decoder without decoder_input_ids", inputs_embeds=inputs.inputs_embeds)
+            own = decoder_inputs.attention_mask
+            mask = inputs.attention_mask if own is None else own
+            shifted = self.shifted_right(inputs.input_ids, mask)
+            decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted, attention_mask=mask)
+        decoded = self._side("decoder").run(decoder_inputs, options, state, cached)
+        return self._finish(decoded, labels, options, inputs.text_ids, state, encoded)
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        reserve: int = 0,
+        **inputs: Tensor | None,
+    ) -> ModelState:
+        """Return the initial state for decoding with an encoder-decoder: the encoded source [B, S].
+
+        reserve: number of new tokens to allocate the KV cache for. inputs: of the source, with their names in
+        `forward` (`polyformer.core.sequence.inputs.ModelInputs`).
+        """
+        assert self.decoder is not None
+        source = ModelInputs(input_ids, attention_mask, **inputs)
+        return _source_state(self.read_source(source), self.decoder.new_states(reserve))
+
+    def read_source(self, inputs: ModelInputs, options: OutputOptions = NOTHING_MORE) -> SideOutput:
+        """Return the output of the encoder of an encoder-decoder for the source."""
+        refuse("an encoder-decoder", document_ids=inputs.document_ids)
+        return self._side("encoder").run(inputs, options, unpads=self.unpads)
+
+    def new_state(self, reserve: int = 0) -> ModelState:
+        """Return the state of a decoder before its first token, with a KV cache for `reserve` tokens."""
+        assert self.decoder is not None
+        return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
+
+    def logits_at(
+        self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return the head's logits [B, K, V] only at `places` of `output`. neighbour_ids: [B, K, k]."""
+        return self.predictions(output.last_hidden_state[:, places], neighbour_ids)
+
+    def predictions(self, hidden: Tensor, neighbour_ids: Tensor | None = None) -> Tensor:
+        """Return the head's predictions for hidden states [B, T, E]; [B, T, V] if it predicts tokens."""
+        inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
+        _, predictions = self.head(inputs, None)
+        predicted = predictions()
+        return predicted[0] if isinstance(predicted, tuple) else predicted
+
+    def next_logits(self, output: ModelOutput) -> Tensor:
+        """Return the logits [B, V] of the next token, computed only for the last position of `output`."""
+        return self.logits_at(output, slice(-1, None)).squeeze(1)
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        config: GenerationConfig | None = None,
+        streamer: Callable[[Tensor], None] | None = None,
+        decode: Decode | None = None,
+        **more: Any,
+    ) -> Generated:
+        """Continue or translate `input_ids`; see `polyformer.models.generation.generate` for the other
+        arguments (`generator`, `token_type_ids`, ...) and settings (`max_new_tokens=20`).
+
+        Without a `config` the settings of the checkpoint apply, if it has some (`generation`).
+        """
+        if config is None and self.generation is not None:
+            config = from_hub(self.generation)
+        return generate(self, input_ids, attention_mask, config, streamer, decode, **more)
+
+    def shifted_right(self, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return labels or a text [B, T] shifted right after the start token; left padding stays in place."""
+        if ids is None:
+            raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
+        if self.config.special.bos is None:
+            raise InputError(
+                "special.bos: this model does not know what its output starts from; set it in the config"
+            )
+        start, pad = self.config.special.bos, self.config.special.pad or 0
+        later = torch.cat(
+            [ids.new_full((len(ids), 1), start), ids[:, :-1].masked_fill(ids[:, :-1] == -100, pad)], 1
+        )
+        # With padding on the left, the start token belongs at the first real token of each row.
+        return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
+
+    def _side(self, name: str) -> Side:
+        """Return the encoder or the decoder with its present modules."""
+        encoder = name == "encoder"
+        stack, embedding = (
+            (self.encoder, self.encoder_embedding) if encoder else (self.decoder, self.decoder_embedding)
+        )
+        assert stack is not None
+        assert embedding is not None
+        table = self.tokens if encoder else self._output_table()
+        predict = None if encoder else self.predictions
+        return Side(name, self.config, table, embedding, stack, self.head, predict)
+
+    def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
+        """Return the matrix [V, E] of a tied head. A pipeline's last stage has it only for such a head."""
+        table = self._output_table()
+        weight: Any = getattr(table, "weight", table)
+        return table if isinstance(table, (Int8Weight, AdaptiveEmbedding)) else weight
+
+    def _output_table(self) -> Table:
+        """Return the token table of the decoder, or else of the encoder: a tied head reads it."""
+        return self.tokens if self.decoder_tokens is None else self.decoder_tokens
+
+    def _finish(
+        self,
+        ran: SideOutput,
+        labels: Labels,
+        options: OutputOptions,
+        ids: Tensor | None,
+        state: ModelState | None = None,
+        encoded: SideOutput | None = None,
+    ) -> ModelOutput:
+        """Return predictions, the loss and all requested outputs, from the output of the last side.
+
+        ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
+        """
+        labels = labels.of_share(ran.share)
+        valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
+        head_input = labels.beside(
+            HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
+        )
+        loss, predictions = self.head(head_input, labels.labels)
+        losses = None
+        if loss is not None:
+            loss = loss_of_whole(loss, labels.labels, ran.share)
+            losses = {"prediction": loss.detach()}
+            others = encoded.auxiliary_losses if encoded else {}
+            own = {}
+            if self.training and ran.halting is not None and labels.labels is not None:
+                own = ran.halting.losses(loss, HeadJudge(self.head, head_input, labels.labels))
+            for name, term in sum_auxiliary_losses(ran.auxiliary_losses, others, own).items():
+                losses[name] = term.detach()
+                loss = loss + term if self.training else loss  # evaluation measures only predictions
+        both = self.encoder is not None and self.decoder is not None
+        attentions = tuple(ran.attentions) if options.output_attentions else None
+        cross_attentions = None
+        if both and attentions is not None:  # a layer records self-attention, then cross-attention
+            attentions, cross_attentions = attentions[::2], attentions[1::2]
+        next_state = None
+        if state is not None and ran.layer_states is not None:
+            assert self.decoder is not None
+            tokens, depth = self.decoder.kept(ran.tokens), self.decoder.depth
+            # Layer states have the projected source, so its hidden states are kept only for a depth policy.
+            source = state.source if depth is not None and depth.reads_source else None
+            next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)
+        return ModelOutput(
+            loss,
+            ran.hidden,
+            predictions,
+            ran.hidden_states,
+            attentions,
+            cross_attentions,
+            encoder_last_hidden_state=encoded.hidden if encoded else None,
+            encoder_hidden_states=encoded.hidden_states if encoded else None,
+            encoder_attentions=tuple(encoded.attentions) if encoded and options.output_attentions else None,
+            state=next_state,
+            losses=losses,
+            slots=ran.slots,
+        )
+
+
+def _source_state(encoded: SideOutput, layers: tuple[LayerState, ...]) -> ModelState:
+    """Return the state of a decoder that has read the source and no token of the target."""
+    tokens = encoded.tokens
+    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.share)

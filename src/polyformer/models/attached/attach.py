@@ -1,0 +1,97 @@
+"""`attach` and `detach`: patterns, position schemes and score functions for the layers of any model of
+transformers that dispatches."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.attention.positions.base import PositionConfig
+from polyformer.core.errors import InputError, quote
+from polyformer.models.attached.find import attention_layers
+from polyformer.models.attached.layer import NAME, attached
+from polyformer.models.attached.setting import IMPLEMENTATION, SAVED, Which, apply, setting
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def attach(
+    model: Model,
+    attention: str | Pattern | MaskMod | None = None,
+    *,
+    layers: Which = None,
+    position: str | dict[str, Any] | PositionConfig | None = None,
+    score_mod: ScoreMod | None = None,
+) -> Model:
+    """Attach a pattern, a position scheme or a `score_mod` to the self-attention layers of a transformers
+    model.
+
+    All layers then run `attend`. The model's own mask still applies: the future, padding, other documents,
+    and keys outside its own windows remain hidden. A later call replaces earlier attachments.
+
+    Args:
+        model: any model of transformers whose layers dispatch through its `AttentionInterface`.
+        attention: a pattern, its text such as "Window(512) | Global(1)", or a `mask_mod`; `PerLayer` and
+            `PerHead` have a pattern for each layer or head. None for all keys of the model's own mask.
+        layers: numbers of layers in their stack, or (parts of) names such as "encoder" or "text_model.*.3".
+        position: a scheme that is added to scores, "alibi" or "t5(num_buckets=32)"; it starts from 0.
+        score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
+
+    Returns:
+        The model itself. `save_pretrained` saves patterns and schemes in config.json, but no functions;
+        `from_pretrained` restores them if `polyformer.models.transformers_attention` is imported.
+
+    Raises:
+        InputError: a model that does not dispatch, unknown layers, arguments that cannot be parsed.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"attach: expected a model of transformers first, got {quote(model)}")
+    call = setting(attention, layers, position, score_mod)
+    dispatching = attention_layers(model)
+    if not dispatching:
+        raise InputError(
+            f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
+            "expected one of its models that does"
+        )
+    apply(model, [call])
+    config: Any = model.config
+    earlier = [] if call.layers is None else getattr(config, SAVED, None) or []
+    _run_ours(model)
+    setattr(config, SAVED, [*earlier, call.to_dict()])
+    return model
+
+
+def _run_ours(model: Any) -> None:
+    """Make all layers run `attend`, and record it in config.json."""
+    import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
+
+    config = model.config
+    before = config._attn_implementation
+    if before != NAME:
+        model.set_attn_implementation(NAME)
+        if config._attn_implementation != NAME:
+            raise InputError(f"attach: {type(model).__name__} does not let its attention be set")
+        model._polyformer_before = before
+    setattr(config, IMPLEMENTATION, NAME)
+
+
+def detach(model: Model) -> Model:
+    """Remove the attachments of `attach`; the layers run their previous attention (sdpa, for a loaded model).
+
+    Raises `InputError` for a model without attachments.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"detach: expected a model of transformers, got {quote(model)}")
+    config: Any = getattr(model, "config", None)
+    layers = [layer for layer in attention_layers(model) if attached(layer.module) is not None]
+    if not layers and getattr(config, "_attn_implementation", None) != NAME:
+        raise InputError(f"detach: nothing is attached to this {type(model).__name__}")
+    for layer in layers:
+        delattr(layer.module, NAME)
+    for field in (SAVED, IMPLEMENTATION):
+        if hasattr(config, field):
+            delattr(config, field)
+    before = getattr(model, "_polyformer_before", None)
+    anything: Any = model
+    anything.set_attn_implementation(before or "sdpa")
+    return model

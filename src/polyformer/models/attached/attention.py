@@ -1,0 +1,189 @@
+"""`attend` with the signature of transformers' `AttentionInterface`, instead of sdpa."""
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import output_capturing
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.patterns.score_steps import in_turn
+from polyformer.core.errors import InputError
+from polyformer.core.marks import SINK, mark
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
+from polyformer.models.attached.dense import Table, added, as_entries, soft_capped
+from polyformer.models.attached.layer import Attached, attached
+from polyformer.models.attached.mask import Description, Mask
+from polyformer.models.attached.mask_functions import both
+from polyformer.models.attached.packed import packed
+
+REFUSED = {
+    "cache": "continuous batching keeps keys in pages; generate with `model.generate`",
+    "indices": "the layer itself chooses the keys of each query, and no mask says which",
+    "block_indices": "the layer itself chooses the blocks of each query, and no mask says which",
+    "sinks": "each query has a sink of its own",
+}
+"""Arguments of a layer that `attend` would ignore, with the reason to refuse them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """The attended pairs of one call, and the bias that its mask adds to the scores."""
+
+    context: Context
+    pattern: Pattern | None = None
+    bias: Tensor | None = None
+
+
+def forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention of one layer of a transformers model.
+
+    Args:
+        module: the layer, possibly with attachments (`attach`).
+        query: [B, H, Tq, D]; key, value: [B, Hkv, Tk, D].
+        attention_mask: a `Mask`, or any tensor with the attended pairs; None for all keys, or for the past.
+        dropout: probability of dropping a weight.
+        scaling: the factor on the scores, 1 / sqrt(D) by default.
+        is_causal: whether attention without a mask is causal; by default the module's attribute.
+        softcap: the limit of scores, by tanh.
+        s_aux: [H], the score of a key without a value (attention sinks).
+        position_bias: [B or 1, H, Tq, Tk], added to the scores.
+        options: arguments of other implementations; an `InputError` refuses arguments that would be ignored.
+
+    Returns:
+        [B, Tq, H, D], and the weights [B, H, Tq, Tk] if the caller collects them, else None.
+    """
+    _refuse(options)
+    if len(query) != len(key):  # learned queries, the same for all rows
+        query = query.expand(len(key), -1, -1, -1)
+    past = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    inside = attached(module)
+    seen = _seen(attention_mask, query, key, past, options, alone=inside is None)
+    mods = [] if softcap is None else [soft_capped(softcap)]
+    mods += [added(bias) for bias in (seen.bias, _cropped(position_bias, key)) if bias is not None]
+    settings: dict[str, Any] = {"context": seen.context, "pattern": seen.pattern, "scale": scaling}
+    if inside is not None:
+        unread = isinstance(seen.context.offset, Tensor)
+        settings |= _own_terms(inside, query, key, seen, scaling, late=bool(mods) or unread)
+        mods += settings.pop("mods")
+        if unread:
+            settings |= _tabled(settings["pattern"], seen.context, query)
+    settings |= {"score_mod": in_turn(mods), "dropout": dropout}
+    if not _wants_weights(options):
+        out, _ = _with_sink(query, key, value, s_aux, settings)
+        return out.transpose(1, 2).contiguous(), None
+    with recorded() as records:
+        out, share = _with_sink(query, key, value, s_aux, settings)
+    weights = records[-1] if share is None else records[-1] * share
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Raise `InputError` for arguments that would be ignored."""
+    for name, why in REFUSED.items():
+        if options.get(name) is not None:
+            raise InputError(f"{name}: {why}; run this model with attn_implementation='sdpa' or 'eager'")
+
+
+def _with_sink(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [B, H, Tq, D], and the share [B, H, Tq, 1] of the weights that a sink leaves to the
+    keys.
+
+    With the sink's score s and the keys' log-sum-exp l, the share is exp(l) / (exp(l) + exp(s)).
+    """
+    if sink is None:
+        return attend(q, k, v, **settings), None
+    out, lse = attend(q, k, v, return_lse=True, **settings)
+    share = torch.sigmoid(lse - sink.view(1, -1, 1)).unsqueeze(-1)
+    mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
+    return (out * share).to(out.dtype), share
+
+
+def _own_terms(
+    inside: Attached, q: Tensor, k: Tensor, seen: Seen, scale: float | None, late: bool
+) -> dict[str, Any]:
+    """Return the attachments of the layer; `late`: all terms as functions, to follow other functions."""
+    pattern = both(seen.pattern, inside.pattern, lambda mask, own: mask & own)
+    relative, mods = inside.relative(q, k, seen.context), inside.mods(q, k, seen.context)
+    if relative is not None and late:
+        keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        factor = q.shape[3] ** -0.5 if scale is None else scale
+        relative, mods = None, [broadcasts(relative.score_mod(q, keys, factor, seen.context)), *mods]
+    return {"pattern": pattern, "relative": relative, "mods": mods}
+
+
+def _tabled(pattern: Pattern, context: Context, q: Tensor) -> dict[str, Any]:
+    """Return a pattern as its entries [B, H, Tq, Tk], for a graph that cannot read the first slot."""
+    b = torch.arange(q.shape[0], device=q.device).view(-1, 1, 1, 1)
+    h = torch.arange(q.shape[1], device=q.device).view(-1, 1, 1)
+    q_idx = torch.arange(context.q_len, device=q.device).view(-1, 1)
+    entries = pattern.mask(context, b, h, q_idx, torch.arange(context.kv_len, device=q.device))
+    return {"pattern": Table(entries), "context": Context(context.q_len, context.kv_len)}
+
+
+def _seen(
+    mask: Tensor | None, q: Tensor, k: Tensor, is_causal: bool, options: dict[str, Any], alone: bool
+) -> Seen:
+    """Return the description of a call from a layer's mask; `alone`: nothing was attached to the layer."""
+    q_length, kv_length = q.shape[2], k.shape[2]
+    if isinstance(mask, Mask):
+        description = mask.description.cropped(kv_length)
+        if torch.compiler.is_compiling():
+            return _seen_in_graph(description, is_causal, options, alone, len(q))
+        return Seen(packed(description.context, options, len(q)), description.pattern)
+    if mask is None:
+        past = is_causal and q_length > 1
+        context = Context(q_length, kv_length, past, q_start=0 if past else None)
+        return Seen(packed(context, options, len(q)))
+    entries, bias = as_entries(mask, kv_length)
+    return Seen(Context(q_length, kv_length), None if entries is None else Table(entries), bias)
+
+
+def _seen_in_graph(
+    description: Description, is_causal: bool, options: dict[str, Any], alone: bool, rows: int
+) -> Seen:
+    """Return the entries of a mask, and the places of tokens if an attachment requires them."""
+    seen = Table(description.dense())
+    options = options if description.attention_mask is None else {}  # padding takes precedence over packing
+    if alone:
+        return Seen(packed(Context(description.q_length, description.kv_length), options, rows), seen)
+    context = description.placed()
+    if description.entries is not None:  # the layer's `is_causal` replaces the mask's function
+        context = dataclasses.replace(context, causal=is_causal)
+        at = options.get("position_ids")
+        if is_causal and at is not None and at.dim() == 2 and at.shape[1] == context.q_len == context.kv_len:
+            at = at.expand(rows, -1)
+            context = dataclasses.replace(context, q_pos=at, kv_pos=at)
+    return Seen(packed(context, options, rows), seen)
+
+
+def _cropped(bias: Tensor | None, k: Tensor) -> Tensor | None:
+    """Return the bias for the existing keys, without those beyond."""
+    return None if bias is None else bias[..., : k.shape[2]]
+
+
+def _wants_weights(options: dict[str, Any]) -> bool:
+    """Return whether the caller, or the model around it, collects attention weights."""
+    if torch.compiler.is_compiling():
+        return False
+    collected = cast("dict[str, Any] | None", output_capturing._active_collector.get()) or {}
+    return bool(options.get("output_attentions")) or any(name.endswith("attentions") for name in collected)

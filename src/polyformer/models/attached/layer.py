@@ -1,0 +1,125 @@
+"""The attachments of one attention layer, as a module inside the layer."""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.mods import Mod, is_own
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.context import Context
+
+NAME = "polyformer"
+"""The name of the module inside a layer, and of the implementation in `AttentionInterface`."""
+
+
+class Attached(nn.Module):
+    """A pattern, a position scheme and a `score_mod` for one layer; the module is never called.
+
+    A scheme's own parameters start from 0, so that the model's outputs are unchanged at first.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        pattern: Pattern | None = None,
+        position: PositionConfig | None = None,
+        score_mod: ScoreMod | None = None,
+        num_heads: int = 1,
+    ):
+        super().__init__()
+        self.index, self.pattern, self.score_mod = index, pattern, score_mod
+        self.position = None if position is None else built(position, num_heads)
+        self.position_config = position
+        self.site = Site(index, _no_projection, _no_projection)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Return the scheme's relative terms for the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
+        return None if self.position is None else self.position.relative(q, k, context, self.site)
+
+    def mods(self, q: Tensor, k: Tensor, context: Context) -> list[ScoreMod]:
+        """Return the functions that change scores: the scheme's, then the user's; their indices broadcast."""
+        own = None if self.position is None else self.position.score_mod(q, k, context, self.site)
+        return [
+            mod if is_own(mod) else Mod.of(mod, "score_mod", _score(q), q.device, start)
+            for mod, start in ((own, 0), (self.score_mod, context.offset))
+            if mod is not None
+        ]
+
+    def extra_repr(self) -> str:
+        """Return a description of the attachments."""
+        return described(self.pattern, self.position_config, self.score_mod)
+
+
+def described(pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None) -> str:
+    """Return the attachments of a layer in one line."""
+    parts = [] if pattern is None else [text_of(pattern)]
+    if position is not None:
+        options = ", ".join(f"{name}={value}" for name, value in _options(position).items())
+        parts.append(f"{position.kind}({options})" if options else position.kind)
+    if score_mod is not None:
+        parts.append(f"score_mod {getattr(score_mod, '__name__', type(score_mod).__name__)}")
+    return ", ".join(parts) or "nothing of its own"
+
+
+def text_of(pattern: Pattern) -> str:
+    """Return a pattern as an expression, or the name of its function if it has no text."""
+    try:
+        return pattern.to_text()
+    except InputError:
+        return "a mask_mod"
+
+
+def built(config: PositionConfig, num_heads: int) -> Position:
+    """Return the module of a scheme for one layer, its parameters 0.
+
+    Raises `InputError` for a scheme that requires more than scores: the input, or the layer's projections.
+    """
+    position = config.build(Shape(hidden_size=2 * num_heads, num_heads=num_heads, head_size=2))
+    if not _is_bias(position, num_heads):
+        raise InputError(
+            f"position: {quote(config.kind)} is not added to scores, or reads more than distances, "
+            "which a layer of another library cannot give; take 'alibi' or 't5'"
+        )
+    for parameter in position.parameters():
+        nn.init.zeros_(parameter)
+    return position
+
+
+def _is_bias(position: Position, num_heads: int) -> bool:
+    """Return whether a scheme only adds numbers to scores, by distance or by its own function."""
+    kind = type(position)
+    plain = kind.embed is Position.embed and kind.rotate is Position.rotate and changes_scores(position)
+    if not plain or position.adds_to_queries or position.num_relations:
+        return False
+    q = torch.zeros(1, num_heads, 1, 2)
+    with torch.no_grad():
+        terms = position.relative(q, q, Context(1, 1), Site(0, _no_projection, _no_projection))
+    return terms is None or terms.tables.keys() == {"bias"}
+
+
+def attached(module: nn.Module) -> Attached | None:
+    """Return the attachments of a layer, or None."""
+    inside = module._modules.get(NAME)
+    return inside if isinstance(inside, Attached) else None
+
+
+def _options(config: PositionConfig) -> dict[str, object]:
+    """Return the options of a scheme that differ from their defaults."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+
+
+def _score(q: Tensor) -> Tensor:
+    """Return a zero score of the type that score functions receive."""
+    return torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+
+
+def _no_projection(x: Tensor) -> Tensor:
+    raise InputError("position: this scheme projects by the layer's own matrices; take 'alibi' or 't5'")

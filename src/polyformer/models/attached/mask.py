@@ -1,0 +1,261 @@
+"""The mask that transformers' models pass to their layers, as a description instead of n x n entries.
+
+A `Mask` has the type and shape of a tensor, [B, 1, Tq, Tk] of bool, so that models pass it on like any mask,
+but stores only one number. Any computation with it gets the entries, which are made at that moment.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import masking_utils as theirs
+
+from polyformer.attention.functional.request import is_traced
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.window import Window
+from polyformer.core.sequence.context import Context, positions_from_mask
+from polyformer.models.attached.mask_functions import Place, Rule, both, rule_of
+
+LOOKS = {
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,  # type: ignore[attr-defined]
+    Tensor.ndim.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.stride,
+    Tensor.storage_offset,
+    Tensor.dim,
+    Tensor.ndimension,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.is_floating_point,
+    Tensor.__len__,
+}
+"""Functions that only read the type and the shape."""
+
+SAME = {Tensor.to, Tensor.contiguous, Tensor.detach, Tensor.bool}
+"""Functions that return the tensor itself if no change is required."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Description:
+    """The arguments of a mask function of transformers: numbers of queries and keys, and the attended pairs.
+
+    Args:
+        q_offset: the number of the first query's token; a static cache counts it in a tensor.
+        attention_mask: [B, tokens], False at padding.
+        rule: the rule of `function` for all slots.
+        entries: [B, 1, Tq, Tk]. For a mask made inside a compiled graph, where `function` cannot be read.
+    """
+
+    batch_size: int
+    q_length: int
+    kv_length: int
+    q_offset: int | Tensor
+    kv_offset: int
+    function: Callable[..., Any]
+    attention_mask: Tensor | None
+    use_vmap: bool
+    device: torch.device
+    rule: Rule
+    entries: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """Return all entries, [B, 1, Tq, Tk] bool."""
+        if self.entries is not None:
+            return self.entries[..., : self.kv_length]
+        mask = theirs.sdpa_mask(
+            batch_size=self.batch_size,
+            q_length=self.q_length,
+            kv_length=self.kv_length,
+            q_offset=self.q_offset,  # type: ignore[arg-type]  # their code takes the cache's tensor
+            kv_offset=self.kv_offset,
+            mask_function=self.function,
+            attention_mask=self.attention_mask,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+            use_vmap=self.use_vmap,
+            device=self.device,
+        )
+        return cast(Tensor, mask)
+
+    def cropped(self, kv_length: int) -> "Description":
+        """Return the description for the first `kv_length` keys."""
+        return self if kv_length == self.kv_length else dataclasses.replace(self, kv_length=kv_length)
+
+    @property
+    def reach(self) -> int:
+        """The number of slots of keys and queries. Only in a static cache do the keys include all queries."""
+        if isinstance(self.q_offset, Tensor):
+            return self.kv_length
+        return max(self.kv_length, self.q_offset - self.kv_offset + self.q_length)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The part of the mask that the context does not describe."""
+        pattern = self.rule.pattern
+        if self.rule.causal and isinstance(pattern, Window):
+            return Window(pattern.before, 0)
+        return pattern
+
+    @functools.cached_property
+    def context(self) -> Context:
+        """The slots, positions, documents and padding of queries and keys, the same object for all layers."""
+        return dataclasses.replace(self, q_offset=int(self.q_offset)).placed()
+
+    def placed(self) -> Context:
+        """Return `context`, newly computed. A compiled graph reads no tensor for it: `q_start` may be one."""
+        tokens, keys = self._tokens, slice(self.kv_length)
+        start: Any = self.q_offset - self.kv_offset
+        queries = start + torch.arange(self.q_length, device=self.device)
+        valid = both(
+            None if tokens is None else tokens[:, self.kv_offset :], self.rule.valid, torch.logical_and
+        )
+        tables: dict[str, Any] = {} if valid is None else {"kv_valid": valid[:, keys]}
+        for name, table in (("doc", self.rule.documents), ("pos", self._positions(tokens))):
+            if table is not None:
+                tables |= {f"q_{name}": table[..., queries], f"kv_{name}": table[..., keys]}
+        return Context(self.q_length, self.kv_length, self.rule.causal, q_start=start, **tables)
+
+    @property
+    def _tokens(self) -> Tensor | None:
+        """Return the mask of real tokens, including those before the first slot; None if all are real."""
+        mask = theirs.prepare_padding_mask(self.attention_mask, self.reach, self.kv_offset)
+        if mask is None:
+            return None
+        mask = mask[:, : self.kv_offset + self.reach].bool()
+        return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
+
+    def _positions(self, tokens: Tensor | None) -> Tensor | None:
+        """Return the positions of all slots, by row or shared; None if they equal the slot numbers."""
+        if tokens is not None and (torch.compiler.is_compiling() or not bool(tokens[:, 0].all())):
+            return positions_from_mask(tokens)[:, self.kv_offset :]
+        if self.rule.documents is not None:
+            return counted(self.rule.documents)
+        if not self.kv_offset:
+            return None
+        return torch.arange(self.reach, device=self.device) + self.kv_offset
+
+
+def counted(documents: Tensor) -> Tensor:
+    """Return positions that restart with every document, [B, Tk]."""
+    slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.diff(documents, prepend=documents[:, :1] - 1) != 0
+    return slots - torch.where(begins, slots, 0).cummax(-1).values
+
+
+class Mask(Tensor):
+    """A mask [B, 1, Tq, Tk] of bool that stores one number; `description` defines its entries."""
+
+    description: Description
+
+    @staticmethod
+    def of(description: Description) -> "Mask":
+        """Return the mask of a description."""
+        shape = description.batch_size, 1, description.q_length, description.kv_length
+        entry = torch.zeros((), dtype=torch.bool, device=description.device)
+        mask = entry.expand(shape).as_subclass(Mask)
+        mask.description = description
+        return mask
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return type and shape from the tensor itself; compute all other functions with the entries."""
+        kwargs = kwargs or {}
+        if function in LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        mask = args[0] if args else None
+        if isinstance(mask, Mask):
+            if function is Tensor.__getitem__ and (description := _sliced(mask.description, args[1])):
+                return mask if description is mask.description else Mask.of(description)
+            if function in SAME and _is_unchanged(mask.description, args[1:], kwargs):
+                return mask
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*_entries(args), **{name: _entries(value) for name, value in kwargs.items()})
+
+
+def _entries(value: Any) -> Any:
+    """Return `value` with masks replaced by their entries."""
+    if isinstance(value, Mask):
+        return value.description.dense()
+    return type(value)(map(_entries, value)) if type(value) in (list, tuple) else value
+
+
+def _sliced(description: Description, index: Any) -> Description | None:
+    """Return the description of an indexed mask, if the index selects all or the first keys; else None."""
+    whole = (slice(None), Ellipsis)
+    if not isinstance(index, tuple) or not all(isinstance(part, slice | type(Ellipsis)) for part in index):
+        return None
+    *before, last = index
+    if any(part not in whole for part in before) or not isinstance(last, slice):
+        return None
+    if len(index) != 4 and Ellipsis not in before:
+        return None
+    start, stop, step = last.indices(description.kv_length)
+    return description.cropped(stop) if (start, step) == (0, 1) and stop > 0 else None
+
+
+def _is_unchanged(description: Description, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether a conversion to these types and devices leaves a mask unchanged."""
+    wanted = [*arguments, *options.values()]
+    return all(
+        value is torch.bool
+        or value is None
+        or isinstance(value, bool)
+        or (isinstance(value, str | torch.device) and torch.device(value) == description.device)
+        for value in wanted
+    )
+
+
+def create_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = theirs.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Tensor | None:
+    """Return a mask for `AttentionMaskInterface`: a `Mask`, or its entries in an exported graph.
+
+    Args:
+        batch_size, q_length, kv_length: B, Tq, Tk.
+        q_offset, kv_offset: the numbers of the first query's and the first key's token.
+        mask_function: the attended pairs, by those numbers.
+        attention_mask: [B, tokens], False at padding.
+        use_vmap: whether `mask_function` accepts only scalars.
+        device: the device of the call.
+    """
+    if isinstance(q_offset, Tensor):  # a static cache increments this tensor, and all steps have one shape
+        q_offset = q_offset.clone()
+        attention_mask = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    description = Description(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        use_vmap,
+        torch.device(device),
+        Rule(),
+    )
+    if is_traced():
+        entries = description.dense()
+        if not torch.compiler.is_dynamo_compiling():
+            return entries
+        return Mask.of(dataclasses.replace(description, entries=entries))
+    rule = rule_of(mask_function, Place(batch_size, description.reach, kv_offset, description.device))
+    return Mask.of(dataclasses.replace(description, rule=rule))

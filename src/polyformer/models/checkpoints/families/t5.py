@@ -1,0 +1,203 @@
+"""T5, versions 1.0 and 1.1: encoder-decoder with buckets of distances. Raffel et al. 2020.
+
+The first layer of each stack has the table of distances that all its layers read. In version 1.1
+`tie_word_embeddings` is false, which means that the output layer is untied and its inputs are not scaled;
+files of transformers 5 have `scale_decoder_outputs` instead.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from polyformer.core.errors import unknown
+from polyformer.models.checkpoints.config_mapping import ACTIVATIONS, Tree, both, option
+from polyformer.models.checkpoints.family import Family, Task, register
+from polyformer.models.checkpoints.key_mapping import Link, layered
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets import model_config
+from polyformer.nn.feedforward import DenseConfig, GatedConfig
+from polyformer.nn.heads import (
+    ClassifyConfig,
+    EmbedConfig,
+    HeadConfig,
+    LanguageModelConfig,
+    SpanConfig,
+    TagConfig,
+)
+
+SELF = {
+    "layer.0.SelfAttention.q": "attention.query",
+    "layer.0.SelfAttention.k": "attention.key",
+    "layer.0.SelfAttention.v": "attention.value",
+    "layer.0.SelfAttention.o": "attention.output",
+    "layer.0.layer_norm": "block.norms.0",
+}
+CROSS = {
+    "layer.1.EncDecAttention.q": "cross_attention.query",
+    "layer.1.EncDecAttention.k": "cross_attention.key",
+    "layer.1.EncDecAttention.v": "cross_attention.value",
+    "layer.1.EncDecAttention.o": "cross_attention.output",
+    "layer.1.layer_norm": "block.norms.1",
+}
+TABLE = "layer.0.SelfAttention.relative_attention_bias"
+
+
+def _feedforward(place: int) -> dict[str, str]:
+    """Return both kinds of feed-forward layers, as sub-layer number `place`."""
+    names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
+    inner = {
+        f"layer.{place}.DenseReluDense.{theirs}": f"feedforward.{ours}" for theirs, ours in names.items()
+    }
+    return {**inner, f"layer.{place}.layer_norm": f"block.norms.{place}"}
+
+
+NAMES = {
+    "shared": "tokens",
+    f"encoder.block.0.{TABLE}": "encoder.position.table",
+    f"decoder.block.0.{TABLE}": "decoder.position.table",
+    "encoder.final_layer_norm": "encoder.final_norm",
+    "decoder.final_layer_norm": "decoder.final_norm",
+    **layered("encoder.block.{i}", "encoder.layers.{i}", {**SELF, **_feedforward(1)}),
+    **layered("decoder.block.{i}", "decoder.layers.{i}", {**SELF, **CROSS, **_feedforward(2)}),
+}
+
+
+OPTIONS = (
+    option("vocab_size", 32128, "vocab_size"),
+    option("d_model", 512, "hidden_size"),
+    option("d_kv", 64, *both("attention.head_size")),
+    option("num_heads", 8, *both("attention.num_attention_heads")),
+    option("num_layers", 6, "encoder.num_hidden_layers"),
+    option("num_decoder_layers", None, "decoder.num_hidden_layers"),
+    option("d_ff", 2048, *both("feedforward.intermediate_size")),
+    option("relative_attention_num_buckets", 32, *both("position.num_buckets")),
+    option("relative_attention_max_distance", 128, *both("position.max_distance")),
+    option(
+        "dropout_rate",
+        0.1,
+        *both("dropout"),
+        *both("final_dropout"),
+        *both("feedforward.inner_dropout"),
+        *both("attention.mechanism.dropout"),
+    ),
+    option("layer_norm_epsilon", 1e-6, *both("norm.eps")),
+    option("pad_token_id", 0, "special.pad"),
+    option("eos_token_id", 1, "special.eos"),
+    option("decoder_start_token_id", None, "special.bos"),
+    option("tie_word_embeddings", True, "embedding.tied"),
+)
+
+
+def stack_tables(base: str) -> dict[str, str]:
+    """Return the stacks' names of the token table, which replace the shared table in the oldest files."""
+    return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
+
+
+@register
+class T5(Family):
+    """An encoder-decoder that treats every task as text to text."""
+
+    model_type = "t5"
+    class_prefix = "T5"
+    paper = "Raffel et al. 2020"
+    objective = "span corruption"
+    base_model_prefix = "transformer"
+    template = model_config("t5-small")
+    config_mapping = OPTIONS
+    aliases: ClassVar = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    }
+    required: ClassVar = {"is_decoder": False}
+    other_options = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+    ignored_options = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")
+    key_mapping = NAMES
+    ignored_keys = (
+        "*coder.embed_tokens.weight",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.*",
+    )
+    head_dropouts = ("classifier_dropout",)
+    tasks: ClassVar = {
+        "ForConditionalGeneration": Task(
+            LanguageModelConfig(),
+            {"lm_head.weight": "head.weight"},
+            (option("scale_decoder_outputs", True, "scaled"),),
+            {"lm_head.weight": "shared.weight", **stack_tables("")},
+            prefixed=False,
+        ),
+        "Model": Task(EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False),
+        "EncoderModel": Task(
+            EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, without="decoder"
+        ),
+        "ForSequenceClassification": Task(
+            ClassifyConfig(dropout=0.0, drops_twice=True),
+            {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
+            (option("eos_token_id", 1, "end_token"),),
+            stack_tables("transformer."),
+        ),
+        "ForTokenClassification": Task(
+            TagConfig(dropout=0.0),
+            {"classifier": "head.output"},
+            tied_keys=stack_tables("transformer."),
+            without="decoder",
+        ),
+        "ForQuestionAnswering": Task(
+            SpanConfig(), {"qa_outputs": "head.output"}, tied_keys=stack_tables(""), prefixed=False
+        ),
+    }
+    sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
+
+    def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
+        """Return the task as for every family; the oldest checkpoints, such as t5-large, have an old class
+        name.
+        """
+        if hub.get("architectures") == ["T5WithLMHeadModel"]:
+            hub = {**hub, "architectures": ["T5ForConditionalGeneration"]}
+        return super().task(hub, head)
+
+    def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
+        """Return the configuration as for every family, with defaults for the options that theirs omits."""
+        hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
+        if hub.get("decoder_start_token_id") is None:
+            hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
+        if hub.get("num_decoder_layers") is None:
+            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", 6))
+        return super().config(hub, task, head)
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the feed-forward layer: "relu" or "gated-gelu", where "gelu" means "gelu_new".
+
+        Newer files have the resolved values in two more options.
+        """
+        proj = str(hub.get("feed_forward_proj", "relu"))
+        kind, _, name = ("gated", "-", "gelu_new") if proj == "gated-gelu" else proj.rpartition("-")
+        gated, name = hub.get("is_gated_act", kind == "gated"), hub.get("dense_act_fn", name)
+        if name not in ACTIVATIONS or kind not in ("", "gated"):
+            known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
+            raise unknown("feed_forward_proj", proj, known)
+        config = (GatedConfig if gated else DenseConfig)(activation=ACTIVATIONS[name], bias=False)
+        for side in ("encoder", "decoder"):
+            old = tree[side]["feedforward"]
+            kept = {option: old[option] for option in ("intermediate_size", "inner_dropout")}
+            tree[side]["feedforward"] = {**config.to_dict(), **kept}
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the three options of the feed-forward layer."""
+        feedforward = tree["encoder"]["feedforward"]
+        gated = feedforward["kind"] == "gated"
+        name = next(
+            (theirs for theirs, ours in ACTIVATIONS.items() if ours == feedforward.get("activation")), None
+        )
+        proj = "gelu" if gated and name == "gelu_new" else name
+        return {
+            "feed_forward_proj": f"gated-{proj}" if gated else proj,
+            "dense_act_fn": name,
+            "is_gated_act": gated,
+        }
+
+    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
+        """Return the links as for every family, with the names of the model's kind of feed-forward layer."""
+        assert config.encoder is not None
+        other = ".wi." if config.encoder.feedforward.kind == "gated" else ".wi_1."
+        return [link for link in super().links(config, task, own) if other not in link.theirs]

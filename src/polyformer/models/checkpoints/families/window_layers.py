@@ -1,0 +1,50 @@
+"""Layers of full and of windowed attention in turn: the lists of families, and one pattern of ours."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import PerLayer, Window
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import Full
+from polyformer.models.checkpoints.config_mapping import Tree, get_path
+
+T = TypeVar("T")
+
+
+def set_windows(tree: Tree, windows: list[int | None]) -> None:
+    """Set a decoder's pattern: each layer's window in tokens, including the query's own, or None."""
+    set_patterns(tree, "decoder", [None if tokens is None else Window(tokens - 1, 0) for tokens in windows])
+
+
+def get_windows(tree: Tree) -> list[int | None] | None:
+    """Return the window of each layer of a decoder in tokens; None without softmax attention."""
+    windows = get_patterns(tree, "decoder")
+    if windows is None:
+        return None
+    return [None if window is None else window.before + 1 for window in windows]
+
+
+def set_patterns(tree: Tree, side: str, windows: Sequence[Window | None]) -> None:
+    """Set a stack's pattern: each layer's window, or None for the whole text."""
+    parts: list[Pattern] = [Full() if window is None else window for window in period(windows)]
+    pattern = parts[0] if len(parts) == 1 else PerLayer(tuple(parts))
+    config = SoftmaxConfig(pattern=None if parts == [Full()] else pattern)
+    tree[side]["attention"]["mechanism"]["pattern"] = config.to_dict()["pattern"]
+
+
+def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
+    """Return the window of each layer of a stack, or None; None for all without softmax attention."""
+    mechanism: Any = get_path(tree, f"{side}.attention.mechanism") or {}
+    if mechanism.get("kind") != "softmax":
+        return None
+    config = SoftmaxConfig.from_dict(mechanism)
+    patterns = [config.at(layer).pattern for layer in range(tree[side]["num_hidden_layers"])]
+    return [pattern if isinstance(pattern, Window) else None for pattern in patterns]
+
+
+def period(values: Sequence[T]) -> list[T]:
+    """Return the shortest beginning of a list that gives the whole list by repetition."""
+    lengths = range(1, len(values) + 1)
+    length = next(n for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
+    return list(values[:length])

@@ -1,0 +1,308 @@
+"""`from_pretrained`: a model from a directory or from a name on the hub."""
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.files import read_json
+from polyformer.core.gguf import gguf_file
+from polyformer.core.hub_names import check_no_revision, fetched
+from polyformer.core.paths import checked_path
+from polyformer.core.unused_tensors import read_unused_tensors
+from polyformer.core.weights import check_layers, load_weights
+from polyformer.models.architectures import Transformer, decode_config, load_pretrained
+from polyformer.models.architectures.kinds import MARKS
+from polyformer.models.architectures.saving import CONFIG, read_generation
+from polyformer.models.architectures.weights import WEIGHTS, check_trainable, with_weights
+from polyformer.models.checkpoints.config_mapping import Tree
+from polyformer.models.checkpoints.convert import keep_scores
+from polyformer.models.checkpoints.family import FAMILIES, Family
+from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
+from polyformer.models.checkpoints.matching import Matched, Stored, match_tensors, resolve_prefix
+from polyformer.models.checkpoints.preprocessor import read_preprocessor
+from polyformer.models.checkpoints.sentence import embedding_head
+from polyformer.models.checkpoints.tensors import open_tensors
+from polyformer.models.checkpoints.transfer import Report, transfer
+from polyformer.models.config import ModelConfig
+from polyformer.nn.heads import HeadConfig
+
+WRAPPED = "polyformer"
+"""The model_type of our models inside transformers."""
+
+
+def from_pretrained(
+    source: str | Path,
+    head: str | dict[str, Any] | HeadConfig | None = None,
+    *,
+    weights: str | None = None,
+    dtype: torch.dtype | None = None,
+    allow_pickle: bool = False,
+    revision: str | None = None,
+) -> Transformer:
+    """Return a model with its weights, in evaluation mode.
+
+    Args:
+        source: a directory that `save_pretrained` or transformers wrote, a GGUF file or the directory of a
+            GGUF file, or the name of a directory on the hub, which is downloaded (a directory requires no
+            network); "owner/name@revision" pins the revision.
+        head: the head of a public checkpoint: transformers' class ("BertForMaskedLM"), its end, our kind
+            ("masked"), or a configuration, in any form ("classify(num_labels=3)", {"kind": "embed"}); by
+            default the saved head. "embed" for a folder of sentence-transformers uses the folder's pooling. A
+            head that the files do not contain is newly initialized, with a warning.
+        weights: the type of the weights: "float32", "bfloat16", or "int8", which has a fourth of the memory
+            and generates faster (`polyformer.models.architectures.weights`); by default as in the files.
+        dtype: the type of floating point tensors; by default as in the files, float32 for GGUF.
+        allow_pickle: read `pytorch_model.bin` if there is no safetensors file, restricted to tensors.
+        revision: the revision of a name on the hub: a commit, a tag or a branch; by default the newest.
+
+    Raises:
+        InputError: a path that is no model's directory, an unknown family, an unsupported option,
+            tensors that are missing, unexpected, misshapen or damaged.
+    """
+    if weights is not None and weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
+    folder = _folder(source, revision)
+    model = _read(folder, head, dtype, allow_pickle)
+    model = model if weights is None else with_weights(model, weights).to(dtype)
+    model.folder = folder
+    return model
+
+
+def _read(
+    folder: Path,
+    head: str | dict[str, Any] | HeadConfig | None,
+    dtype: torch.dtype | None,
+    allow_pickle: bool,
+) -> Transformer:
+    saved, stored = _described(folder, dtype)
+    if "model_type" not in saved and MARKS.keys() & saved.keys() and head is None:
+        other: Any = load_pretrained(folder).to(dtype)
+        return other
+    if saved.get("model_type", WRAPPED) == WRAPPED:
+        if head is not None:
+            raise InputError("head: this is a polyformer with a head of its own; leave it out")
+        return _load_own(folder, saved).to(dtype)
+    model, matched = _load_public(folder, saved, head, dtype, allow_pickle, stored)
+    _warn(matched.newly_initialized, 4)
+    return model
+
+
+def _load_public(
+    folder: Path,
+    hub: Tree,
+    head: str | dict[str, Any] | HeadConfig | None,
+    dtype: torch.dtype | None,
+    pickle: bool,
+    stored: GgufTensors | None = None,
+) -> tuple[Transformer, Matched]:
+    """Return the model of a public checkpoint's folder or file, and the matching of its tensors."""
+    family = family_of(hub)
+    head = named_head(head)
+    if head == "embed":
+        head = embedding_head(folder) or head
+    if stored is not None:
+        with _named(folder):
+            return model_of_tensors(hub, stored, head, dtype)
+    hub = {**hub, **read_preprocessor(folder, family.image_options)}
+    model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
+    settings = read_generation(folder)
+    model.generation = model.generation if settings is None else settings
+    return model, matched
+
+
+def _described(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
+    """Return the configuration of a folder or a GGUF file, and for a file its tensors."""
+    return open_gguf(path, dtype) if path.is_file() else (read_json(path / CONFIG, dict), None)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Make errors name the file with the configuration."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("config.json", str(path))) from error
+
+
+def _warn(new: tuple[str, ...], stacklevel: int = 3) -> None:
+    if new:
+        warnings.warn(f"not in the checkpoint, newly initialized: {', '.join(new)}", stacklevel=stacklevel)
+
+
+def _load_own(folder: Path, saved: Tree) -> Transformer:
+    """Return a model in our format, or wrapped for transformers (`polyformer.models.transformers`)."""
+    if "model_type" not in saved:
+        return Transformer.from_pretrained(folder)
+    config, stored = ModelConfig.from_dict(saved.get("polyformer")), open_tensors(folder)
+    check_layers(config, len([*stored]), folder)
+    with torch.device("meta"):
+        model = Transformer(config)
+    load_weights(model, {name.removeprefix("model."): stored[name] for name in stored}, folder)
+    model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
+    return model.eval()
+
+
+def config_of(source: str | Path) -> ModelConfig:
+    """Return the configuration of a checkpoint, with its saved head."""
+    path = _folder(source)
+    saved, _ = _described(path)
+    if saved.get("model_type", WRAPPED) == WRAPPED:
+        config: Any = decode_config(saved.get("polyformer", saved))
+        return config
+    family = family_of(saved)
+    if path.is_file():
+        with _named(path):
+            return family.config(saved, family.task(saved, None))
+    return family.config(saved, family.task(saved, None))
+
+
+def family_of(hub: Tree) -> Family:
+    """Return the family of a public configuration; raises `InputError` for an unsupported family."""
+    name = hub.get("model_type")
+    if not isinstance(name, str) or name not in list(FAMILIES):
+        near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
+        code = ", and the code beside it (auto_map) is never run" if hub.get("auto_map") else ""
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise InputError(
+            f"config.json: model_type {quote(name)} is not supported{code}; {hint}"
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[name]
+
+
+def start_from(source: str | Path, model: Transformer) -> Report:
+    """Fill `model` with the matching weights of a checkpoint, and report which weights were copied.
+
+    Raises `InputError` for a table of other tokens than the model's.
+    """
+    folder = _folder(source)
+    saved, stored = _described(folder)
+    new: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    if saved.get("model_type", WRAPPED) == WRAPPED:
+        old = from_pretrained(folder)
+        check_trainable(old)
+    else:
+        kinds = {task.head.kind for task in family_of(saved).tasks.values()}
+        # A head of the same kind with other labels is read unchanged, and excluded by `transfer`.
+        heads = config_of(folder).head, model.config.head
+        labels = [getattr(head, "num_labels", None) for head in heads]
+        relabelled = heads[0].kind == heads[1].kind and labels[0] != labels[1]
+        head = heads[1] if heads[1].kind in kinds and not relabelled else None
+        old, matched = _load_public(folder, saved, head, None, False, stored)
+        new, left = matched.newly_initialized, matched.left
+    report = keep_scores(old, model, transfer(old, model, new))
+    report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
+    reads_tokens = isinstance(model.config, ModelConfig)
+    if reads_tokens and not any(name.startswith("tokens.") for name in report.copied):
+        own, stored = model.config.vocab_size, old.config.vocab_size
+        raise InputError(
+            f"{source}: it has {stored} tokens, the tokenizer {own}; use --tokenizer.path {source}"
+        )
+    return report
+
+
+def from_transformers(model: nn.Module, head: str | dict[str, Any] | HeadConfig | None = None) -> Transformer:
+    """Return our model for a model of transformers in memory, in evaluation mode.
+
+    Weights with the same layout are shared. Raises the same `InputError` as `from_pretrained`.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise InputError(f"model: expected one of transformers', got {type(model).__name__}")
+    hub = {**config.to_dict(), "architectures": [type(model).__name__]}
+    if (hub.get("quantization_config") or {}).get("quant_method") == "gguf":
+        del hub["quantization_config"]  # such files are dequantized on reading
+    tensors = names_in_files(model, dict(model.state_dict()))
+    converted, matched = model_of_tensors(hub, tensors, named_head(head))
+    _warn(matched.newly_initialized)
+    return converted
+
+
+def names_in_files(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a model of transformers by the names in its saved files."""
+    from transformers import core_model_loading
+
+    return core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+
+
+def model_of_tensors(
+    hub: Tree,
+    stored: Stored,
+    head: str | HeadConfig | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Transformer, Matched]:
+    """Return the model for a public configuration and its tensors, and the matching of the tensors."""
+    family = family_of(hub)
+    task = family.task(hub, head)
+    config = family.config(hub, task, head if isinstance(head, HeadConfig) else None)
+    config = untied(family, task, config, stored)
+    config = config if head is not None else family.fitted(config, [*stored])
+    check_layers(config, len([*stored]), "the checkpoint")
+    with torch.device("meta"):
+        model = family.model(config)
+    matched = match_tensors(family, task, config, stored, model, new_head=head is not None)
+    load_weights(model, _cast(matched.weights, dtype), "the checkpoint")
+    model.unused_tensors = _cast(matched.unused, dtype)
+    if isinstance(hub.get("eos_token_id"), list):  # our configuration has only a single end token
+        model.generation = {"eos_token_id": hub["eos_token_id"]}
+    return model.eval(), matched
+
+
+def named_head(head: str | dict[str, Any] | HeadConfig | None) -> str | HeadConfig | None:
+    """Return a head's configuration, or only its name, which the family resolves."""
+    if isinstance(head, dict) and head.keys() == {"kind"} and isinstance(head["kind"], str):
+        return head["kind"]
+    if head is None or (isinstance(head, str) and "(" not in head):
+        return head
+    return HeadConfig.from_dict(head, "head")
+
+
+def untied(family: Family, task: str, config: ModelConfig, stored: Stored) -> ModelConfig:
+    """Return the configuration, untied if the output layer in the files differs from the token table.
+
+    transformers saves T5 1.1 as tied although it is untied; it also relies on the files.
+    """
+    mapping = family.full_key_mapping(task)
+    for copy, source in family.tasks[task].tied_keys.items() if family.tied(config) else ():
+        keys = {resolve_prefix(key, family.prefixes, {copy, source}): key for key in stored}
+        known = copy in mapping or copy.removesuffix(".weight") in mapping
+        both = known and copy in keys and source in keys
+        if both and not torch.equal(stored[keys[copy]], stored[keys[source]]):
+            return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, tied=False))
+    return config
+
+
+def _cast(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    if dtype is None:
+        return weights
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
+
+
+def _folder(source: str | Path, revision: str | None = None) -> Path:
+    folder = checked_path(source)
+    if folder.exists():
+        check_no_revision(source, revision)
+        file = gguf_file(folder)
+        if file is not None:
+            return file
+    if folder.is_dir():
+        if not (folder / CONFIG).is_file():
+            raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        return folder
+    if folder.is_file():
+        raise InputError(
+            f"{folder}: this is a file; expected a directory with {CONFIG} and model.safetensors, as "
+            "save_pretrained writes it, transformers' or ours, or a GGUF file (.gguf)"
+        )
+    if isinstance(source, Path) or source.count("/") > 1 or source.startswith((".", "/")):
+        raise InputError(f"no such directory: {source}")
+    return fetched(source, revision)

@@ -1,0 +1,122 @@
+"""The description of a family of public models: its configuration, its tensors and its heads, as tables.
+
+One file of `families/` defines these tables for one family. They are read in both directions: one to load,
+the other to save (`config_conversion`, `key_conversion`).
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints.config_mapping import Option, Tree
+from polyformer.models.checkpoints.key_mapping import KeyMapping
+from polyformer.models.config import ModelConfig
+from polyformer.nn.heads import HeadConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A class of transformers: the trunk of its family with a head.
+
+    head: our head. key_mapping: the head's tensors, with `{base}` for the trunk's prefix. config_mapping: the
+    options that describe the head, by paths in it. tied_keys: tensors that repeat others if the embeddings
+    are tied, each with the name of the original. prefixed: whether the trunk's tensors have the family's
+    prefix. base: this class's prefix, if it differs from the family's. labelled: whether number of labels and
+    dropout come from the configuration. without: the stack that this class lacks, "encoder" or "decoder".
+    trunk: the trunk's key mapping if it differs from the family's. unused_keys: patterns of tensors that the
+    class has but does not use. required: options with another value in this class than in the family. causal:
+    whether the family's encoder is a decoder in this class.
+    """
+
+    head: HeadConfig
+    key_mapping: KeyMapping = dataclasses.field(default_factory=dict)
+    config_mapping: tuple[Option, ...] = ()
+    tied_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prefixed: bool = True
+    base: str = ""
+    labelled: bool = True
+    without: str = ""
+    trunk: KeyMapping | None = None
+    unused_keys: tuple[str, ...] = ()
+    required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    causal: bool = False
+
+    def covers(self, option: Option) -> bool:
+        """Return whether an option describes a part that this class has."""
+        return any(path.split(".")[0] != self.without for path in option.ours)
+
+
+class FamilyTables:
+    """The tables of a family, as class attributes, and the functions for all that a table cannot express.
+
+    Of transformers' classes:
+        class_prefix: the start of their names. tasks: the classes, by the end of their name.
+        base_model_prefix: the prefix of the trunk's tensors, "" for none.
+    Of the configuration:
+        template: a model of the family, in which the options are set. config_mapping: the options that are
+        ours under another name. aliases: other names of options. required: options with a single supported
+        value. other_options: options of `read_other_options` and `write_other_options`. ignored_options:
+        options without effect on the outputs. image_options: options of `config_mapping` that are in
+        preprocessor_config.json, not in config.json. head_dropouts: options of the dropout of a labelled
+        head; the first that is set counts. num_labels: the default number of labels.
+    Of the tensors:
+        key_mapping: the trunk's tensors. ignored_keys: patterns of tensors without weights.
+    Of ours:
+        removed: the first version of transformers without the family, "" for none.
+        sizes: the presets. model: the class that is built from the template's configuration.
+    """
+
+    model_type: ClassVar[str]
+    class_prefix: ClassVar[str]
+    removed: ClassVar[str] = ""
+    paper: ClassVar[str]
+    objective: ClassVar[str]
+    base_model_prefix: ClassVar[str] = ""
+    template: ClassVar[ModelConfig]
+    config_mapping: ClassVar[tuple[Option, ...]]
+    aliases: ClassVar[Mapping[str, str]] = {}
+    required: ClassVar[Mapping[str, Any]] = {}
+    other_options: ClassVar[tuple[str, ...]] = ()
+    ignored_options: ClassVar[tuple[str, ...]] = ()
+    key_mapping: ClassVar[KeyMapping]
+    ignored_keys: ClassVar[tuple[str, ...]] = ()
+    image_options: ClassVar[tuple[str, ...]] = ()
+    head_dropouts: ClassVar[tuple[str, ...]] = ()
+    num_labels: ClassVar[int] = 2
+    tasks: ClassVar[Mapping[str, Task]]
+    sizes: ClassVar[tuple[str, ...]] = ()
+    model: ClassVar[type[Any]] = Transformer
+
+    def check(self, hub: Tree) -> None:
+        """Raise `InputError` for options that this family does not support, beyond `required`."""
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set in our `tree` the options of their `hub` that the config mapping cannot express."""
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the entries of their configuration for our `tree`, the inverse of `read_other_options`."""
+        return {}
+
+    def fitted(self, config: ModelConfig, stored: Collection[str]) -> ModelConfig:
+        """Return `config` adjusted to the names of tensors in its files, beyond config.json."""
+        return config
+
+    def generated_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors among ours, `own`, that no public file contains: the seeds of random numbers."""
+        return {}
+
+    def layers(self, config: ModelConfig) -> int:
+        """Return the number of layers of the deepest stack."""
+        stacks = (config.encoder, config.decoder)
+        return max(stack.num_hidden_layers for stack in stacks if stack is not None)
+
+    def group_size(self, config: ModelConfig) -> int:
+        """Return the number of our layers that share one number in the names of public files."""
+        return 1
+
+    def tied(self, config: ModelConfig) -> bool:
+        """Return whether the output layer is tied to the token table."""
+        return config.embedding.tied

@@ -1,0 +1,42 @@
+"""Generation: greedy search, sampling and beam search, for decoders and encoder-decoders."""
+
+from polyformer.models.generation.config import (
+    BeamConfig,
+    ContrastiveConfig,
+    DolaConfig,
+    GenerationConfig,
+    SamplingConfig,
+    SpecialIds,
+    SpeculationConfig,
+    WholeLengthConfig,
+)
+from polyformer.models.generation.constraints import ConstraintConfig
+from polyformer.models.generation.decoder import Mixture, Retrieval
+from polyformer.models.generation.draft import Draft
+from polyformer.models.generation.drafter import Drafter, Drafts
+from polyformer.models.generation.generate import generate
+from polyformer.models.generation.generated import Drafted, Generated
+from polyformer.models.generation.stopping import Decode
+from polyformer.models.generation.streaming import TextStreamer
+
+__all__ = [
+    "BeamConfig",
+    "ConstraintConfig",
+    "ContrastiveConfig",
+    "Decode",
+    "DolaConfig",
+    "Draft",
+    "Drafted",
+    "Drafter",
+    "Drafts",
+    "Generated",
+    "GenerationConfig",
+    "Mixture",
+    "Retrieval",
+    "SamplingConfig",
+    "SpecialIds",
+    "SpeculationConfig",
+    "TextStreamer",
+    "WholeLengthConfig",
+    "generate",
+]

@@ -1,0 +1,311 @@
+"""Reading for generation, shared by decoders and encoder-decoders: first the input, then token by token."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.ops.packed_weights import Copies, PackedWeights, kept_copies
+from polyformer.core.sequence.inputs import expected_ids
+from polyformer.core.state import State
+from polyformer.models.generation.dola import Dola
+from polyformer.models.outputs import ModelOutput, ModelState
+from polyformer.nn.depth import whole_depth
+from polyformer.nn.stack import Stack
+from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
+
+PACK_FOR_STEPS = 16
+"""Weights are packed if at least this many tokens may be generated; fewer would not repay the copies."""
+
+
+GOING_ON = "token_type_ids", "langs"
+"""Inputs that every new token of a decoder-only model copies from the last prompt token.
+
+The state continues positions, documents and segments.
+"""
+
+
+S = TypeVar("S", bound=State)
+
+
+class Writer(Protocol):
+    """The interface that generation requires of a model; `polyformer.models.architectures.Transformer`
+    implements it.
+    """
+
+    encoder: Stack | None
+    decoder: Stack | None
+
+    @property
+    def config(self) -> Any:
+        """The model's `ModelConfig`."""
+
+    @property
+    def head(self) -> Any:
+        """The model's `Head`; it must predict the next token."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the module and all submodules, as an `nn.Module` does."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters, as an `nn.Module` does."""
+        ...
+
+    @property
+    def encode(self) -> Callable[..., ModelState]:
+        """The function that encodes the source of an encoder-decoder to the initial state of decoding."""
+        ...
+
+    def predictions(self, hidden: Tensor) -> Tensor:
+        """Return the head's logits [B, T, V] of hidden states [B, T, E]."""
+        ...
+
+    def new_state(self, reserve: int) -> ModelState:
+        """Return the state before the first token, with space for `reserve` tokens."""
+        ...
+
+    def logits_at(self, output: ModelOutput, places: slice, neighbour_ids: Tensor | None) -> Tensor:
+        """Return the logits [B, K, V] of the next tokens at these places, given the ids of
+        their neighbours.
+        """
+        ...
+
+    def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start(Generic[S]):
+    """The state after reading the input, before generating.
+
+    logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding as
+    -1; for an encoder-decoder, with a separate source text, the start token of its output.
+    """
+
+    logits: Tensor
+    state: S
+    history: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress(State):
+    """The model's state during generation.
+
+    numbers: [N, 1] by argument in `names`, inputs that are the same for every new token. retrieval: the state
+    of the model that finds neighbours.
+    """
+
+    model: ModelState
+    names: tuple[str, ...] = ()
+    numbers: tuple[Tensor, ...] = ()
+    retrieval: ModelState | None = None
+
+    def truncated_(self, count: int) -> "Progress | None":
+        """Remove the last `count` tokens."""
+        return self._parts_truncated(count)
+
+    def reorder_beams(self, index: Tensor) -> "Progress":
+        """Reorder as `reorder_`, for an index among rows of the same input, which share their numbers."""
+        finding = None if self.retrieval is None else self.retrieval.reorder_beams(index)
+        return dataclasses.replace(self, model=self.model.reorder_beams(index), retrieval=finding)
+
+
+Mixture = Callable[[Tensor, Tensor], Tensor]
+"""The model's logits [N, K, V] and the input of its last feed-forward, [N, K, E] -> log p [N, K, V] to
+generate from.
+
+Used for nearest neighbours (`polyformer.applications.retrieval.Mixture`).
+"""
+
+
+class Retrieval(Protocol):
+    """A source of neighbours for a head that reads them: `polyformer.applications.retrieval.Retrieval`."""
+
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
+        """Return the neighbours of the last token of a prompt [N, T], [N, 1, k], and a state that has read
+        the prompt.
+        """
+        ...
+
+    def read(self, tokens: Tensor, state: ModelState, last: int) -> tuple[Tensor, ModelState]:
+        """Return the neighbours of the `last` tokens of the tokens [N, T], [N, last, k], and
+        the next state.
+        """
+        ...
+
+
+class Decoder:
+    """A reader of the input and of the new tokens with `model`; generates at most `room` tokens.
+
+    With a `mixture` all passes must happen inside `watched`. hidden: [N, T, E], the last states of the tokens
+    of the latest pass. With `dola` its contrasts replace the model's logits.
+
+    Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
+    decoder as long as the model lives, unless the model is in training mode, where its weights are about to
+    change.
+    """
+
+    def __init__(
+        self,
+        model: Writer,
+        room: int,
+        mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
+        dola: Dola | None = None,
+    ):
+        self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
+        if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
+            raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
+        self.dola = dola
+        self.last: LastFeedForwardInput | None = None
+        if mixture is not None and model.decoder is not None:
+            self.last = LastFeedForwardInput(model.decoder)
+        self.keeper = model if isinstance(model, nn.Module) and not model.training else None
+        self.packed = PackedWeights(None)
+
+    def watched(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of all passes, in which the mixture's input is recorded."""
+        return contextlib.nullcontext() if self.last is None else self.last
+
+    def start(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        first: int | None,
+        inputs: Mapping[str, Tensor],
+    ) -> "Start[Progress]":
+        """Read the prompt, or the source and the start token `first` of every output.
+
+        inputs: further inputs of the model, by argument.
+        """
+        if self.room >= PACK_FOR_STEPS:
+            self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
+        if self.model.encoder is None:
+            state = self.model.new_state(input_ids.shape[1] + self.room)
+            near, finding = None, None
+            if self.retrieval is not None:
+                near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
+            with self.packed, whole_depth():  # later tokens use this state
+                output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
+                logits, state = self._next(output, near)
+            history = input_ids
+            if attention_mask is not None:
+                history = input_ids.masked_fill(attention_mask == 0, -1)
+            going_on = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in GOING_ON}
+            progress = Progress(state, tuple(going_on), tuple(going_on.values()), finding)
+            return Start(logits, progress, history)
+        assert first is not None, "check_inputs asks for it"
+        state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
+        history = input_ids.new_full((len(input_ids), 1), first)
+        with self.packed:
+            logits, state = self._next(self._run(decoder_input_ids=history, state=state))
+        return Start(logits, Progress(state), history)
+
+    def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
+        """Read tokens [N] after `state`: return the logits [N, V] of the next token, and the next state."""
+        logits, after = self.read(tokens.unsqueeze(1), state, 1)
+        return logits.squeeze(1), after
+
+    def read(self, tokens: Tensor, state: Progress, last: int) -> tuple[Tensor, Progress]:
+        """Read tokens [N, T] after `state`: return the next-token logits [N, K, V] of the `last` K tokens,
+        and the next state.
+        """
+        name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
+        going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
+        near, finding = None, None
+        if self.retrieval is not None and state.retrieval is not None:
+            near, finding = self.retrieval.read(tokens, state.retrieval, last)
+        with self.packed:
+            output = self._run(**{name: tokens}, state=state.model, **going_on)
+            logits, after = self._checked(output, last, near)
+        return logits, dataclasses.replace(state, model=after, retrieval=finding)
+
+    def _run(self, **inputs: Any) -> ModelOutput:
+        """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
+        if self.dola is None:
+            return self.model(**inputs)
+        return self.model(**inputs, output_hidden_states=True)
+
+    def _next(self, output: ModelOutput, near: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """Return the logits [N, V] after everything read, and the state."""
+        logits, state = self._checked(output, 1, near)
+        return logits.squeeze(1), state
+
+    def _checked(self, output: ModelOutput, last: int, near: Tensor | None) -> tuple[Tensor, ModelState]:
+        assert output.state is not None, "a model that was given a state returns one"
+        self.hidden = output.last_hidden_state
+        logits = self.model.logits_at(output, slice(-last, None), near)
+        if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
+            raise InputError(
+                "generate: the model's scores are NaN, so no token can be chosen; its weights are "
+                "damaged, or overflow in this precision: take float32 or bfloat16"
+            )
+        if self.dola is not None and output.hidden_states is not None:
+            logits = self.dola(logits, output.hidden_states)
+        if self.mixture is not None and self.last is not None:
+            logits = self.mixture(logits, self.last.value[:, -last:])
+        return logits, output.state
+
+
+def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
+    """Return `input_ids`, or without them the token `first` that begins a text of a decoder."""
+    if input_ids is not None and not isinstance(input_ids, Tensor):
+        raise expected_ids("input_ids", input_ids)
+    if input_ids is not None:
+        return input_ids
+    if model.encoder is not None:
+        raise InputError("input_ids: expected the source [batch, length], got None")
+    if first is None:
+        raise InputError(
+            "input_ids: expected token ids [batch, length], got None; a text with nothing before it begins "
+            "with special.bos, which this model has not: set it in the config, or give start=ID"
+        )
+    return torch.full((1, 1), first, device=next(model.parameters()).device)
+
+
+def check_shape(model: Writer, input_ids: Tensor) -> None:
+    """Raise `InputError` for a model that cannot generate and for ids that are not a batch."""
+    if model.decoder is None or not model.head.predicts_next:
+        raise InputError(
+            "generate: needs a decoder with a language-model head; this model predicts no next token"
+        )
+    if input_ids.dim() != 2 or not input_ids.numel():
+        raise InputError(
+            f"input_ids: expected [batch, length] with a token or more, got {tuple(input_ids.shape)}"
+        )
+
+
+def check_inputs(
+    model: Writer, input_ids: Tensor, attention_mask: Tensor | None, first: int | None, max_new_tokens: int
+) -> None:
+    """Raise `InputError` for inputs that the model cannot continue.
+
+    first: the start token of an encoder-decoder's output.
+    """
+    assert model.decoder is not None
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        expected, shape = tuple(input_ids.shape), tuple(attention_mask.shape)
+        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {shape}")
+    prompt = 0
+    if model.encoder is None:
+        prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise InputError(
+                "attention_mask: a row ends in padding; pad on the left, so that its text can go on"
+            )
+    elif first is None:
+        raise InputError(
+            "special.bos: this model does not know what its output starts from; set it in the config, or "
+            "special.start of the generation"
+        )
+    limit = model.decoder.position.max_positions
+    if limit is not None and prompt + max_new_tokens > limit:
+        raise InputError(
+            f"max_new_tokens: {prompt} tokens of prompt and {max_new_tokens} new ones are more than the "
+            f"{limit} learned positions (max_position_embeddings); shorten the prompt or ask for at most "
+            f"{max(limit - prompt, 0)}"
+        )

@@ -1,0 +1,220 @@
+"""`generate`: continue a text, or generate the target of a source."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
+from polyformer.models.generation.beam import beam_search
+from polyformer.models.generation.config import GenerationConfig
+from polyformer.models.generation.contrastive import contrastive_search
+from polyformer.models.generation.decoder import (
+    Decoder,
+    Mixture,
+    Retrieval,
+    Writer,
+    begun,
+    check_inputs,
+    check_shape,
+)
+from polyformer.models.generation.dola import Dola, candidate_layers
+from polyformer.models.generation.draft import Draft, check_draft, drafter, evaluated
+from polyformer.models.generation.generated import Drafted, Generated, SearchResult
+from polyformer.models.generation.groups import group_beam_search
+from polyformer.models.generation.largest import likeliest
+from polyformer.models.generation.processors import processors
+from polyformer.models.generation.search import Rules, drawn, search
+from polyformer.models.generation.settings import changed
+from polyformer.models.generation.speculation import Speculator
+from polyformer.models.generation.stopping import Decode, Stopping
+
+INPUTS = (
+    "position_ids",
+    "document_ids",
+    "token_type_ids",
+    "langs",
+    "segment_ids",
+    "global_attention_mask",
+    "relation_ids",
+)
+"""Optional inputs per token of a prompt or source."""
+
+
+def generate(
+    model: Writer,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    config: GenerationConfig | None = None,
+    streamer: Callable[[Tensor], None] | None = None,
+    decode: Decode | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    draft: Draft | None = None,
+    mixture: Mixture | None = None,
+    retrieval: Retrieval | None = None,
+    **inputs_and_settings: Any,
+) -> Generated:
+    """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
+
+    Args:
+        model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
+            threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
+            If it is already in that mode, it keeps faster copies of its weights for the next call.
+        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
+            decoder-only model begins one text with its `special.bos`.
+        attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
+        config: by default 64 tokens, greedy, up to the model's `special.eos`; options given by name,
+            `max_new_tokens=20`, override it.
+        streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
+        decode: token ids to text, as in a tokenizer; needed for `config.stop`.
+        generator: the generator for sampling, instead of a `seed`; by default torch's for the device.
+        draft: proposes `draft_tokens` tokens per pass, for speed (see `models.generation.speculation`):
+            a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
+            Greedy texts stay the same up to rounding, samples follow the same distribution.
+        mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
+        retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
+        inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
+            global_attention_mask and relation_ids of the prompt or source, as in the model's `forward`.
+            New tokens of a decoder-only model continue the last position, document, type, language and
+            segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
+
+    Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
+    right of a prompt, more tokens than learned positions, a prompt beyond `max_length`, stop strings without
+    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, and a model or
+    draft that cannot generate or does not read the given inputs.
+    """
+    inputs, config = _inputs_and_settings(inputs_and_settings, config)
+    special = _special_ids(model, config)
+    input_ids = begun(model, input_ids, special.start)
+    check_shape(model, input_ids)
+    width = input_ids.shape[1] if model.encoder is None else 1
+    _, room = config.lengths(width)
+    check_inputs(model, input_ids, attention_mask, special.start, room)
+    _check_options(model, config, special, streamer, decode)
+    check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
+    generator = _generator(config, generator, input_ids.device)
+    decoder = Decoder(model, room, mixture, retrieval, _dola(model, config, mixture or retrieval))
+    with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
+        shaping = processors(config, special.eos, width, input_ids.device)
+        rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
+        reads = input_ids, attention_mask, special.start, inputs
+        result = _written(decoder, reads, rules, config, generator, draft)
+    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
+
+
+def _inputs_and_settings(
+    more: dict[str, Any], config: GenerationConfig | None
+) -> tuple[dict[str, Tensor], GenerationConfig]:
+    """Return the inputs per token, and `config` with the settings among `more`."""
+    inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
+    return inputs, changed(config or GenerationConfig(), more)
+
+
+Reads: TypeAlias = tuple[Tensor, Tensor | None, int | None, Mapping[str, Tensor]]
+"""The arguments of `Decoder.start`."""
+
+
+def _written(
+    decoder: Decoder,
+    reads: Reads,
+    rules: Rules,
+    config: GenerationConfig,
+    generator: torch.Generator | None,
+    draft: Draft | None,
+) -> tuple[SearchResult, Drafted | None]:
+    """Return the result of the search that `config` selects, and the statistics of a draft."""
+    count = config.num_return_sequences
+    if config.method == "beam":
+        by_beams = beam_search if config.beam.num_beam_groups == 1 else group_beam_search
+        return by_beams(decoder, decoder.start(*reads), rules, config.beam, count), None
+    if config.method == "contrastive":
+        return contrastive_search(decoder, decoder.start(*reads), rules, config.contrastive), None
+    choose = drawn(generator) if config.method == "sample" else likeliest
+    if draft is None:
+        return search(decoder, decoder.start(*reads), rules, choose, count), None
+    proposing = drafter(draft, decoder.model, decoder.room, rules.processors, choose, config)
+    speculator = Speculator(decoder, proposing, config.speculation.most(draft == "lookup"), choose, generator)
+    result = search(speculator, speculator.start(*reads), rules, speculator.choose, count)
+    return result, speculator.drafted
+
+
+def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | None) -> Dola | None:
+    """Return the contrast of the layers in `config`, if any; `mixes`: another change of the
+    logits, if any.
+    """
+    layers, stack = config.dola.dola_layers, model.decoder
+    if layers is None or stack is None:
+        return None
+    if mixes is not None:
+        raise InputError("dola_layers: neighbours change the same logits; leave one of them out")
+    if stack.depth is not None:
+        raise InputError(
+            "dola_layers: layers that a token may leave out (depth) are not contrasted; leave it out"
+        )
+    depth = model.config.decoder.num_hidden_layers
+    candidates = candidate_layers(layers, depth, model.config.embedding.tied)
+    return Dola(candidates, model.predictions, stack.final_norm)
+
+
+def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) -> Generated:
+    """Return the texts of a search with their prompts [B, T]; each prompt has the same number of texts."""
+    prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
+    sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
+    return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted)
+
+
+def _generator(
+    config: GenerationConfig, generator: torch.Generator | None, device: torch.device
+) -> torch.Generator | None:
+    """Return the generator for sampling; None for torch's default."""
+    if generator is None:
+        seed = config.sampling.seed
+        return None if seed is None else torch.Generator(device).manual_seed(seed)
+    if config.method != "sample":
+        raise InputError("generator: only sampling uses it; set do_sample, or leave it out")
+    if config.sampling.seed is not None:
+        raise InputError("generator and seed: either says what is drawn; leave one of them out")
+    return generator
+
+
+@dataclasses.dataclass(frozen=True)
+class _SpecialIds:
+    """The special tokens of one call; `fill` pads texts that have ended."""
+
+    start: int | None
+    eos: tuple[int, ...]
+    fill: int
+
+
+def _special_ids(model: Writer, config: GenerationConfig) -> _SpecialIds:
+    """Return the special tokens of the generation config, with the model's as defaults."""
+    own, asked = model.config.special, config.special
+    eos = asked.eos
+    if eos is None:
+        eos = () if own.eos is None or own.eos >= model.config.vocab_size else (own.eos,)
+    fill = next((token for token in (asked.pad, own.pad, *eos) if token is not None), 0)
+    return _SpecialIds(own.bos if asked.start is None else asked.start, eos, fill)
+
+
+def _check_options(
+    model: Writer, config: GenerationConfig, special: _SpecialIds, streamer: object, decode: Decode | None
+) -> None:
+    if config.stop and decode is None:
+        raise InputError("decode: stop strings are looked for in text; give the tokenizer's decode")
+    if streamer is not None and config.method == "beam":
+        raise InputError(
+            "streamer: beam search knows its text only at the end; leave the streamer or num_beams out"
+        )
+    beams, vocabulary = config.beam.num_beams, model.config.vocab_size
+    named = {"special.eos": special.eos, **config.constraints.ids()}
+    if special.start is not None and (model.encoder is not None or config.special.start is not None):
+        named["special.start"] = (special.start,)
+    for name, ids in named.items():
+        if any(not 0 <= token < vocabulary for token in ids):
+            raise InputError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {list(ids)}")
+    if beams + max(1, len(special.eos)) > vocabulary:
+        raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")

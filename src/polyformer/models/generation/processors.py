@@ -1,0 +1,122 @@
+"""Processors of the logits of the next token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyformer.models.generation.config import GenerationConfig, SamplingConfig
+from polyformer.models.generation.constraints import Processor, forbidden, forced, no_bad_words, no_repeat
+
+
+def process(processors: Sequence[Processor], logits: Tensor, history: Tensor) -> Tensor:
+    """Return `logits` after all `processors`, in their order."""
+    for processor in processors:
+        logits = processor(logits, history)
+    return logits
+
+
+def repetition_penalty(theta: float) -> Processor:
+    """Divide positive logits of the history's tokens by `theta` and multiply negative ones.
+
+    Keskar et al. 2019 (CTRL), section 4.1, in the form that also works below zero.
+    """
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        tokens = torch.where(history < 0, history[:, -1:], history)  # instead of padding
+        seen = logits.gather(1, tokens)
+        return logits.scatter(1, tokens, torch.where(seen > 0, seen / theta, seen * theta))
+
+    return apply
+
+
+def temperature(value: float) -> Processor:
+    """Divide the logits by `value`: below 1 sharpens the distribution, above 1 flattens it."""
+    return lambda logits, history: logits / value
+
+
+def top_k(count: int) -> Processor:
+    """Keep only the `count` most likely tokens (and ties with the last of them)."""
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        least = logits.topk(min(count, logits.shape[1])).values[:, -1:]
+        return logits.masked_fill(logits < least, -torch.inf)
+
+    return apply
+
+
+def top_p(mass: float) -> Processor:
+    """Keep only the fewest most likely tokens with total probability `mass`. Holtzman et al. 2020, section
+    3.1.
+    """
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        ranked, order = logits.sort(descending=True)
+        probabilities = ranked.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities  # of all likelier tokens; exactly 0 for the first
+        beyond = before >= mass
+        return logits.masked_fill(beyond.scatter(1, order, beyond), -torch.inf)
+
+    return apply
+
+
+def min_p(share: float) -> Processor:
+    """Keep only tokens with at least `share` of the highest probability. Nguyen et al. 2024, section 3."""
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        probabilities = logits.softmax(-1)
+        least = share * probabilities.amax(-1, keepdim=True)
+        return logits.masked_fill(probabilities < least, -torch.inf)
+
+    return apply
+
+
+def typical_p(mass: float) -> Processor:
+    """Keep only the fewest tokens with total probability `mass`, in order of the distance of -log p from its
+    mean.
+
+    Meister et al. 2023 (locally typical sampling), equation 9; ties with the last token are kept too.
+    """
+
+    def apply(logits: Tensor, history: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)  # 0 log 0 of a forbidden token counts as 0
+        distance = (-log_p - entropy).abs()
+        ranked, order = distance.sort()
+        reached = log_p.exp().gather(1, order).cumsum(1)
+        last = (reached < mass).sum(1, keepdim=True).clamp_max(logits.shape[1] - 1)
+        return logits.masked_fill(distance > ranked.gather(1, last), -torch.inf)
+
+    return apply
+
+
+def sampling_processors(config: SamplingConfig) -> list[Processor]:
+    """Return the processors that shape the distribution, in the order of the fields, for all options set."""
+    chosen = [temperature(config.temperature)] if config.temperature != 1.0 else []
+    chosen += [top_k(config.top_k)] if config.top_k is not None else []
+    chosen += [top_p(config.top_p)] if config.top_p is not None and config.top_p < 1.0 else []
+    chosen += [min_p(config.min_p)] if config.min_p is not None else []
+    chosen += [typical_p(config.typical_p)] if config.typical_p is not None and config.typical_p < 1.0 else []
+    return chosen
+
+
+def processors(
+    config: GenerationConfig, eos: tuple[int, ...], width: int, device: torch.device
+) -> list[Processor]:
+    """Return all processors of `config`, in transformers' order, for texts that begin with `width` tokens."""
+    asked = config.constraints
+    least, most = config.lengths(width)
+    words = tuple(word for word in asked.bad_words_ids if not (len(word) == 1 and word[0] in eos))
+    first = asked.forced_bos_token_id
+    begin = width + (width == 1 and first is not None)
+    chosen = [repetition_penalty(config.repetition_penalty)] if config.repetition_penalty != 1.0 else []
+    chosen += [no_repeat(asked.no_repeat_ngram_size)] if asked.no_repeat_ngram_size else []
+    chosen += [no_bad_words(words, device)] if words else []
+    chosen += [forbidden(eos, device, stop=width + least)] if eos and least > 0 else []
+    chosen += [forced((first,), 1, device)] if first is not None and width == 1 else []
+    if asked.forced_eos_token_id:
+        chosen.append(forced(asked.forced_eos_token_id, width + most - 1, device))
+    chosen += [forbidden(asked.suppress_tokens, device)] if asked.suppress_tokens else []
+    if asked.begin_suppress_tokens:
+        chosen.append(forbidden(asked.begin_suppress_tokens, device, begin, begin + 1))
+    return chosen + sampling_processors(config.sampling)

@@ -1,0 +1,119 @@
+"""Greedy search and sampling: one token after another, each row independently."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.state import State
+from polyformer.models.generation.constraints import Processor
+from polyformer.models.generation.decoder import Start
+from polyformer.models.generation.generated import SearchResult
+from polyformer.models.generation.processors import process
+from polyformer.models.generation.stopping import Stopping
+
+S = TypeVar("S", bound=State)
+
+Choose = Callable[[Tensor], Tensor]
+"""Processed logits [N, V] to one token per row [N]."""
+
+
+def distribution(logits: Tensor) -> Tensor:
+    """Return processed logits [N, V] as probabilities, in single precision."""
+    return logits.float().softmax(-1)
+
+
+def drawn(generator: torch.Generator | None) -> Choose:
+    """Return a function that samples with a generator, by default torch's for the device."""
+    return lambda logits: torch.multinomial(distribution(logits), 1, generator=generator).squeeze(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rules:
+    """Settings that hold at every step. `pad` fills finished texts; `streamer` receives each step's tokens
+    [N].
+    """
+
+    max_new_tokens: int
+    pad: int
+    processors: Sequence[Processor]
+    stopping: Stopping
+    streamer: Callable[[Tensor], None] | None = None
+
+
+class Steps(Protocol[S]):
+    """The interface of the model in a search."""
+
+    def step(self, tokens: Tensor, state: S) -> tuple[Tensor, S]:
+        """Read tokens as `Decoder.step` does."""
+        ...
+
+
+class Texts:
+    """The texts of a search: one text after each row of `history` [N, T]; a row leaves when its text ends."""
+
+    def __init__(self, history: Tensor, rules: Rules, dtype: torch.dtype):
+        count, self.prompt = history.shape
+        self.rules, self.step = rules, 0
+        self.text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
+        self.output = history.new_full((count, rules.max_new_tokens), rules.pad)
+        self.lengths = history.new_zeros(count)
+        single = torch.promote_types(dtype, torch.float32)
+        self.scores = torch.zeros(count, dtype=single, device=history.device)
+        self.alive: Tensor | slice = slice(None)  # the active rows; an index tensor is slower than a slice
+
+    @property
+    def so_far(self) -> Tensor:
+        """The active rows, including the prompt."""
+        return self.text[:, : self.prompt + self.step]
+
+    def add(self, token: Tensor, logits: Tensor) -> Tensor | slice | None:
+        """Append the tokens [A] chosen by the logits [A, V].
+
+        Returns the rows that continue; None if there are none.
+        """
+        now, step = self.prompt + self.step, self.step
+        self.text[:, now] = token
+        self.output[self.alive, step] = token
+        self.lengths[self.alive] += 1
+        self.scores[self.alive] += log_probability(logits.to(self.scores.dtype), token)
+        if self.rules.streamer is not None:
+            self.rules.streamer(self.output[:, step])
+        self.step += 1
+        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1])
+        if self.step == self.rules.max_new_tokens or bool(ended.all()):
+            return None
+        if not bool(ended.any()):
+            return slice(None)
+        stay = (~ended).nonzero().squeeze(1)
+        self.alive = stay if isinstance(self.alive, slice) else self.alive[stay]
+        self.text = self.text[stay]
+        return stay
+
+    def result(self) -> SearchResult:
+        """Return all rows, in their order."""
+        return SearchResult(self.output, self.lengths, self.scores)
+
+
+def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, copies: int) -> SearchResult:
+    """Generate `copies` texts for every input, each token by `choose`. A finished row leaves the batch."""
+    logits, state, history = start.logits, start.state, start.history
+    if copies > 1:
+        rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
+        logits, state, history = logits[rows], state.reorder(rows), history[rows]
+    texts = Texts(history, rules, logits.dtype)
+    while True:
+        token = choose(process(rules.processors, logits, texts.so_far))
+        stay = texts.add(token, logits)
+        if stay is None:
+            return texts.result()
+        if not isinstance(stay, slice):
+            token, state = token[stay], state.reorder(stay)
+        logits, state = decoder.step(token, state)
+
+
+def log_probability(logits: Tensor, token: Tensor) -> Tensor:
+    """Return log softmax(logits [N, V]) at token [N]."""
+    return logits.log_softmax(-1).gather(1, token.unsqueeze(1)).squeeze(1)  # faster than logsumexp

@@ -1,0 +1,41 @@
+"""Wrappers of polyformer models for transformers: `AutoModel*`, `pipeline`, `Trainer` and PEFT accept them.
+
+    import polyformer.models.transformers as wrapped  # registers the model_type "polyformer"
+    model = wrapped.wrap(polyformer.from_pretrained(DIR))
+    model.save_pretrained(OUT)                                 # for AutoModelForMaskedLM.from_pretrained
+
+Any model can be wrapped, of a public family or not. Requires transformers (`pip install 'polyformer[hub]'`).
+"""
+
+from polyformer.models.transformers.answers import PolyformerForQuestionAnswering
+from polyformer.models.transformers.base import PolyformerModel
+from polyformer.models.transformers.cache import PolyformerCache
+from polyformer.models.transformers.config import PolyformerConfig
+from polyformer.models.transformers.registration import wrap
+from polyformer.models.transformers.tasks import (
+    PolyformerDoubleHeadsModel,
+    PolyformerForMaskedLM,
+    PolyformerForMultipleChoice,
+    PolyformerForPreTraining,
+    PolyformerForSequenceClassification,
+    PolyformerForTokenClassification,
+)
+from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
+from polyformer.models.transformers.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
+
+__all__ = [
+    "PolyformerCache",
+    "PolyformerConfig",
+    "PolyformerDecisionTransformer",
+    "PolyformerDoubleHeadsModel",
+    "PolyformerForCausalLM",
+    "PolyformerForMaskedLM",
+    "PolyformerForMultipleChoice",
+    "PolyformerForPreTraining",
+    "PolyformerForQuestionAnswering",
+    "PolyformerForSeq2SeqLM",
+    "PolyformerForSequenceClassification",
+    "PolyformerForTokenClassification",
+    "PolyformerModel",
+    "wrap",
+]

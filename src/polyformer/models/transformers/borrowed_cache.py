@@ -1,0 +1,196 @@
+"""Caches of transformers in calls of wrapped models: read before a call, filled in place after it."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Full
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelState
+from polyformer.models.transformers.cache import PolyformerCache
+from polyformer.models.transformers.inputs import Arguments
+from polyformer.nn.stack import LayerState
+from polyformer.nn.stack.multihead import ProjectedSource
+
+PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
+"""Layers of a cache with unmodified keys and values."""
+
+
+class BorrowedCache(PolyformerCache):
+    """A cache of transformers in one call of `model` with `arguments`.
+
+    Its keys and values are the initial state of the call, and `advanced` appends the new keys and values,
+    like transformers' models. It does not contain the padding of its tokens: an attention mask of all tokens
+    defines it, and without a mask all tokens are real.
+
+    Raises `InputError` for a cache of other sizes, a cache with modified keys and values, and a model with a
+    larger state.
+    """
+
+    def __init__(self, theirs: Cache, model: Transformer, arguments: Arguments):
+        assert model.decoder is not None
+        self.theirs, self.own, self.decoder = theirs, theirs, model.decoder
+        self.cross: EncoderDecoderCache | None = None
+        if isinstance(theirs, EncoderDecoderCache):
+            self.own = theirs.self_attention_cache
+            self.cross = theirs if model.encoder is not None else None
+        layers, depth = self.decoder.new_states(0), self.decoder.depth
+        reads_source = self.cross is not None and depth is not None and depth.reads_source
+        if model.remembers or reads_source or any(layer != LayerState(KeyValueCache()) for layer in layers):
+            raise InputError(
+                "past_key_values: this model keeps more of the past than keys and values; give what "
+                "an earlier output returned"
+            )
+        self.seen = _common_length(self.own, len(layers))
+        self.dropped = [0] * len(layers)
+        prefix = "" if model.encoder is None else "decoder_"
+        if self.seen:
+            rows = _rows(arguments, prefix)
+            layers = tuple(LayerState(self._read(index, rows)) for index in range(len(layers)))
+        tokens = _tokens(self.seen, arguments.get(f"{prefix}attention_mask"))
+        state: ModelState | None = ModelState(tokens, layers)
+        if self.cross is not None and any(self.cross.is_updated.values()):
+            state = self._after_source(tokens, layers, arguments.get("attention_mask"))
+        elif model.encoder is not None and not self.seen:
+            state = None  # the source must be encoded first
+        super().__init__(state)
+
+    def _read(self, index: int, rows: int | None) -> KeyValueCache:
+        """Return the keys and values of a layer, with zeros for tokens dropped by a sliding layer."""
+        keys, values = _held(self.own.layers[index], self.seen)
+        attention = self.decoder.sequence[index].attention
+        expected = (len(keys) if rows is None else rows, attention.config.kv_heads, attention.head_size)
+        shape = (*keys.shape[:2], keys.shape[3])
+        if shape != expected:
+            raise InputError(
+                f"past_key_values: expected keys of (rows, heads, head size) {expected}, got {shape}"
+            )
+        self.dropped[index] = self.seen - keys.shape[2]
+        keys, values = (F.pad(part, (0, 0, self.dropped[index], 0)) for part in (keys, values))
+        return KeyValueCache(keys, values, self.seen, [self.seen])
+
+    def _after_source(
+        self, tokens: Tokens, layers: tuple[LayerState, ...], mask: Tensor | None
+    ) -> ModelState:
+        """Return the state of a decoder that has projected the source with `mask` [B, S]."""
+        assert self.cross is not None
+        sources = self.cross.cross_attention_cache
+        length = _common_length(sources, len(layers))
+        read = [ProjectedSource(*_held(layer, length)) for layer in sources.layers]
+        layers = tuple(
+            LayerState(layer.self_attention, source) for layer, source in zip(layers, read, strict=True)
+        )
+        valid = None if mask is None or bool(mask.all()) else mask.bool()
+        return ModelState(tokens, layers, None, valid, length)
+
+    def advanced(self, state: ModelState) -> Cache:
+        """Append the keys and values of the call that ended in `state` to transformers' cache, and return the
+        cache.
+
+        Raises `InputError`, and appends nothing, if the call required tokens that a sliding layer has
+        dropped, or if a static layer is too short.
+        """
+        new = state.tokens.seen - self.seen
+        for index in range(len(state.layers)):
+            self._check(index, new)
+        for index, layer in enumerate(state.layers):
+            own, source = layer.self_attention, layer.cross_attention
+            assert isinstance(own, KeyValueCache)
+            added = own.last(new).compact()
+            self.own.update(added.keys, added.values, index)  # type: ignore[arg-type]
+            if self.cross is not None and not self.cross.is_updated.get(index):
+                assert isinstance(source, ProjectedSource)
+                self.cross.cross_attention_cache.update(source.keys, source.values, index)
+                self.cross.is_updated[index] = True
+        return self.theirs
+
+    def _check(self, index: int, new: int) -> None:
+        """Raise `InputError` if a layer lacks keys that were needed, or is too short for the `new` keys."""
+        total, dropped = self.seen + new, self.dropped[index]
+        if dropped:
+            mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.at(index)
+            pattern = mechanism.pattern if isinstance(mechanism, SoftmaxConfig) else None
+            needed = (pattern or Full()).keys(Context(new, total, causal=True), 0, new).some
+            if needed and needed[0][0] < dropped:
+                raise InputError(
+                    f"past_key_values: layer {index} of the cache has dropped its first {dropped} tokens, "
+                    f"and this model's attention reads from token {needed[0][0]} on; use DynamicCache()"
+                )
+        layer = self.own.layers[index] if self.own.layers else None
+        if type(layer) is StaticLayer and total > layer.max_cache_len:
+            raise InputError(
+                f"past_key_values: the cache has room for {layer.max_cache_len} tokens, got {total}; make it "
+                f"with max_cache_len={total}"
+            )
+
+
+def borrowed(past: object, model: Transformer, arguments: Arguments) -> PolyformerCache:
+    """Return `past`, an argument of a call of `model` with `arguments`, as our cache.
+
+    Raises `InputError` if it is no cache, or does not fit the model.
+    """
+    if isinstance(past, PolyformerCache):
+        return past
+    if not isinstance(past, Cache):
+        raise InputError(
+            f"past_key_values: expected what an earlier output returned, or a cache of transformers such as "
+            f"DynamicCache(), got {type(past).__name__}"
+        )
+    return BorrowedCache(past, model, arguments)
+
+
+def _common_length(cache: Cache, count: int) -> int:
+    """Return the number of tokens that each layer of `cache` has read.
+
+    Raises `InputError` unless it has `count` layers of keys and values.
+    """
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if type(layer) not in PLAIN:
+            raise InputError(
+                f"past_key_values: expected layers of keys and values as they are, got "
+                f"{type(layer).__name__}; use DynamicCache()"
+            )
+    if not layers and cache.layer_class_to_replicate is DynamicLayer:  # it gets its layers as it is filled
+        return 0
+    lengths = {int(layer.get_seq_length()) for layer in layers}
+    if len(layers) != count or len(lengths) > 1:
+        raise InputError(
+            f"past_key_values: expected what an earlier output returned, or keys and values of "
+            f"{count} layers, got {type(cache).__name__} with {len(layers)} of {sorted(lengths)} tokens"
+        )
+    return lengths.pop()
+
+
+def _held(layer: Any, seen: int) -> tuple[Tensor, Tensor]:
+    """Return the last keys and values [B, H, T, D] that a layer has of its `seen` tokens."""
+    return layer.keys[:, :, :seen], layer.values[:, :, :seen]
+
+
+def _rows(arguments: Arguments, prefix: str) -> int | None:
+    """Return the number of texts that the decoder reads; None if no argument determines it."""
+    names = (f"{prefix}input_ids", f"{prefix}inputs_embeds", "labels")
+    return next((len(arguments[name]) for name in names if name in arguments), None)
+
+
+def _tokens(seen: int, mask: Tensor | None) -> Tokens:
+    """Return the tokens of a cache; `mask` [B, T] marks their padding if it is longer than the cache."""
+    if mask is None or mask.dim() != 2 or mask.shape[1] <= seen or not seen:
+        return Tokens(seen)
+    past = mask[:, :seen]
+    return NO_TOKENS.extended(ModelInputs(past, past))

@@ -1,0 +1,106 @@
+"""The wrapper class of each model, and the registration with transformers."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig
+from transformers.models.auto import modeling_auto
+
+from polyformer.core.errors import InputError, unknown
+from polyformer.models.architectures import TrajectoryTransformer, Transformer
+from polyformer.models.transformers.answers import PolyformerForQuestionAnswering
+from polyformer.models.transformers.base import PolyformerModel
+from polyformer.models.transformers.config import PolyformerConfig, config_of
+from polyformer.models.transformers.tasks import (
+    PolyformerDoubleHeadsModel,
+    PolyformerForMaskedLM,
+    PolyformerForMultipleChoice,
+    PolyformerForPreTraining,
+    PolyformerForSequenceClassification,
+    PolyformerForTokenClassification,
+)
+from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
+from polyformer.models.transformers.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
+
+BY_HEAD: dict[str, type[PolyformerModel]] = {
+    "embed": PolyformerModel,
+    "masked": PolyformerForMaskedLM,
+    "enhanced_masked": PolyformerForMaskedLM,
+    "classify": PolyformerForSequenceClassification,
+    "choose": PolyformerForMultipleChoice,
+    "tag": PolyformerForTokenClassification,
+    "span": PolyformerForQuestionAnswering,
+    "pretraining": PolyformerForPreTraining,
+    "detect": PolyformerForPreTraining,
+}
+"""The class for each kind of head; for a language model it depends on its stacks."""
+
+AUTO = {
+    transformers.AutoModel: PolyformerModel,
+    transformers.AutoModelForPreTraining: PolyformerForPreTraining,
+    transformers.AutoModelForMaskedLM: PolyformerForMaskedLM,
+    transformers.AutoModelForCausalLM: PolyformerForCausalLM,
+    transformers.AutoModelForSeq2SeqLM: PolyformerForSeq2SeqLM,
+    transformers.AutoModelForSequenceClassification: PolyformerForSequenceClassification,
+    transformers.AutoModelForTokenClassification: PolyformerForTokenClassification,
+    transformers.AutoModelForMultipleChoice: PolyformerForMultipleChoice,
+    transformers.AutoModelForQuestionAnswering: PolyformerForQuestionAnswering,
+}
+
+
+def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = None) -> PolyformerModel:
+    """Return `model` as a model of transformers; the weights are shared, not copied.
+
+    `license`, an identifier of the hub such as "apache-2.0", appears in the card of a saved model.
+
+    Raises `InputError` for a head or a model without a class in transformers, and for weights in int8.
+    """
+    if not isinstance(model, Transformer | TrajectoryTransformer):
+        raise InputError(f"wrap: transformers has no class for a {type(model).__name__}")
+    if isinstance(model, Transformer) and model.config.weights == "int8":
+        raise InputError(
+            "wrap: this model's weights are int8, which transformers neither trains nor saves; load it with "
+            'weights="float32"'
+        )
+    config = config_of(model)
+    config.license = license
+    with torch.device("meta"):
+        wrapped = _class_of(model)(config)
+    wrapped.model = model
+    if isinstance(model, Transformer) and wrapped.can_generate():
+        wrapped.generation_config = _settings(model, wrapped.generation_config)
+    return wrapped.train(model.training)
+
+
+def _settings(model: Transformer, default: GenerationConfig) -> GenerationConfig:
+    """Return the settings in the checkpoint's generation_config.json, or else in its config.json."""
+    if model.generation is not None:
+        return GenerationConfig.from_dict(dict(model.generation))
+    origin = model.config.origin
+    fields = {} if origin is None else origin.fields
+    names = default.to_dict().keys() - {"transformers_version"}
+    default.update(**{name: fields[name] for name in names if fields.get(name) is not None})
+    return default
+
+
+def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:
+    if isinstance(model, TrajectoryTransformer):
+        return PolyformerDecisionTransformer
+    kind = model.config.head.kind
+    if kind in ("language_model", "adaptive_softmax"):
+        if model.decoder is None:
+            return PolyformerForMaskedLM
+        return PolyformerForCausalLM if model.encoder is None else PolyformerForSeq2SeqLM
+    if kind == "pretraining" and model.head.reads_choices:
+        return PolyformerDoubleHeadsModel
+    if kind not in BY_HEAD:
+        raise unknown("head with a class in transformers", kind, [*BY_HEAD, "language_model"])
+    return BY_HEAD[kind]
+
+
+transformers.AutoConfig.register("polyformer", PolyformerConfig)
+for auto, wrapper in AUTO.items():
+    auto.register(PolyformerConfig, wrapper)
+modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["polyformer"] = PolyformerForCausalLM.__name__
+"""The table from which the Trainer knows the models with labels to shift in label smoothing."""

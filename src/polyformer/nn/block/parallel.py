@@ -1,0 +1,41 @@
+"""Parallel: x = x + attention(norm(x)) + feedforward(norm(x)), with a shared norm. GPT-J, 2021."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.nn.block.base import Block, BlockConfig, SubLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelConfig(BlockConfig):
+    """Parallel block: all sub-layers read the same normalised input, and their outputs are summed.
+
+    The output is x + the sum of dropout(f(norm(x))) over all sub-layers f.
+    """
+
+    kind: ClassVar[str] = "parallel"
+    paper: ClassVar[str] = "Wang and Komatsuzaki 2021 (GPT-J)"
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Parallel":
+        """Return a block with a single norm for all sub-layers."""
+        return Parallel(hidden_size, 1, norm, dropout)
+
+
+class Parallel(Block):
+    """A wiring of sub-layers in parallel."""
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+        """Return x + sum_f dropout(f(norm(x)))."""
+        # Normalised before the loop: the sums below must not change the input of later sub-layers.
+        normed = normalize(self.norms[0], x, real)
+        for sublayer in sublayers:
+            x = x + self.dropout(sublayer(normed))
+        return x
+
+    def first_reads(self, x: Tensor) -> Tensor:
+        """Return norm(x)."""
+        return self.norms[0](x)

@@ -1,0 +1,71 @@
+"""Pre-norm: x = x + f(norm(x)). Trains without warm-up. Xiong et al. 2020, section 3."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.nn.block.base import Block, BlockConfig, SubLayer
+
+LARGEST = torch.finfo(torch.float16).max
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreNormConfig(BlockConfig):
+    """Pre-norm block: each sub-layer reads a normalised input and is added to the residual stream.
+
+    The output is x + dropout(f(norm(x))) for every sub-layer f.
+
+    `finite`: clamp values that overflow in float16 to its largest number, so that the next norm returns no
+    NaN. T5 was trained in bfloat16, and its feed-forward outputs exceed the range of float16. `first_norm`:
+    whether the first sub-layer of the first layer has a norm; ModernBERT normalises the embeddings instead.
+    """
+
+    finite: bool = False
+    first_norm: bool = True
+
+    kind: ClassVar[str] = "pre"
+    paper: ClassVar[str] = "Xiong et al. 2020, section 3"
+
+    @classmethod
+    def examples(cls) -> tuple["PreNormConfig", ...]:
+        """Return an example of each option."""
+        return cls(), cls(finite=True), cls(first_norm=False)
+
+    def at(self, layer: int) -> "PreNormConfig":
+        """Return the configuration of layer `layer`: only the first layer may lack its first norm."""
+        return self if self.first_norm or layer == 0 else dataclasses.replace(self, first_norm=True)
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PreNorm":
+        """Return a block with a norm for each sub-layer."""
+        return PreNorm(hidden_size, sublayers, norm, dropout, self)
+
+
+class PreNorm(Block):
+    """A wiring that never normalises the residual stream itself; the stack adds a norm at its end."""
+
+    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, config: PreNormConfig):
+        super().__init__(hidden_size, norms, norm, dropout)
+        self.finite = config.finite
+        if not config.first_norm:
+            self.norms[0] = nn.Identity()  # not removed: the other norms keep their indices
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+        """Apply x = x + dropout(f(norm(x))) for each f in turn."""
+        for norm, sublayer in zip(self.norms, sublayers):
+            y = self.dropout(sublayer(normalize(norm, x, real)))
+            # An infinite float16 y would make a float32 sum infinite, which is not clamped: clamp y first.
+            x = _finite(x + (y if y.dtype == x.dtype else _finite(y))) if self.finite else x + y
+        return x
+
+    def first_reads(self, x: Tensor) -> Tensor:
+        """Return norm(x)."""
+        return self.norms[0](x)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Clamp a float16 x to the finite numbers of float16; return x of another type unchanged."""
+    return x.clamp(-LARGEST, LARGEST) if x.dtype == torch.float16 else x

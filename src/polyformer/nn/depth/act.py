@@ -1,0 +1,117 @@
+"""Adaptive computation time: every token learns its number of steps.
+
+With s_n the state of a token after layer n, and a halting unit shared by all layers,
+
+    p_n = logistic(w . s_n + b)        N = min {n : p_1 + ... + p_n >= 1 - epsilon}, at most all layers
+    R   = 1 - (p_1 + ... + p_(N-1))    y = p_1 s_1 + ... + p_(N-1) s_(N-1) + R s_N
+
+The output of the stack is y. After N the state is copied, s_(N+1) = s_N: other tokens attend to the unchanged
+state, and it is not computed again. Training adds `ponder_loss` times the mean of N + R over the tokens; N
+has no gradient. Graves 2016 (Adaptive Computation Time), section 2; for layers with shared weights (one
+group, `num_hidden_groups=1`) Dehghani et al. 2019 (Universal Transformers), section 2.2.
+
+`halting_bias` is the initial value of b. With 1, as in the authors' code, p is about 0.73, N is 2 for every
+token, and the second step gets a quarter of the weight: the gradient hardly moves a unit away from this.
+Lower values start with more steps, and training removes steps that do not reduce the loss.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Shape
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.errors import InputError
+from polyformer.core.ops.norms import NormConfig
+from polyformer.nn.depth.active import Active
+from polyformer.nn.depth.base import Call, Depth, DepthConfig, Halting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ACTConfig(DepthConfig):
+    """Adaptive computation time: each token learns how many layers it goes through.
+
+    The number of steps is at most the number of layers of the stack.
+    """
+
+    epsilon: float = 0.01
+    ponder_loss: float = 0.01
+    halting_bias: float = -1.0
+
+    kind: ClassVar[str] = "act"
+    paper: ClassVar[str] = "Graves 2016; Dehghani et al. 2019, section 2.2"
+    eager: ClassVar[str] = "which tokens go on depends on computed numbers"
+
+    @classmethod
+    def examples(cls) -> tuple["ACTConfig", ...]:
+        """Return an example that halts many tokens after a step, and an example with more steps."""
+        return cls(epsilon=0.1, halting_bias=1.0), cls()
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epsilon < 1.0:
+            raise InputError(f"epsilon: expected a number between 0 and 1, got {self.epsilon}")
+        if not 0.0 <= self.ponder_loss < float("inf"):
+            raise InputError(f"ponder_loss: expected a weight of 0 or more, got {self.ponder_loss}")
+        if not abs(self.halting_bias) < float("inf"):
+            raise InputError(f"halting_bias: expected a finite number, got {self.halting_bias}")
+
+    def build(self, shape: Shape, norm: NormConfig | None) -> "ACT":
+        """Return the policy with a halting unit."""
+        return ACT(self, shape.hidden_size, shape.num_layers)
+
+
+class ACT(Depth):
+    """The halting unit p = logistic(w . s + b), the same in every layer."""
+
+    def __init__(self, config: ACTConfig, hidden_size: int, steps: int):
+        super().__init__()
+        self.config, self.steps = config, steps
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.tensor([config.halting_bias]))
+
+    def begin(self, call: Call) -> "Pondering":
+        """Return the sums of a new call, all zero."""
+        return Pondering(self, call)
+
+
+class Pondering(Halting):
+    """The sums of a call: of probabilities [B, T], and of states weighted by them [B, T, E]."""
+
+    def __init__(self, act: ACT, call: Call):
+        super().__init__(call)
+        self.act = act
+        self.spent = call.x.new_zeros(call.x.shape[:2]).to(torch.promote_types(call.x.dtype, torch.float32))
+        self.remainder = torch.zeros_like(self.spent)
+        self.mean = torch.zeros_like(call.x)
+
+    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor:
+        """Return the tokens with a sum of probabilities of at least 1 - epsilon; all after the last layer."""
+        states = active.gathered(x)
+        weight, bias = self.act.weight.to(x.dtype), self.act.bias
+        p = ((states @ weight).to(self.spent.dtype) + bias)[0].sigmoid()  # [N]
+        spent = self.spent.flatten()[active.index]
+        halts = spent + p >= 1 - self.act.config.epsilon
+        if layer == self.act.steps - 1:
+            halts = torch.ones_like(halts)
+        share = torch.where(halts, 1 - spent, p)
+        mean = active.gathered(self.mean) + (share.unsqueeze(-1) * states).to(self.mean.dtype)
+        self.mean = active.scattered(mean, self.mean)
+        self.spent = _put(self.spent, active, spent + share)
+        self.remainder = _put(self.remainder, active, torch.where(halts, share, 0))
+        return halts
+
+    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the mean state y; the ponder cost is added to the training loss."""
+        real = self.call.real
+        ponder = ((self.depths + self.remainder) * real).sum() / real.sum().clamp_min(1)
+        if self.act.training:
+            add_auxiliary_loss("ponder", self.act.config.ponder_loss * ponder)
+        return super().output(self.mean, finished)
+
+
+def _put(table: Tensor, active: Active, values: Tensor) -> Tensor:
+    """Return `table` [B, T] with `values` [N] for the active tokens."""
+    return table.flatten().index_copy(0, active.index, values).view(table.shape)

@@ -1,0 +1,146 @@
+"""The interface of adaptive depth: policies for the number of layers that a token goes through.
+
+After each layer a policy decides which tokens halt. A halted token leaves the computation: its state is
+copied to every later layer, where the other tokens attend to keys and values from this state. This is the
+same in a single pass over a text and in generation of single tokens, in an encoder and in a decoder, and a
+cache has the keys of every layer.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Shape
+from polyformer.core.config import Config
+from polyformer.core.ops.norms import NormConfig
+from polyformer.core.sequence.context import Context
+from polyformer.nn.depth.active import Active
+from polyformer.nn.depth.recording import record_depths
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthConfig(Config):
+    """The base class of policies: `build(shape, norm)` returns the module of a stack, or None.
+
+    `encoder`: whether an encoder can have it. `eager`: the reason why `torch.compile(fullgraph=True)` does
+    not support a member; empty if it does.
+    """
+
+    option: ClassVar[str] = "model.depth"
+    encoder: ClassVar[bool] = True
+    eager: ClassVar[str] = ""
+
+    def build(self, shape: Shape, norm: NormConfig | None) -> "Depth | None":
+        """Return the module for a stack of this shape with this final norm (None for no final norm)."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """The inputs of a policy at the start of a call.
+
+    x: [B, T, E], the embedding sum. pos: [T] or [B, T]. source: [B, S, E], the source of an encoder-decoder,
+    with its real tokens source_valid [B, S], if available. predict: the head's predictions for hidden states
+    [B, T, E], if there is a head.
+    """
+
+    x: Tensor
+    pos: Tensor
+    context: Context
+    source: Tensor | None = None
+    source_valid: Tensor | None = None
+    predict: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def real(self) -> Tensor:
+        """Return which tokens are not padding, [B, T] bool."""
+        valid, rows, length = self.context.kv_valid, self.x.shape[0], self.x.shape[1]
+        if valid is None:
+            return torch.ones(rows, length, dtype=torch.bool, device=self.x.device)
+        offset = self.context.offset
+        return valid[:, offset : offset + length].expand(rows, length)
+
+
+class Judge(Protocol):
+    """The losses and predictions of the head for hidden states [B, T, E], with the labels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Return the labels [B, T]."""
+        ...
+
+    @property
+    def labelled(self) -> Tensor:
+        """Return which tokens [B, T] have a label."""
+        ...
+
+    def loss(self, hidden: Tensor) -> Tensor:
+        """Return the mean loss."""
+        ...
+
+    def tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p of every label and the likeliest prediction, [B, T] each, without a graph."""
+        ...
+
+
+class Depth(nn.Module):
+    """The policy of a stack. `alone`: whether training changes only the depth of a model. `reads_source`:
+    whether every call needs the source."""
+
+    alone = False
+    reads_source = False
+
+    def added(self, final_norm: nn.Module) -> None:
+        """Initialize a policy that is added to a trained model, so that it changes no output."""
+
+    def begin(self, call: Call) -> "Halting":
+        """Return the object that decides during a call."""
+        raise NotImplementedError
+
+
+class Halting:
+    """The decisions of a call about the tokens that continue, layer by layer.
+
+    `active`: the tokens that continue; None for all, so that no tokens need to be gathered.
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.active = None if call.context.kv_valid is None else _fewer(Active.of(call.real))
+        self.depths = torch.zeros(call.x.shape[:2], dtype=torch.long, device=call.x.device)
+
+    def after(self, layer: int, x: Tensor) -> None:
+        """Decide after layer `layer` has updated the states x [B, T, E] of the active tokens."""
+        active = self.active
+        if active is None:
+            active = Active.of(torch.ones_like(self.depths, dtype=torch.bool))
+        self.depths = self.depths + active.mask
+        halted = self.halted(layer, x, active)
+        if halted is not None:
+            self.active = _fewer(active.without(halted))
+
+    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
+        """Return which of the active tokens halt after this layer, [N] bool; None for none."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """Return whether all tokens have halted."""
+        return self.active is not None and not len(self.active)
+
+    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the stack's output from the last states x [B, T, E]. `finished`: final norm and dropout."""
+        record_depths(self.depths)
+        return finished(x)
+
+    def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
+        """Return the terms that are added to the training loss, by name; `loss` is the loss of the output."""
+        return {}
+
+
+def _fewer(active: Active) -> Active | None:
+    """Return `active`, or None if all tokens are active."""
+    return None if len(active) == active.mask.numel() else active

@@ -1,0 +1,250 @@
+"""The exits of a stack, and the decisions at them during a call."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Shape
+from polyformer.core.errors import InputError, quote
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.norms import NormConfig
+from polyformer.nn.depth.active import Active
+from polyformer.nn.depth.base import Call, Depth, DepthConfig, Halting, Judge
+from polyformer.nn.depth.exits.base import Candidates, Course, ExitRuleConfig
+from polyformer.nn.depth.exits.promise import CalibrationConfig
+from polyformer.nn.depth.exits.rules import ClassifierConfig
+from polyformer.nn.depth.recording import is_whole, state_records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitsConfig(DepthConfig):
+    """Early exits: a token can leave the decoder before the last layer.
+
+    Tokens leave a decoder after one of `layers`, counted from 1; by default after any layer except the last.
+    """
+
+    layers: tuple[int, ...] | None = None
+    rule: ExitRuleConfig = ClassifierConfig()
+    threshold: float | tuple[float, ...] = 1.0  # of the rule's confidence; or a number for each exit
+    decay: float | None = None  # rate of decrease with the position; None for a constant threshold
+    decay_length: int = 512  # the longest text in tokens, the divisor of positions
+    translation: Literal["none", "linear"] = "none"  # of an exit's states, before its norm
+    training: Literal["aligned", "mixed"] = "aligned"
+    loss_weights: Literal["layer", "equal"] = "layer"  # of the exits: the number of the layer, or all equal
+    rule_loss: float = 1.0
+    alone: bool = False  # train only exits and rule, not the rest of the model
+    calibration: CalibrationConfig | None = dataclasses.field(default=None, compare=False)
+
+    kind: ClassVar[str] = "exits"
+    paper: ClassVar[str] = "Elbayad et al. 2020 (Depth-Adaptive Transformer); Schuster et al. 2022 (CALM)"
+    encoder: ClassVar[bool] = False
+    eager: ClassVar[str] = "which tokens go on depends on computed numbers"
+
+    def __post_init__(self) -> None:
+        layers = self.layers
+        if layers is not None and (not layers or list(layers) != sorted({*layers}) or layers[0] < 1):
+            raise InputError(f"layers: expected rising numbers of layers, from 1 on, got {list(layers)}")
+        for name, values in (
+            ("translation", ("none", "linear")),
+            ("training", ("aligned", "mixed")),
+            ("loss_weights", ("layer", "equal")),
+        ):
+            if getattr(self, name) not in values:
+                raise InputError(
+                    f"{name}: expected {' or '.join(map(quote, values))}, got {quote(getattr(self, name))}"
+                )
+        for threshold in self.threshold if isinstance(self.threshold, tuple) else (self.threshold,):
+            if not 0.0 <= threshold <= 1.0:
+                raise InputError(f"threshold: expected a confidence from 0 to 1, got {threshold}")
+        if isinstance(self.threshold, tuple) and layers is not None and len(self.threshold) != len(layers):
+            raise InputError(
+                f"threshold: expected one number, or one for each of the {len(layers)} exits, "
+                f"got {len(self.threshold)}"
+            )
+        if self.decay is not None and not 0.0 <= self.decay < math.inf:
+            raise InputError(f"decay: expected a number of 0 or more, got {self.decay}")
+        if self.decay_length < 1:
+            raise InputError(f"decay_length: counts tokens, expected 1 or more, got {self.decay_length}")
+        if not 0.0 <= self.rule_loss < math.inf:
+            raise InputError(f"rule_loss: expected a weight of 0 or more, got {self.rule_loss}")
+
+    @classmethod
+    def examples(cls) -> tuple["ExitsConfig", ...]:
+        """Return rules with and without weights, both trainings, a threshold with decay, translations."""
+        return (
+            cls(threshold=0.5, translation="linear"),
+            cls(threshold=0.2, decay=4.0, rule=ExitRuleConfig.from_dict("softmax", "rule")),
+            cls(threshold=0.9, training="mixed", rule=ExitRuleConfig.from_dict("saturation", "rule")),
+            cls(threshold=0.5, loss_weights="equal", rule=ExitRuleConfig.from_dict("multinomial", "rule")),
+        )
+
+    def build(self, shape: Shape, norm: NormConfig | None) -> "Exits":
+        """Return rule and exits; exits have a norm if the stack has a final norm."""
+        layers = tuple(range(1, shape.num_layers)) if self.layers is None else self.layers
+        if layers and layers[-1] >= shape.num_layers:
+            raise InputError(
+                f"depth.layers: expected layers below the last, {shape.num_layers}, got {list(layers)}"
+            )
+        if isinstance(self.threshold, tuple) and len(self.threshold) != len(layers):
+            raise InputError(
+                f"depth.threshold: expected one number, or one for each of the {len(layers)} exits, "
+                f"got {len(self.threshold)}"
+            )
+        return Exits(self, shape.hidden_size, (*layers, shape.num_layers), norm)
+
+
+class Exit(nn.Module):
+    """The head's input for a state h [..., E]: norm(h), or norm(h + A h)."""
+
+    def __init__(self, hidden_size: int, norm: NormConfig | None, linear: bool):
+        super().__init__()
+        self.map = Linear(hidden_size, hidden_size) if linear else None
+        self.norm = nn.Identity() if norm is None else norm.build(hidden_size)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return a tensor of the shape of h."""
+        return self.norm(h if self.map is None else h + self.map(h))
+
+
+class Exits(Depth):
+    """The exits after `layers`; the last is the end of the stack and has no separate module."""
+
+    def __init__(self, config: ExitsConfig, hidden_size: int, layers: Sequence[int], norm: NormConfig | None):
+        super().__init__()
+        self.config, self.layers, self.alone = config, list(layers), config.alone
+        linear, count = config.translation == "linear", len(layers) - 1
+        self.exits = nn.ModuleList(Exit(hidden_size, norm, linear) for _ in range(count))
+        self.rule = config.rule.build(hidden_size, len(layers))
+        self.reads_source = self.rule.reads_source
+        threshold = config.threshold
+        self.thresholds = list(threshold) if isinstance(threshold, tuple) else [threshold] * count
+
+    def added(self, final_norm: nn.Module) -> None:
+        """Initialize exits that are added to a trained model as copies of its final norm."""
+        with torch.no_grad():
+            for exit in self.exits:
+                assert isinstance(exit, Exit)
+                exit.norm = copy.deepcopy(final_norm)
+                if exit.map is not None:
+                    exit.map.weight.zero_()
+
+    def begin(self, call: Call) -> "Exiting":
+        """Return the decisions of a new call, in which no token has left."""
+        return Exiting(self, call)
+
+    def threshold(self, number: int, pos: Tensor) -> Tensor:
+        """Return lambda'(t) of exit `number` at the positions [...], in their shape."""
+        start = torch.full(pos.shape, self.thresholds[number], device=pos.device)
+        if self.config.decay is None:
+            return start
+        falling = torch.exp(-self.config.decay * pos / self.config.decay_length)
+        return (0.9 * start + 0.1 * falling).clamp(0, 1)
+
+    def weight(self, number: int) -> float:
+        """Return the weight of the loss at exit `number`; the sum of all is 1."""
+        own = self.layers if self.config.loss_weights == "layer" else [1] * len(self.layers)
+        return own[number] / sum(own)
+
+
+class Exiting(Halting):
+    """The exits of a call: which tokens left, and with which head input."""
+
+    def __init__(self, exits: Exits, call: Call):
+        super().__init__(call)
+        self.exits, self.before = exits, call.x
+        self.left: Tensor | None = None  # [B, T] bool
+        self.hidden = self.end = call.x  # [B, T, E], the head's input of tokens that left, and of the others
+        self.kept: Tensor | None = None
+        if call.source is not None:
+            self.kept = exits.rule.read(call.source, call.source_valid)
+        mixed = exits.config.training == "mixed"
+        self.aligned = exits.training and not mixed
+        self.states: list[Tensor] = []
+        records = state_records()
+        self.recorded = records is not None
+        if records is not None:
+            records.append(self.states)
+        self.planned: Tensor | None = None
+        if exits.training and mixed:
+            self.planned = torch.randint(len(exits.layers), call.x.shape[:2], device=call.x.device)
+
+    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
+        """Return the tokens that leave after this layer; none at the end."""
+        before, self.before = self.before, x
+        if not layer and self.kept is None:
+            self.kept = self.exits.rule.first(x)
+        if layer + 1 not in self.exits.layers:
+            return None
+        number = self.exits.layers.index(layer + 1)
+        if self.aligned or self.recorded:
+            self.states.append(x)
+            return None
+        if number == len(self.exits.exits) or (is_whole() and self.planned is None):
+            return None
+        state = active.gathered(x)
+        hidden = self.exits.exits[number](state)
+        leaves = self._leaves(number, active, state, active.gathered(before), hidden)
+        if not leaves.is_meta and bool(leaves.any()):
+            out = Active(active.mask, active.index[leaves])
+            self.hidden = out.scattered(hidden[:, leaves], self.hidden)
+            left = torch.zeros_like(active.mask) if self.left is None else self.left
+            self.left = left.flatten().index_fill(0, out.index, True).view(left.shape)
+        return leaves
+
+    def _leaves(self, number: int, active: Active, state: Tensor, before: Tensor, hidden: Tensor) -> Tensor:
+        """Return which of the active tokens leave at exit `number`, [N] bool."""
+        if self.planned is not None:
+            return self.planned.flatten()[active.index] == number
+        rows, length = self.depths.shape
+        kept = None
+        if self.kept is not None:
+            kept = self.kept if self.kept.dim() == 3 else self.kept.unsqueeze(1).expand(-1, length, -1)
+            kept = kept.flatten(0, 1)[active.index]
+        candidates = Candidates(number, state, before, hidden, self.call.predict, kept)
+        pos = self.call.pos.expand(rows, length).flatten()[active.index]
+        return self.exits.rule.confidence(candidates) >= self.exits.threshold(number, pos)
+
+    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return for each token the head's input from its exit."""
+        self.end = y = super().output(x, finished)
+        return y if self.left is None else torch.where(self.left.unsqueeze(-1), self.hidden.to(y.dtype), y)
+
+    def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
+        """Return, for aligned training, the additional loss of the other exits and the loss of the rule."""
+        if not self.aligned or not self.exits.exits:
+            return {}
+        hidden = [exit(state) for exit, state in zip(self.exits.exits, self.states)]
+        mean = self.exits.weight(len(hidden)) * loss
+        for number, seen in enumerate(hidden):
+            mean = mean + self.exits.weight(number) * judge.loss(seen)
+        kept = self.kept if self.kept is None or self.kept.dim() == 3 else self.kept.unsqueeze(1)
+        course = Course(self.states, [*hidden, self.end], judge, kept)
+        terms = {"exits": mean - loss}
+        rule = self.exits.rule.loss(course)
+        if rule is not None:
+            terms["exit_rule"] = self.exits.config.rule_loss * rule
+        return terms
+
+
+def set_threshold(model: nn.Module, threshold: float | Sequence[float]) -> None:
+    """Set the threshold of every stack of `model` with exits, or a threshold for each exit.
+
+    Raises `InputError` if there are no exits, or another number of them.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, Exits)]
+    if not stacks:
+        raise InputError("threshold: this model has no exits; add some by `polyformer convert --depth exits`")
+    for exits in stacks:
+        count = len(exits.exits)
+        values = [threshold] * count if isinstance(threshold, (int, float)) else list(threshold)
+        if len(values) != count or not all(0.0 <= value <= 1.0 and math.isfinite(value) for value in values):
+            raise InputError(
+                f"threshold: expected a confidence from 0 to 1, or one for each of the {count} exits, "
+                f"got {threshold}"
+            )
+        exits.thresholds = values

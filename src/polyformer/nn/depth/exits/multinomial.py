@@ -1,0 +1,99 @@
+"""Rules that choose the exit in advance: for a token from its first layer, for a sequence from its source.
+
+    q(n) = softmax(W h + b)_n        h = h_1 of the token, or the mean of the encoder's output
+
+A token leaves at the likeliest exit (`greedy`), as in the paper, or where q(1) + ... + q(n) reaches the
+threshold, so that a single trained rule supports any speed. Elbayad et al. 2020, sections 4.1 and 4.2.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.ops.pooling import pool
+from polyformer.nn.depth.exits.base import Candidates, Course, ExitRule, ExitRuleConfig
+from polyformer.nn.depth.exits.oracles import OracleConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultinomialConfig(ExitRuleConfig):
+    """Multinomial exit: the state after the first layer predicts the exit of each token."""
+
+    oracle: OracleConfig = OracleConfig()
+    greedy: bool = False
+
+    kind: ClassVar[str] = "multinomial"
+    paper: ClassVar[str] = "Elbayad et al. 2020, section 4.2"
+
+    def build(self, hidden_size: int, exits: int) -> "Multinomial":
+        """Return the rule, which has a matrix and a bias."""
+        return Multinomial(self, hidden_size, exits)
+
+
+class Multinomial(ExitRule):
+    """The distribution q(n) of a token."""
+
+    def __init__(self, config: "MultinomialConfig | SequenceConfig", hidden_size: int, exits: int):
+        super().__init__()
+        self.config = config
+        self.choice = nn.Linear(hidden_size, exits)
+
+    def first(self, state: Tensor) -> Tensor:
+        """Return the logits of q."""
+        return self.choice(state)
+
+    def confidence(self, candidates: Candidates) -> Tensor:
+        """Return q(1) + ... + q(n), or if `greedy` 1 from the likeliest exit on, else 0."""
+        assert candidates.kept is not None
+        if self.config.greedy:
+            return (candidates.kept.argmax(-1) <= candidates.number).to(candidates.kept.dtype)
+        return candidates.kept.softmax(-1).cumsum(-1)[:, candidates.number]
+
+    def loss(self, course: Course) -> Tensor:
+        """Return the cross-entropy with the oracle's exits."""
+        assert course.kept is not None
+        labelled = course.judge.labelled
+        best = self.config.oracle.exits(course)
+        terms = F.cross_entropy(course.kept.flatten(0, 1), best.flatten(), reduction="none")
+        return (terms.view(labelled.shape) * labelled).sum() / labelled.sum().clamp_min(1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceConfig(ExitRuleConfig):
+    """Sequence exit: the mean of the encoder's output predicts one exit for the whole translation."""
+
+    oracle: OracleConfig = OracleConfig()
+    greedy: bool = False
+
+    kind: ClassVar[str] = "sequence"
+    paper: ClassVar[str] = "Elbayad et al. 2020, section 4.1"
+
+    def build(self, hidden_size: int, exits: int) -> "Sequence":
+        """Return the rule, which has a matrix and a bias."""
+        return Sequence(self, hidden_size, exits)
+
+
+class Sequence(Multinomial):
+    """The distribution q(n) of a source."""
+
+    reads_source = True
+
+    def first(self, state: Tensor) -> None:
+        """Return None."""
+        return
+
+    def read(self, source: Tensor | None, valid: Tensor | None) -> Tensor:
+        """Return the logits of q."""
+        if source is None:
+            raise InputError(
+                "depth.rule: 'sequence' reads the source of an encoder-decoder; use 'multinomial'"
+            )
+        return self.choice(pool(source, valid, "mean"))
+
+    def loss(self, course: Course) -> Tensor:
+        """Return the cross-entropy with the oracle's exits of whole sequences."""
+        assert course.kept is not None
+        return F.cross_entropy(course.kept[:, 0], self.config.oracle.exits(course, whole=True))

@@ -1,0 +1,56 @@
+"""Oracles: the best exits in hindsight, which are the labels of exit classifiers.
+
+With LL_t^n the log-likelihood of the label of token t at exit n, and C_t^n whether the prediction is right,
+
+    n*_t = argmax_n sum_t' kappa(t, t') LL_t'^n - penalty n        kappa(t, t') = exp(-|t - t'|^2 / sigma)
+
+("likelihood"), or with C instead of LL ("correctness"). `sigma` 0 uses only the token itself. For a whole
+sequence the sum is over its tokens, with weight 1. Elbayad et al. 2020, sections 4.1 and 4.2.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.nn.depth.exits.base import Course
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OracleConfig(Config):
+    """The options of an oracle. `penalty`: the cost of each further exit."""
+
+    by: Literal["likelihood", "correctness"] = "likelihood"
+    penalty: float = 0.1
+    sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.by not in ("likelihood", "correctness"):
+            raise InputError(f"by: expected 'likelihood' or 'correctness', got {quote(self.by)}")
+        for name in ("penalty", "sigma"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")
+
+    @torch.no_grad()
+    def exits(self, course: Course, whole: bool = False) -> Tensor:
+        """Return the best exit of every token, counted from 0, [B, T]; if `whole`, of every sequence, [B]."""
+        gains = torch.stack([self._gain(course, hidden) for hidden in course.hidden], -1)
+        gains = gains * course.judge.labelled.unsqueeze(-1)
+        if whole:
+            gains = gains.sum(1)
+        elif self.sigma:
+            t = torch.arange(gains.shape[1], device=gains.device, dtype=gains.dtype)
+            kappa = torch.exp(-((t[:, None] - t) ** 2) / self.sigma)
+            gains = kappa @ gains
+        cost = self.penalty * torch.arange(gains.shape[-1], device=gains.device, dtype=gains.dtype)
+        return (gains - cost).argmax(-1)
+
+    def _gain(self, course: Course, hidden: Tensor) -> Tensor:
+        likelihood, choice = course.judge.tokens(hidden)
+        if self.by == "likelihood":
+            return likelihood
+        return (choice == course.judge.labels).to(likelihood.dtype)

@@ -1,0 +1,244 @@
+"""Mixture of experts: a router sends each token to `top_k` of X feed-forwards.
+
+    l = x W_r        y = sum over the chosen e of g_e f_e(x)
+    g = softmax of l over the chosen experts (Shazeer, GShard), or over all of them (Switch)
+
+Training adds balance * X * sum_e F_e P_e to the loss: F_e is the fraction of choices of expert e, and P_e the
+mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6, for a single choice per token).
+Padding is not sent to experts and not counted. The cost is top_k expert passes per token, batched per expert.
+
+`capacity` limits the number of tokens per expert in training. An expert accepts at most
+ceil(capacity * top_k * t / X) of the first t tokens of a document. Further tokens that choose this expert
+pass it on the residual stream. Deviation: the papers count over the batch and the whole length, so that
+dropping a token depends on other rows and later tokens; here it depends only on earlier tokens of the same
+document. Evaluation drops no tokens. The router is computed in float32. If a sequence is spread over
+processes, all of its tokens count: the processes sum F_e and P_e, and with a capacity they exchange their
+choices.
+
+Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 2022 (Switch), section 2.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.attention.functional.spread.exchange import everywhere, total, total_of_parts
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.errors import InputError, quote
+from polyformer.core.marks import mark
+from polyformer.core.ops.linear import ExactLinear, linear
+from polyformer.core.ops.precision import without_autocast
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.shares import Share
+from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
+
+
+def dense() -> FeedForwardConfig:
+    """Return a dense feed-forward, the expert of all three papers."""
+    return FeedForwardConfig.from_dict("dense")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(FeedForwardConfig):
+    """Mixture of experts: a router sends each token to a few of many feed-forwards.
+
+    There are `experts` feed-forwards of the form `expert`; `top_k` of them process each token.
+    """
+
+    expert: FeedForwardConfig = dataclasses.field(default_factory=dense)
+    experts: int = 8
+    top_k: int = 2
+    gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
+    capacity: float | None = None  # of an expert, as a multiple of an equal share; null for no limit
+    balance: float = 0.01  # the weight of the balance loss
+    jitter: float = 0.0  # in training the router reads x times uniform numbers in [1 - jitter, 1 + jitter]
+
+    kind: ClassVar[str] = "experts"
+    paper: ClassVar[str] = "Shazeer et al. 2017; Fedus et al. 2022 (Switch), section 2"
+    tokenwise: ClassVar[bool] = False
+    exchanges: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.expert.tokenwise:
+            raise InputError(
+                f"expert: {quote(self.expert.kind)} looks at more than one token, and an expert is given "
+                "those that are sent to it; use 'dense' or 'gated'"
+            )
+        if self.experts < 1:
+            raise InputError(f"experts: expected 1 or more, got {self.experts}")
+        if not 1 <= self.top_k <= self.experts:
+            raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
+        if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
+            raise InputError(
+                "gates: over 1 chosen expert they are always 1 and the router learns nothing; "
+                "with top_k 1 use gates 'all'"
+            )
+        if self.capacity is not None and self.capacity <= 0:
+            raise InputError(f"capacity: expected more than 0, or null for no limit, got {self.capacity}")
+        if self.balance < 0:
+            raise InputError(f"balance: expected 0 or more, got {self.balance}")
+        if not 0 <= self.jitter < 1:
+            raise InputError(f"jitter: expected a number in [0, 1), got {self.jitter}")
+
+    def build(self, hidden_size: int) -> "Experts":
+        """Return a router with `experts` copies of the expert."""
+        return Experts(hidden_size, self)
+
+    def at(self, layer: int) -> "ExpertsConfig":
+        """Return the configuration with the expert of layer `layer`."""
+        return dataclasses.replace(self, expert=self.expert.at(layer))
+
+    @classmethod
+    def examples(cls) -> tuple["ExpertsConfig", ...]:
+        """Return examples with all experts chosen, with all other options set, and with most experts idle."""
+        gated = FeedForwardConfig.from_dict("gated")
+        return (
+            cls(experts=2),
+            cls(expert=gated, experts=2, gates="all", capacity=1.0, jitter=0.01),
+            cls(experts=24),
+        )
+
+
+class Experts(FeedForward):
+    """A router and its experts, which map x [..., T, E] to [..., T, E]."""
+
+    def __init__(self, hidden_size: int, config: ExpertsConfig):
+        super().__init__()
+        self.config = config
+        self.router = ExactLinear(hidden_size, config.experts, bias=False)
+        self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
+
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """Return y = sum over the chosen e of g_e f_e(x)."""
+        rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+        chosen, gates, taken = self.route(rows, context)
+        self._mark(chosen, gates, taken)
+        # `_grouped` reads the number of tokens per expert, which would break a compiled graph.
+        mix = self._plainly if torch.compiler.is_compiling() else self._grouped
+        return mix(rows, chosen, gates, taken).view(x.shape)
+
+    def plainly(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """Return the same result for x [B, T, E] directly from the equation: each expert reads all tokens."""
+        return self._plainly(x, *self.route(x, context))
+
+    def route(self, x: Tensor, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Route x [B, T, E]: return the chosen experts, their gates and whether they accept the token.
+
+        Each result is [B, T, k].
+        """
+        exact = torch.promote_types(x.dtype, torch.float32)
+        read = x.to(exact)
+        if self.training and self.config.jitter:
+            read = read * torch.empty_like(read).uniform_(1 - self.config.jitter, 1 + self.config.jitter)
+        with without_autocast(x):
+            logits = linear(read, self.router.weight.to(exact))
+        top, chosen = logits.topk(self.config.top_k, -1)
+        probabilities = logits.softmax(-1)
+        gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
+        real = _real(x, context)
+        if self.config.balance:
+            over = None if context is None else context.share
+            balanced = balance(probabilities, chosen, real, over)
+            add_auxiliary_loss("balance", self.config.balance * balanced)
+        taken = real.unsqueeze(-1).expand_as(chosen)
+        if self.training and self.config.capacity is not None:
+            part = self.config.capacity * self.config.top_k / self.config.experts
+            taken = taken & self._within(chosen, context, part)
+        return chosen, gates, taken
+
+    def _within(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
+        """Return `within` for the tokens of `context`; other processes may have more tokens of the rows."""
+        over = None if context is None else context.share
+        if context is not None and over is not None:
+            chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
+        doc = None if context is None else context.q_doc
+        room = within(chosen, self.config.experts, _real(chosen, context), doc, part)
+        return room if over is None else over.take(room, 1)
+
+    def _mark(self, chosen: Tensor, gates: Tensor, taken: Tensor) -> None:
+        """Mark the experts of each token and their gates, in the order of the choices."""
+        for number in range(self.config.top_k):
+            place = f", choice {number + 1}" if self.config.top_k > 1 else ""
+            mark(f"expert{place}", lambda i=number: chosen.masked_fill(~taken, -1)[:, None, :, i])
+            mark(f"gate{place}", lambda i=number: (gates * taken)[:, None, :, i])
+
+    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        """Sort the choices by expert, so that each expert reads all of its tokens at once.
+
+        Experts without tokens run too, so that every expert always has a gradient.
+        """
+        count, k = self.config.experts, self.config.top_k
+        expert = chosen.masked_fill(~taken, count).flatten()
+        # Choices that no expert accepts have the number `count`: they are last in the order and cut off.
+        order = expert.argsort(stable=True)
+        sizes = _sizes(expert, count)
+        order = order[: sum(sizes)]
+        sent = x.flatten(0, 1)[order // k].split(sizes)
+        y = torch.cat([expert(tokens) for expert, tokens in zip(self.experts, sent)])
+        y = (y * gates.flatten()[order].unsqueeze(-1)).to(y.dtype)
+        back = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
+        return back.unflatten(0, (-1, k)).sum(1).view(x.shape)
+
+    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        empty = gates.new_zeros(*x.shape[:2], self.config.experts)
+        weights = empty.scatter(-1, chosen, gates * taken)
+        read = torch.stack([expert(x) for expert in self.experts], -1)  # [B, T, E, X]
+        return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
+
+
+def _sizes(expert: Tensor, count: int) -> list[int]:
+    """Return the number of choices that each of `count` experts takes, of all choices [N].
+
+    On the meta device, which only traces shapes, all choices are distributed evenly over the experts.
+    """
+    if expert.is_meta:
+        return [len(expert) // count + (number < len(expert) % count) for number in range(count)]
+    return torch.bincount(expert, minlength=count + 1)[:count].tolist()
+
+
+def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
+    """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
+
+    The result is 1 if all experts are chosen equally often.
+    over: the processes that have the other tokens of the rows; the result then includes all tokens.
+    """
+    experts, weight = probabilities.shape[-1], real.unsqueeze(-1).to(probabilities.dtype)
+    counts, sums = (_counts(chosen, experts) * weight).sum((0, 1)), (probabilities * weight).sum((0, 1))
+    count = weight.sum()
+    if over is not None:
+        counts, count, sums = total(counts, over), total(count, over), total_of_parts(sums, over)
+    count = count.clamp_min(1)
+    return experts * (counts / (count * chosen.shape[-1]) * sums / count).sum()
+
+
+def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share: float) -> Tensor:
+    """Return whether the expert has capacity for the choice, [B, T, k].
+
+    The capacity for t tokens of a document is ceil(share * t).
+    """
+    counts = _counts(chosen, experts) * real.unsqueeze(-1)
+    both = torch.cat([counts, real.long().unsqueeze(-1)], -1)
+    totals = both.cumsum(1)
+    if doc is not None:  # subtract the counts before the start of the document
+        starts = torch.ones_like(doc, dtype=torch.bool)
+        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
+        before = torch.where(starts.unsqueeze(-1), totals - both, 0)
+        totals = totals - before.cummax(1).values
+    limit = (totals[..., -1:].double() * share).ceil()
+    return totals[..., :-1].gather(-1, chosen) <= limit
+
+
+def _counts(chosen: Tensor, experts: int) -> Tensor:
+    """Return [B, T, X]: 1 for each expert that the token chose."""
+    return F.one_hot(chosen, experts).sum(-2)
+
+
+def _real(x: Tensor, context: Context | None) -> Tensor:
+    """Return which of the tokens x [B, T, E] are not padding, [B, T]."""
+    if context is None or context.kv_valid is None:
+        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return context.kv_valid[:, context.offset : context.offset + x.shape[1]].expand(x.shape[:2])

@@ -1,0 +1,146 @@
+"""A feed-forward that reads the neighbours of each token: two separable convolutions around an activation.
+
+    h = act((D_1 * x) W_1 + b_1)        y = (D_2 * h) W_2 + b_2
+    (D * x)_t = sum over o of D_o x_(t + o)        D_o [E]: a number for each channel
+
+o ranges from 1 - w to 0 in a decoder, and from -(w - 1) // 2 to w // 2 in an encoder, where w is the width.
+Tokens beyond the text, padding and other documents are zeros in both convolutions. In decoding the state
+consists of the last w_1 - 1 vectors x and w_2 - 1 vectors h; tokens cannot be removed from it. A memory of
+earlier segments contains the state too, in training and in evaluation. A layer that was skipped in training
+starts the next segment from zeros.
+
+The cost is w_1 E + w_2 F products per token more than the dense feed-forward, F the intermediate size.
+Dehghani et al. 2019 (Universal Transformers), section 2.1. The widths 3 and 5, the activation between the
+convolutions, a bias in each convolution and zeros for padding follow the authors' code (tensor2tensor,
+`sepconv_relu_sepconv`).
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear, activated
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.feedforward.base import FeedForward, SizedConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeparableConvolutionConfig(SizedConfig):
+    """Convolutional feed-forward: two separable convolutions with an activation between them.
+
+    `widths`: the number of tokens that the first and the second convolution read.
+    """
+
+    widths: tuple[int, int] = (3, 5)
+
+    kind: ClassVar[str] = "separable_convolution"
+    paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
+    tokenwise: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.widths) < 1:
+            raise InputError(f"widths: count tokens, expected 1 or more, got {list(self.widths)}")
+
+    def build(self, hidden_size: int) -> "SeparableConvolution":
+        """Return the module with two separable convolutions, E -> F -> E."""
+        return SeparableConvolution(hidden_size, self)
+
+    @classmethod
+    def examples(cls) -> tuple["SeparableConvolutionConfig", ...]:
+        """Return the widths of the authors, and an example with even widths."""
+        return cls(), cls(widths=(2, 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recent(State):
+    """The last tokens of a text, fewer at its start.
+
+    x: [B, M, E], with zeros for padding. x_doc: [B, M], their documents; None for a single document.
+    h: [B, N, F], and h_doc: [B, N], likewise.
+    """
+
+    x: Tensor | None = None
+    x_doc: Tensor | None = None
+    h: Tensor | None = None
+    h_doc: Tensor | None = None
+
+
+class SeparableConvolution(FeedForward):
+    """A module that maps x [B, T, E] to [B, T, E] with two separable convolutions."""
+
+    def __init__(self, hidden_size: int, config: SeparableConvolutionConfig):
+        super().__init__()
+        self.activation = config.activation
+        self.dropout = Dropout(config.inner_dropout)
+        first, second = config.widths
+        inner = config.intermediate_size
+        self.around = nn.Parameter(torch.empty(first, hidden_size))
+        self.up = Linear(hidden_size, inner, bias=config.bias)
+        self.around_inner = nn.Parameter(torch.empty(second, inner))
+        self.down = Linear(inner, hidden_size, bias=config.bias)
+        for taps in (self.around, self.around_inner):
+            nn.init.uniform_(taps, -1 / math.sqrt(len(taps)), 1 / math.sqrt(len(taps)))
+
+    def new_state(self) -> Recent:
+        """Return the state before the first token."""
+        return Recent()
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: Recent | None = None
+    ) -> Tensor | tuple[Tensor, Recent]:
+        """Return y, and with a `state` also the next state; only a causal `context` has a state."""
+        past = state or Recent()
+        y, x, x_doc = convolved(x, self.around, context, past.x, past.x_doc)
+        h = self.dropout(activated(y, self.up, self.activation))
+        y, h, h_doc = convolved(h, self.around_inner, context, past.h, past.h_doc)
+        y = self.down(y)
+        return y if state is None else (y, Recent(x, x_doc, h, h_doc))
+
+
+def convolved(
+    x: Tensor,
+    taps: Tensor,
+    context: Context | None,
+    past: Tensor | None = None,
+    past_doc: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return D * x [B, T, E], where D is `taps` [w, E], and the last w - 1 tokens with their documents.
+
+    past: the tokens before x, at most w - 1. Without a context all tokens belong to a single text of an
+    encoder.
+    """
+    width, length, doc = len(taps), x.shape[1], None
+    causal = context is not None and context.causal
+    if context is not None:
+        doc = context.q_doc
+        if context.kv_valid is not None:
+            valid = context.kv_valid[:, context.offset : context.offset + length]
+            x = x.masked_fill(~valid.bool().unsqueeze(-1), 0)
+    if doc is not None:
+        doc = doc.expand(len(x), -1)
+    before = 0 if past is None else past.shape[1]
+    if past is not None:
+        if doc is not None:  # a past without document numbers is document 0
+            doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
+        x = torch.cat([past.to(x.dtype), x], 1)
+    left = width - 1 if causal else (width - 1) // 2
+    padded = F.pad(x, (0, 0, left - before, width - 1 - left))
+    y = torch.zeros_like(x[:, before:])
+    for tap in range(width):
+        seen = padded[:, tap : tap + length]
+        if doc is not None:
+            numbers = F.pad(doc, (left - before, width - 1 - left))  # `seen` is zero beyond the text anyway
+            same = numbers[:, tap : tap + length] == doc[:, before:]
+            seen = seen.masked_fill(~same.unsqueeze(-1), 0)
+        y = y + taps[tap] * seen
+    kept = slice(max(0, x.shape[1] - width + 1), None)
+    return y, x[:, kept], None if doc is None else doc[:, kept]

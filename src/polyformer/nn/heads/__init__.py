@@ -1,0 +1,40 @@
+"""Heads: modules that compute predictions and losses from the hidden states."""
+
+from polyformer.core.registry import import_modules
+from polyformer.nn.heads.adaptive import AdaptiveSoftmaxConfig
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
+from polyformer.nn.heads.choose import ChooseConfig
+from polyformer.nn.heads.classification import ClassifyConfig, SpanConfig, TagConfig
+from polyformer.nn.heads.detection import DetectConfig
+from polyformer.nn.heads.distilled import DistilledConfig
+from polyformer.nn.heads.embed import EmbedConfig
+from polyformer.nn.heads.masked import EnhancedMaskedConfig, MaskedConfig
+from polyformer.nn.heads.pretraining import PretrainingConfig
+from polyformer.nn.heads.semiparametric import SemiparametricConfig
+from polyformer.nn.heads.transform import ResidualConfig, TransformConfig
+from polyformer.nn.heads.vocabulary import LanguageModelConfig
+
+__all__ = [
+    "AdaptiveSoftmaxConfig",
+    "ChooseConfig",
+    "ClassifyConfig",
+    "DetectConfig",
+    "DistilledConfig",
+    "EmbedConfig",
+    "EnhancedMaskedConfig",
+    "Head",
+    "HeadConfig",
+    "HeadInput",
+    "HeadShape",
+    "LanguageModelConfig",
+    "LastLayer",
+    "MaskedConfig",
+    "PretrainingConfig",
+    "ResidualConfig",
+    "SemiparametricConfig",
+    "SpanConfig",
+    "TagConfig",
+    "TransformConfig",
+]
+
+import_modules(__name__)

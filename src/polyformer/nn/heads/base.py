@@ -1,0 +1,123 @@
+"""The interface of heads: hidden states in, a loss or predictions out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.ops.int8_layers import Int8Weight
+from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """The sizes of a head's model: E, the table of V token vectors, and whether the head shares the table."""
+
+    hidden_size: int
+    vocab_size: int
+    tied: bool = True
+    table_size: int | None = None  # width of a token vector, if not E
+    adaptive: AdaptiveConfig | None = None  # the clusters of the table, if it has some
+
+    @property
+    def vector_size(self) -> int:
+        """Return the width of a token vector."""
+        return self.table_size or self.hidden_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig(Config):
+    """The base class of heads: `build(shape)` returns the module.
+
+    `causal`: whether a decoder can have the head. `again`: whether it runs the last layer again.
+    """
+
+    option: ClassVar[str] = "model.head"
+    causal: ClassVar[bool] = True
+    again: ClassVar[bool] = False
+
+    def build(self, shape: "HeadShape") -> "Head":
+        """Return the module with new weights."""
+        raise NotImplementedError
+
+    def parts(self) -> dict[str, str]:
+        """Return the modules that a head of another kind can reuse, as a dictionary from name to path ("" for
+        the whole head): `pooler`, the pretrained layer of a text's first token, and `tokens`, which predicts
+        masked tokens."""
+        return {}
+
+    def longer(self, before: int, after: int) -> "HeadConfig":
+        """Return the configuration for a model of `after` positions instead of `before`."""
+        return self
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return which of the tokens [B, T] `Marked()` makes global, if the caller marks none."""
+        return None
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor | None:
+        """Return random labels for texts [rows, length], for tests and measurements, or None."""
+        return None
+
+    def example_sentence_labels(self, rows: int) -> Tensor | None:
+        """Return random labels for whole texts; None if it takes none."""
+        return None
+
+
+Predicted = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
+"""The loss, None without labels, and a function that returns the predictions: a tensor, or a pair for tokens
+and texts."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadInput:
+    """The inputs of a head.
+
+    hidden: [B, T, E], the last layer's output. mask: [B, T] bool, True for real tokens; None when all are.
+    table: [V, E], the token vectors, for heads that share them; a module if they are int8 or in clusters.
+    last: for heads that run the last layer again.
+    sentence_labels: [B], for heads that also predict a label of the whole text. ids: [B, T], the text's
+    tokens (for an encoder-decoder the source's); None if they were read in an earlier call. neighbour_ids:
+    [B, T, k], the tokens that followed similar contexts elsewhere, -1 for none. choices: the number of
+    consecutive rows that are choices of the same question; None if all are. score_positions: [B], the token
+    of each text from which a choice is scored; None for the token that the head pools.
+    """
+
+    hidden: Tensor
+    mask: Tensor | None
+    table: Tensor | Int8Weight | AdaptiveEmbedding
+    last: "LastLayer | None" = None
+    sentence_labels: Tensor | None = None
+    ids: Tensor | None = None
+    neighbour_ids: Tensor | None = None
+    choices: int | None = None
+    score_positions: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LastLayer:
+    """An encoder's last layer.
+
+    read: [B, T, E], its input. pos: [T] or [B, T], the positions. run: a function that returns its output for
+    other queries [B, T, E] with the same keys and values.
+    """
+
+    read: Tensor
+    pos: Tensor
+    run: Callable[[Tensor], Tensor]
+
+
+class Head(nn.Module):
+    """A module that returns predictions, and the loss if there are labels."""
+
+    predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
+    predicts_sentence = False  # whether it takes sentence_labels
+    reads_neighbours = False  # whether it takes neighbour_ids
+    spreads = False  # whether its loss is a mean over tokens that are independent of each other
+    divides = False  # whether it needs only some rows of the token table (with an `Output`), or none
+    reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Return the mean loss over labelled items (None without labels) and a function for predictions."""
+        raise NotImplementedError

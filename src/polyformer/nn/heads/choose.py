@@ -1,0 +1,86 @@
+"""Multiple choice: a score for each of several texts, among which one answers a question.
+
+    p(c) = softmax_c(score(text_c))
+
+Each choice is appended to the question, and the resulting texts are scored independently. Radford
+et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.problem_types import mean_cross_entropy
+
+
+def _scored() -> HeadConfig:
+    return HeadConfig.from_dict("classify(num_labels=1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChooseConfig(HeadConfig):
+    """Multiple-choice head: a softmax over the scores of several texts.
+
+    `text`: the head with a single logit, 'classify', that scores a text.
+
+    `separator`: the token that occurs twice between question and choice; all tokens of the choice are global
+    if the caller marks none, as in Longformer.
+    """
+
+    text: HeadConfig = dataclasses.field(default_factory=_scored)
+    separator: int | None = None
+
+    kind: ClassVar[str] = "choose"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.4"
+
+    def __post_init__(self) -> None:
+        labels = getattr(self.text, "num_labels", None) if self.text.kind == "classify" else None
+        if labels != 1:
+            way = "text: expected the head 'classify' of one label, a text's score"
+            raise InputError(f"{way}, got {self.text.kind if labels is None else f'{labels} labels'}")
+
+    def parts(self) -> dict[str, str]:
+        """Return the parts of the head that scores."""
+        return {part: ".".join(filter(None, ("text", where))) for part, where in self.text.parts().items()}
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return 1 after the first separator and the next token; 0 in rows without a separator."""
+        if self.separator is None:
+            return None
+        ended = (ids == self.separator).cumsum(1) > 0
+        behind = F.pad(ended, (2, 0))[:, : ids.shape[1]].long()
+        return behind if mask is None else behind * mask
+
+    def build(self, shape: HeadShape) -> "Choose":
+        """Return the head with the head that scores, for the same model."""
+        return Choose(self, shape)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return the answer [1] of a question with all rows as its choices; [0] without rows."""
+        return torch.randint(max(rows, 1), (min(rows, 1),))
+
+
+class Choose(Head):
+    """A head with labels [B] in 0..C-1, or -100; predictions [B, C], -inf for choices without tokens."""
+
+    reads_choices = True
+
+    def __init__(self, config: ChooseConfig, shape: HeadShape):
+        super().__init__()
+        self.text = config.text.build(shape)
+        self.divides = self.text.divides
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Score texts [B C, T, E] in the order of their questions; without `choices` of one question."""
+        _, logits = self.text(inputs, None)
+        rows = len(inputs.hidden)
+        choices = max(rows, 1) if inputs.choices is None else inputs.choices
+        scores = logits().view(rows // choices, choices)
+        if inputs.mask is not None:
+            scores = scores.masked_fill(~inputs.mask.any(1).view_as(scores), -torch.inf)
+        return None if labels is None else mean_cross_entropy(scores, labels), lambda: scores

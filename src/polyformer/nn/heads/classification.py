@@ -1,0 +1,260 @@
+"""Heads with a fixed set of labels: for a sequence, for every token, or for a span."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.ops.activations import activation
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.pooling import check_pooling, pool
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.problem_types import check_problem, label_loss, mean_cross_entropy, random_labels
+from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifyConfig(HeadConfig):
+    """Classification head: logits over labels for a whole text or image.
+
+    `pooling`: the "first" token (BERT's), the "last", or the "mean"; `hidden` adds a tanh layer before the
+    output.
+
+    `problem`: the kind of the labels, "single_label", "multi_label" or "regression"; by default it is
+    inferred from the labels, and a single logit is a number (problem_types.py). `end_token`: pools the last
+    token with this id, as BART does with the last </s>; `pooling` is then ignored.
+    """
+
+    num_labels: int = 2
+    pooling: str = "first"
+    hidden: bool = True
+    activation: str = "tanh"  # of that layer
+    bias: bool = True  # of the last layer
+    dropout: float = 0.1
+    drops_twice: bool = False  # dropout before that layer too, as in RoBERTa
+    marks_first: bool = False  # the first token is global if the caller marks none, as in Longformer
+    problem: str | None = None
+    end_token: int | None = None
+    transform: TransformConfig | None = None  # instead of the tanh layer
+
+    kind: ClassVar[str] = "classify"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+        activation(self.activation)
+        check_problem(self.problem)
+        if self.hidden and self.transform is not None:
+            raise InputError("hidden, transform: expected one of them; set hidden to False")
+        _check_labels(self.num_labels)
+
+    def parts(self) -> dict[str, str]:
+        """Return the hidden layer as the pooler, except RoBERTa's, which is not pretrained."""
+        return {"pooler": "dense"} if self.hidden and not self.drops_twice else {}
+
+    @classmethod
+    def examples(cls) -> tuple["ClassifyConfig", ...]:
+        """Return examples with each problem and each pooling."""
+        return (
+            cls(num_labels=3, problem="multi_label"),
+            cls(pooling="last", hidden=False),
+            cls(pooling="mean", activation="gelu", bias=False, drops_twice=True, num_labels=1),
+            cls(hidden=False, transform=TransformConfig()),
+        )
+
+    def build(self, shape: HeadShape) -> "Classify":
+        """Return dropout, an optional tanh layer E -> E, dropout, and a linear layer E -> num_labels."""
+        return Classify(shape.hidden_size, self)
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return 1 at the first real token of each row if `marks_first`, else None."""
+        if not self.marks_first:
+            return None
+        real = torch.ones_like(ids) if mask is None else mask.long()
+        return (real.cumsum(1) == 1).long() * real
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return classes [B], or [B, num_labels] for other problems than single_label."""
+        return random_labels(self.problem, rows, self.num_labels)
+
+
+class Classify(Head):
+    """A head with labels [B], or for other problems [B, num_labels]; predictions [B, num_labels]."""
+
+    divides = True
+
+    def __init__(self, hidden_size: int, config: ClassifyConfig):
+        super().__init__()
+        self.pooling, self.problem = config.pooling, config.problem
+        self.drops_twice, self.end_token = config.drops_twice, config.end_token
+        self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
+        self.activation = activation(config.activation)
+        self.transform = build_transform(config.transform, hidden_size)
+        self.dropout = Dropout(config.dropout)
+        self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Compute W_o act(W pool(h)), or without `hidden` W_o pool(h), or with a `transform`."""
+        if inputs.score_positions is not None:
+            rows = torch.arange(len(inputs.hidden), device=inputs.hidden.device)
+            pooled = inputs.hidden[rows, inputs.score_positions]
+        elif self.end_token is None:
+            pooled = pool(inputs.hidden, inputs.mask, self.pooling)
+        else:
+            pooled = pool(inputs.hidden, self._ends(inputs), "last")
+        if self.dense is not None:
+            pooled = self.dropout(pooled) if self.drops_twice else pooled
+            pooled = self.activation(self.dense(pooled))
+        logits = self.output(self.dropout(self.transform(pooled)))
+        return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
+
+    def _ends(self, inputs: HeadInput) -> Tensor:
+        """Return the places of `end_token` in the text [B, T]."""
+        shape = inputs.hidden.shape[:2]
+        if inputs.ids is None or inputs.ids.shape != shape:
+            raise InputError(
+                f"input_ids: this head reads what belongs to the last token {self.end_token} of the text, so "
+                f"expected {tuple(shape)}, as many as were decoded, got "
+                f"{None if inputs.ids is None else tuple(inputs.ids.shape)}"
+            )
+        ends = inputs.ids == self.end_token
+        if ends.device.type == "cpu" and not torch.compiler.is_compiling() and not ends.any(1).all():
+            raise InputError(f"input_ids: a text has no token {self.end_token}, where this head reads it")
+        return ends
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TagConfig(HeadConfig):
+    """Tagging head: logits over labels for every token."""
+
+    num_labels: int = 2
+    dropout: float = 0.1
+    transform: TransformConfig | None = None
+
+    kind: ClassVar[str] = "tag"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
+
+    def __post_init__(self) -> None:
+        _check_labels(self.num_labels)
+
+    @classmethod
+    def examples(cls) -> tuple["TagConfig", ...]:
+        """Return examples without and with a transform."""
+        return cls(), cls(transform=TransformConfig())
+
+    def build(self, shape: HeadShape) -> "Tag":
+        """Return transform, dropout, and a linear layer E -> num_labels."""
+        return Tag(shape.hidden_size, self)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return classes [B, T]."""
+        return torch.randint(self.num_labels, (rows, length))
+
+
+class Tag(Head):
+    """A head with labels [B, T], -100 for tokens without a label; predictions [B, T, num_labels]."""
+
+    spreads = True
+    divides = True
+
+    def __init__(self, hidden_size: int, config: TagConfig):
+        super().__init__()
+        self.transform = build_transform(config.transform, hidden_size)
+        self.dropout = Dropout(config.dropout)
+        self.output = Linear(hidden_size, config.num_labels)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Compute logits_t = W h_t + b."""
+        logits = self.output(self.dropout(self.transform(inputs.hidden)))
+        return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanConfig(HeadConfig):
+    """Span head: logits for the start and the end of an answer in a text.
+
+    `separator`: the token that ends the question; all tokens of the question are global if the caller marks
+    none. `question_end`: the token that ends the question, which contains no answer except at the text's
+    first token: `QUESTION` is subtracted from the logits of its other places. `residual`: a layer instead of
+    the `transform`.
+    """
+
+    separator: int | None = None
+    question_end: int | None = None
+    span_dropout: float = 0.0  # of the hidden states
+    transform: TransformConfig | None = None
+    residual: ResidualConfig | None = None
+
+    kind: ClassVar[str] = "span"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.2"
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and self.residual is not None:
+            raise InputError("transform, residual: expected one of them; leave the other out")
+
+    def build(self, shape: HeadShape) -> "Span":
+        """Return transform, dropout, and a linear layer E -> 2."""
+        return Span(shape.hidden_size, self)
+
+    @classmethod
+    def examples(cls) -> tuple["SpanConfig", ...]:
+        """Return examples with and without a separator, with a transform, and with a residual."""
+        residual = ResidualConfig(intermediate_size=20)
+        return cls(), cls(separator=2), cls(transform=TransformConfig()), cls(residual=residual)
+
+    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return 1 before the first `separator`; 0 everywhere in rows without a separator."""
+        if self.separator is None:
+            return None
+        ends = ids == self.separator
+        before = (ends.cumsum(1) == 0) & ends.any(1, keepdim=True)
+        return before.long() if mask is None else before.long() * mask
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return the first and last token [B, 2], in any order."""
+        return torch.randint(length, (rows, 2))
+
+
+QUESTION = 1e6
+"""The number that is subtracted from the logits of a question's places."""
+
+
+class Span(Head):
+    """A head with labels [B, 2], first and last token or -100; predictions [B, T, 2], padding -inf."""
+
+    divides = True
+
+    def __init__(self, hidden_size: int, config: SpanConfig):
+        super().__init__()
+        self.question_end = config.question_end
+        self.transform = build_transform(config.residual or config.transform, hidden_size)
+        self.dropout = Dropout(config.span_dropout)
+        self.output = Linear(hidden_size, 2)
+
+    def logits(self, hidden: Tensor, ids: Tensor | None) -> Tensor:
+        """Return logits [B, T, 2] for hidden [B, T, E] and ids [B, T], without a mask for padding."""
+        logits = self.output(self.dropout(self.transform(hidden)))
+        if self.question_end is None or ids is None:
+            return logits
+        return logits - QUESTION * self._of_question(ids).unsqueeze(2).to(logits.dtype)
+
+    def _of_question(self, ids: Tensor) -> Tensor:
+        """Return the places [B, T] up to the first `question_end` in a row, except the first place."""
+        ends = ids == self.question_end
+        before = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
+        return before & (torch.arange(ids.shape[1], device=ids.device) > 0)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Compute (start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
+        logits = self.logits(inputs.hidden, inputs.ids)
+        if inputs.mask is not None:
+            logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
+        return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
+
+
+def _check_labels(number: int) -> None:
+    if number < 1:
+        raise InputError(f"num_labels: expected 1 or more, got {number}")

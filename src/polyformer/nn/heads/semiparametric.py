@@ -1,0 +1,77 @@
+"""A language model that uses the tokens that followed similar contexts in a text: SPALM.
+
+    m_t = sum_i softmax_i(w_i . h_t) w_i          w_i: the vectors of the neighbours' tokens, rows of W
+    g_t = sigmoid(w_g . h_t)
+    z_t = (1 - g_t) m_t + g_t h_t
+    p(next | text) = softmax(W z_t)               W: the token table, tied
+
+The neighbours of token t are the tokens that followed the k contexts in a datastore that are nearest to the
+context of t. A frozen model finds them (`polyformer.applications.retrieval.neighbours`), and with `memory:
+recurrent` the decoder is the paper's. Gradients reach h, w_g and W, also through the w_i. The distances of
+the neighbours are not used. A missing neighbour (-1) is left out of the softmax, and if all are missing z_t =
+h_t: the model without a datastore is a plain language model. Yogatama et al. 2021, section 3.
+
+Cost: k rows of W for each token, O(k E) operations and memory.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyformer.core.ops.int8_layers import as_matrix
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.softmax import softmax
+from polyformer.nn.heads.base import HeadInput, HeadShape
+from polyformer.nn.heads.vocabulary import LanguageModelConfig, LanguageModelHead
+from polyformer.nn.stack import AdaptiveEmbedding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SemiparametricConfig(LanguageModelConfig):
+    """Semiparametric head: a gate mixes hidden states with tokens that followed similar contexts.
+
+    SPALM: `gate` is a number for each token, as in the paper, or a number for each of its dimensions.
+    """
+
+    gate: Literal["scalar", "vector"] = "scalar"
+
+    kind: ClassVar[str] = "semiparametric"
+    paper: ClassVar[str] = "Yogatama et al. 2021 (SPALM), section 3.3"
+
+    @classmethod
+    def examples(cls) -> tuple["SemiparametricConfig", ...]:
+        """Return an example of each gate."""
+        return cls(), cls(gate="vector", label_smoothing=0.1, bias=True)
+
+    def build(self, shape: HeadShape) -> "SemiparametricHead":
+        """Return a language model's head with a gate."""
+        return SemiparametricHead(shape, self)
+
+
+class SemiparametricHead(LanguageModelHead):
+    """A head that predicts the next token from the hidden state and the neighbours' tokens."""
+
+    reads_neighbours = True
+    spreads = False
+    divides = False  # it looks up rows of any token
+
+    def __init__(self, shape: HeadShape, config: SemiparametricConfig):
+        super().__init__(shape, config)
+        self.gate = Linear(shape.hidden_size, 1 if config.gate == "scalar" else shape.hidden_size, bias=False)
+
+    def states(self, inputs: HeadInput) -> Tensor:
+        """Return z [B, T, E]."""
+        h, near = inputs.hidden, inputs.neighbour_ids
+        if near is None:
+            return h
+        table = inputs.table if self.weight is None else self.weight
+        assert not isinstance(table, AdaptiveEmbedding)
+        there = near >= 0
+        vectors = F.embedding(near.clamp_min(0), as_matrix(table))
+        shares, _ = softmax((vectors @ h.unsqueeze(-1)).squeeze(-1), there)
+        pooled = (shares.unsqueeze(-2) @ vectors).squeeze(-2)
+        gate = torch.sigmoid(self.gate(h))
+        return torch.where(there.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)

@@ -1,0 +1,87 @@
+"""Layers before the last layer in the heads of ModernBERT and BigBird."""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.ops.activations import activation
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.norms import LayerNorm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformConfig(Config):
+    """The transform norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
+
+    activation: str = "gelu"
+    eps: float = 1e-5  # of the norm
+    dense_bias: bool = False
+    norm_bias: bool = False
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+        if not self.eps > 0:
+            raise InputError(f"eps: expected a positive number, got {self.eps}")
+
+    def build(self, width: int) -> "Transform":
+        """Return the module for vectors [..., width]."""
+        return Transform(width, self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualConfig(Config):
+    """The layer norm(h + W_2 act(W_1 h)), a feed-forward layer as in BERT, before the last layer of BigBird's
+    question answering. Zaheer et al. 2020, appendix E.2 (question answering)."""
+
+    intermediate_size: int = 3072
+    activation: str = "gelu"
+    eps: float = 1e-12  # of the norm
+    dropout: float = 0.1  # of h before W_1, and of the term that is added to h
+
+    def __post_init__(self) -> None:
+        activation(self.activation)
+        if self.intermediate_size < 1:
+            raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
+        if not self.eps > 0:
+            raise InputError(f"eps: expected a positive number, got {self.eps}")
+
+    def build(self, width: int) -> "Residual":
+        """Return the module for vectors [..., width]."""
+        return Residual(width, self)
+
+
+class Residual(nn.Module):
+    """A feed-forward layer with a residual connection: x [..., E] -> [..., E]."""
+
+    def __init__(self, width: int, config: ResidualConfig):
+        super().__init__()
+        self.up, self.down = Linear(width, config.intermediate_size), Linear(config.intermediate_size, width)
+        self.activation = activation(config.activation)
+        self.norm = LayerNorm(width, eps=config.eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return norm(x + W_2 act(W_1 x))."""
+        return self.norm(x + self.dropout(self.down(self.activation(self.up(self.dropout(x))))))
+
+
+class Transform(nn.Module):
+    """A linear layer with an activation and a norm: x [..., E] -> [..., E]."""
+
+    def __init__(self, width: int, config: TransformConfig):
+        super().__init__()
+        self.dense = Linear(width, width, bias=config.dense_bias)
+        self.activation = activation(config.activation)
+        self.norm = LayerNorm(width, eps=config.eps, bias=config.norm_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return norm(act(W x))."""
+        return self.norm(self.activation(self.dense(x)))
+
+
+def build_transform(config: TransformConfig | ResidualConfig | None, width: int) -> nn.Module:
+    """Return the module, or the identity if `config` is None."""
+    return nn.Identity() if config is None else config.build(width)

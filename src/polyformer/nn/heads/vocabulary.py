@@ -1,0 +1,150 @@
+"""The base classes of heads that predict tokens, and the language-model head for the next token."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.ops.cross_entropy import linear_cross_entropy
+from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.transform import TransformConfig, build_transform
+from polyformer.nn.stack import AdaptiveEmbedding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VocabularyConfig(HeadConfig):
+    """The base class of heads with tokens as labels."""
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return token ids [B, T]."""
+        return torch.randint(vocab_size, (rows, length))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(VocabularyConfig):
+    """Language-model head: logits over the vocabulary for the next token.
+
+    `label_smoothing` is the probability mass that is spread evenly over the vocabulary, only in training.
+    """
+
+    label_smoothing: float = 0.0
+    bias: bool = False
+    frozen_bias: bool = False  # the bias is never trained, as in BART
+    scaled: bool = False  # hidden states are divided by sqrt(hidden_size) first, as in T5 if tied
+    transform: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
+
+    kind: ClassVar[str] = "language_model"
+    paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise InputError(f"label_smoothing: expected a mass in [0, 1), got {self.label_smoothing}")
+
+    @classmethod
+    def examples(cls) -> tuple["LanguageModelConfig", ...]:
+        """Return the defaults, all options, and an example with a layer before the vocabulary."""
+        transform = TransformConfig(dense_bias=True, norm_bias=True)
+        return (
+            cls(),
+            cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True),
+            cls(bias=True, transform=transform),
+        )
+
+    def build(self, shape: HeadShape) -> "LanguageModelHead":
+        """Return the head, which has no weights if it is tied and has no bias."""
+        return LanguageModelHead(shape, self)
+
+
+class Output:
+    """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
+
+    `polyformer.training.distributed.vocabulary` has a version for processes that each have some of the rows.
+    """
+
+    def loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor | Int8Weight,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+    ) -> Tensor:
+        """Return `linear_cross_entropy`, which never builds the logits [..., V] at once."""
+        return linear_cross_entropy(hidden, as_matrix(weight), bias, labels, smoothing)
+
+    def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+        """Return the logits [..., V]."""
+        return matrix_product(hidden, weight, bias)
+
+
+class VocabularyHead(Head):
+    """A head with logits = transform(hidden) W^T + b, where W is the token table itself if `tied`."""
+
+    divides = True
+    bias: Tensor | None
+    output = Output()
+
+    def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
+        super().__init__()
+        if shape.tied and shape.adaptive is not None:
+            raise InputError(
+                "head: it reads a table of all tokens, and embedding.adaptive has one a cluster; use the "
+                "head 'adaptive_softmax', or a table of the output's own: embedding.tied=False"
+            )
+        self.smoothing = smoothing
+        weight = torch.empty(shape.vocab_size, shape.vector_size)
+        self.weight: Tensor | Int8Weight | None = None if shape.tied else nn.Parameter(weight)
+        zeros = torch.zeros(shape.vocab_size) if bias else None
+        if frozen:
+            self.register_buffer("bias", zeros)
+        else:
+            self.register_parameter("bias", None if zeros is None else nn.Parameter(zeros))
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Transform the hidden states before the vocabulary matrix."""
+        return hidden
+
+    def states(self, inputs: HeadInput) -> Tensor:
+        """Return the hidden states [B, T, E] from which tokens are predicted."""
+        return inputs.hidden
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+        """Return the loss, and a function that computes the logits [B, T, V] when it is called."""
+        weight = inputs.table if self.weight is None else self.weight
+        assert not isinstance(weight, AdaptiveEmbedding)
+        bias = self.bias  # read now: `torch.func.functional_call` replaces tensors only during this call
+        hidden = self.transform(self.states(inputs))
+        loss = None
+        if labels is not None:
+            smoothing = self.smoothing if self.training else 0.0
+            loss = self.output.loss(hidden, weight, bias, labels, smoothing)
+        return loss, lambda: self.output.logits(hidden, weight, bias)
+
+
+class LanguageModelHead(VocabularyHead):
+    """A head that predicts the next token."""
+
+    predicts_next = True
+    spreads = True
+
+    def __init__(self, shape: HeadShape, config: LanguageModelConfig):
+        if not shape.tied:
+            shape = dataclasses.replace(shape, table_size=None)
+        elif shape.vector_size != shape.hidden_size:
+            raise InputError(
+                f"embedding.size: head 'language_model' needs token vectors of hidden_size "
+                f"{shape.hidden_size}, got {shape.vector_size}; for narrower ones, or behind a block that "
+                "widens (join 'concat'), give the output a table of its own: tied=False; or use 'masked', "
+                "with a layer between them"
+            )
+        super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
+        self.layer = build_transform(config.transform, shape.hidden_size)
+        self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Return h after the optional `transform`, divided by sqrt(E) if `scaled`."""
+        hidden = self.layer(hidden)
+        return hidden * self.factor if self.factor != 1.0 else hidden

@@ -1,0 +1,19 @@
+"""Memories of the text before a segment; each file implements a memory."""
+
+from polyformer.core.registry import import_modules
+from polyformer.nn.memory.base import Memory, MemoryConfig
+from polyformer.nn.memory.compressive import CompressiveConfig
+from polyformer.nn.memory.memorizing import MemorizingConfig
+from polyformer.nn.memory.none import NoMemoryConfig
+from polyformer.nn.memory.recurrent import RecurrentConfig
+
+__all__ = [
+    "CompressiveConfig",
+    "MemorizingConfig",
+    "Memory",
+    "MemoryConfig",
+    "NoMemoryConfig",
+    "RecurrentConfig",
+]
+
+import_modules(__name__)

@@ -1,0 +1,140 @@
+"""The interface of memories: recurrence over the segments of a text.
+
+A text is read in segments. Each segment is a call of the model with the state that the previous call
+returned. In training a layer's state is a memory of vectors, through which its tokens attend to earlier
+segments, and which gets no gradient. In evaluation, where weights are constant, a memory may keep keys and
+values instead.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Position, Shape
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Config):
+    """The base class of memories: `build(shape)` returns the module of a whole stack, or None.
+
+    `reversible`: whether a reversible stack, which keeps no activations, may have it.
+    """
+
+    option: ClassVar[str] = "model.memory"
+    reversible: ClassVar[bool] = True
+
+    def build(self, shape: Shape) -> "Memory | None":
+        """Return the module, for all layers of a stack of this shape."""
+        raise NotImplementedError
+
+
+class Reader(Protocol):
+    """The methods of a layer that its memory calls."""
+
+    @property
+    def index(self) -> int:
+        """Return the index of the layer's weights in the stack."""
+        ...
+
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory keeps, without
+        positions: outputs [B, H, T, D] and weights [B, H, T, M]. The layer's weights get no gradient."""
+        ...
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, Hkv, T, D] of x [B, T, E] in the form that a memory keeps, before
+        positions and without a graph."""
+        ...
+
+
+class Memory(nn.Module):
+    """A memory of a whole stack, including its parameters of single layers.
+
+    `length`: the greatest number of slots before a segment; a change takes effect at the end of the next
+    call. `keeps_keys`: whether the last `length` keys and values of a cache are equivalent in evaluation.
+    `looks_up`: whether a layer has a store of entries beyond the reach of attention, in training and in
+    evaluation.
+    """
+
+    keeps_keys = True
+    looks_up = False
+
+    def __init__(self, length: int):
+        super().__init__()
+        check_length(length)
+        self.length = length
+
+    def new_state(self, layer: int) -> State:
+        """Return the memory of layer `layer` before the first token, in training."""
+        raise NotImplementedError
+
+    def before(self, state: State) -> Tensor | None:
+        """Return the remembered inputs of a layer at the slots before a segment, [B, M, E], or None."""
+        raise NotImplementedError
+
+    def after(self, state: State, x: Tensor, layer: Reader) -> State:
+        """Return the next state of `layer`, after a segment with the layer inputs x [B, T, E]."""
+        raise NotImplementedError
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """Return the positions and masks of the slots for the next segment, after `tokens`."""
+        return tokens.last_kept(self.length)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the maximum sizes of the memory, by the names of `polyformer evaluate`."""
+        return {"memory_length": self.length}
+
+    def added(self) -> None:
+        """Initialize a memory that is added to a trained model, so that it changes the model very little."""
+
+    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+        """Return the trained parts of a model with these decoder layers; None for the whole model."""
+        return None
+
+    def new_store(self, layer: int) -> State | None:
+        """Return the store of layer `layer` before the first token, in training and evaluation, or None."""
+        return None
+
+    def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> State:
+        """Return the store after a segment with the inputs x [B, T, E] of `layer`."""
+        raise NotImplementedError
+
+    def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
+        """Return the heads' output [B, H, T, D] from the attention output y, the queries q and the store."""
+        raise NotImplementedError
+
+
+def set_length(model: nn.Module, length: int) -> None:
+    """Set the length of every memory in `model`; raises `InputError` if there is none."""
+    check_length(length)
+    memories = [module for module in model.modules() if isinstance(module, Memory)]
+    if not memories:
+        raise InputError("memory_length: this model has no memory; leave it out")
+    for memory in memories:
+        memory.length = length
+
+
+def check_length(length: int) -> None:
+    """Raise `InputError` for a negative length."""
+    if length < 0:
+        raise InputError(f"memory.length: counts tokens, expected 0 or more, got {length}")
+
+
+def check_position(position: Position) -> None:
+    """Raise `InputError` for a position scheme with a limited number of positions or with labels of pairs."""
+    way = "use a scheme of distances, such as 'transformer_xl', 'rope', 'alibi' or 't5'"
+    if position.max_positions is not None:
+        name, limit = type(position).__name__, position.max_positions
+        raise InputError(
+            f"memory: {name} positions end after {limit} tokens, a text with a memory does not; {way}"
+        )
+    if position.num_relations is not None:
+        raise InputError(f"memory: labels of pairs are of the tokens of one call; {way}")

@@ -1,0 +1,186 @@
+"""The Compressive Transformer's memory: the oldest vectors of the recent memory are compressed, not dropped.
+
+    [m, h] -> old, m'     m' the last `length` of them, old the vectors before, in groups of `rate`
+    cm' = the last `compressed_length` of [cm, f(old)]
+    k, v = [SG(cm), SG(m), h] (W_k, W_v)
+
+with h [B, T, E] the input of a layer for the segment, m [B, M, E] the input for the tokens before, cm
+[B, C, E] and f a function of `compression.py`. No gradient of the main loss reaches f. It learns to preserve
+the results of attention, or the memory itself, with a loss that trains only f (`reconstruction`):
+
+    attention     | attention(h, old) - attention(h, f(old)) |^2, by content, its weights constant
+    autoencoding  | old - g(f(old)) |^2, g a linear map of a vector to `rate` vectors
+
+Rae et al. 2020, sections 3.1 and 3.2; the squares are means over all numbers. Tokens that do not fill a group
+stay in m until there are `rate` of them. Positions are consecutive over slots, as in the paper: the slots of
+cm come right before the slots of m. A group that contains padding, or tokens of two documents, is masked.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Shape
+from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.state import State
+from polyformer.nn.memory.base import Memory, MemoryConfig, Reader, check_length
+from polyformer.nn.memory.compression import LEARNED, compression
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressiveConfig(MemoryConfig):
+    """Compressive memory: old hidden states are compressed before they are dropped.
+
+    It has the last `length` tokens uncompressed, and before them `compressed_length` vectors of `rate` tokens
+    each.
+
+    compression: mean, max, most_used, convolution or dilated. loss: for the training of the last two,
+    attention or autoencoding; by default attention.
+    """
+
+    length: int = 128
+    compressed_length: int = 128
+    rate: int = 3
+    compression: str = "convolution"
+    loss: Literal["attention", "autoencoding"] | None = None
+
+    kind: ClassVar[str] = "compressive"
+    paper: ClassVar[str] = "Rae et al. 2020 (Compressive Transformer), section 3"
+    reversible: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_length(self.length)
+        if self.compressed_length < 1:
+            raise InputError(
+                f"memory.compressed_length: expected 1 vector or more, got {self.compressed_length}; "
+                "for none take the memory 'recurrent'"
+            )
+        if self.rate < 2:
+            raise InputError(f"memory.rate: expected 2 tokens a vector or more, got {self.rate}")
+        compression(self.compression)
+        if self.loss is not None and self.compression not in LEARNED:
+            raise InputError(
+                f"memory.loss: compression {quote(self.compression)} learns nothing; leave the loss out"
+            )
+
+    @classmethod
+    def examples(cls) -> tuple["CompressiveConfig", ...]:
+        """Return a learned compression, another that needs attention weights, and both losses."""
+        return cls(), cls(rate=2, loss="autoencoding"), cls(compression="most_used")
+
+    def build(self, shape: Shape) -> "Compressive":
+        """Return the memory with the compressions of all layers."""
+        return Compressive(self, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedHidden(State):
+    """The inputs of a layer: recent [B, M, E], and compressed [B, C, E]; None while there are none."""
+
+    recent: Tensor | None = None
+    compressed: Tensor | None = None
+
+
+class Compressive(Memory):
+    """A queue of recent vectors, followed by a queue of compressed vectors."""
+
+    keeps_keys = False  # hidden states are compressed, not keys
+
+    def __init__(self, config: CompressiveConfig, shape: Shape):
+        super().__init__(config.length)
+        self.rate, self.compressed_length = config.rate, config.compressed_length
+        layers, width = shape.num_layers, shape.hidden_size
+        self.compress = compression(config.compression)(layers, width, config.rate)
+        self.loss = (config.loss or "attention") if config.compression in LEARNED else None
+        self.decoders: nn.ModuleList | None = None
+        if self.loss == "autoencoding":
+            self.decoders = nn.ModuleList(nn.Linear(width, config.rate * width) for _ in range(layers))
+
+    def new_state(self, layer: int) -> CompressedHidden:
+        """Return an empty state."""
+        return CompressedHidden()
+
+    def before(self, state: State) -> Tensor | None:
+        """Return [cm, m]."""
+        assert isinstance(state, CompressedHidden)
+        parts = [part for part in (state.compressed, state.recent) if part is not None]
+        return torch.cat(parts, 1) if parts else None
+
+    def after(self, state: State, x: Tensor, layer: Reader) -> CompressedHidden:
+        """Return the state with m' and cm'; in training this also adds the term of the loss."""
+        assert isinstance(state, CompressedHidden)
+        x = x.detach()
+        recent = x if state.recent is None else torch.cat([state.recent.to(x.dtype), x], 1)
+        groups = self._groups(recent.shape[1])
+        if not groups:
+            return CompressedHidden(recent if state.recent is not None else x.clone(), state.compressed)
+        old = recent[:, : groups * self.rate]
+        new = self.compress(
+            old.unflatten(1, (groups, self.rate)),
+            layer.index,
+            lambda vectors: layer.by_content(x, vectors)[1].mean((1, 2)),
+        )
+        if self.training and self.loss is not None:
+            add_auxiliary_loss("compression", self._reconstruction(x, old, new, layer))
+        new = new.detach()
+        if state.compressed is not None:
+            new = torch.cat([state.compressed.to(x.dtype), new], 1)
+        kept = new[:, -self.compressed_length :].clone()
+        return CompressedHidden(recent[:, groups * self.rate :].clone(), kept)
+
+    def _reconstruction(self, x: Tensor, old: Tensor, new: Tensor, layer: Reader) -> Tensor:
+        """Return the loss of information in new [B, G, E], compared with old [B, G rate, E]."""
+        if self.decoders is not None:
+            return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
+        return (layer.by_content(x, old)[0] - layer.by_content(x, new)[0]).square().mean()
+
+    def _groups(self, recent: int) -> int:
+        """Return the number of groups that leave a recent memory of `recent` vectors."""
+        return max(0, recent - self.length) // self.rate
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """Return the slots after compression. The last token of a group represents it; it is masked unless
+        all tokens of the group are real and of the same document."""
+        first = tokens.merged
+        groups = self._groups(tokens.length - first)
+        if not groups:
+            return tokens
+        last, merged = first + groups * self.rate, min(first + groups, self.compressed_length)
+
+        def merge(table: Tensor) -> Tensor:
+            ends = table[:, first:last].unflatten(1, (groups, self.rate))[:, :, -1]
+            return torch.cat([torch.cat([table[:, :first], ends], 1)[:, -merged:], table[:, last:]], 1)
+
+        length = merged + tokens.length - last
+        shorter = tokens.map(merge)
+        changes: dict[str, Tensor] = {}
+        valid = self._whole(tokens, first, last)
+        if valid is not None:
+            changes["valid"] = merge(valid)
+        if tokens.pos is not None and shorter.pos is not None:  # consecutive, up to the first uncompressed
+            end = tokens.pos[:, last - 1 : last] + 1 - merged
+            run = end + torch.arange(merged, device=end.device)
+            changes["pos"] = torch.cat([run, shorter.pos[:, merged:]], 1)
+        return dataclasses.replace(
+            shorter, length=length, dropped=tokens.seen - length, merged=merged, **changes
+        )
+
+    def _whole(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
+        """Return which slots are real, [B, L]; the slots of a group are real only if all are, and all are of
+        the same document. None if all slots are real."""
+        if tokens.valid is not None:
+            valid = tokens.valid
+        elif tokens.doc is not None:
+            valid = torch.ones_like(tokens.doc, dtype=torch.bool)
+        else:
+            return None
+        whole = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
+        if tokens.doc is not None:
+            doc = tokens.doc[:, first:last].unflatten(1, (-1, self.rate))
+            whole &= doc[:, :, 0] == doc[:, :, -1]  # they do not decrease
+        groups = whole.repeat_interleave(self.rate, 1)
+        return torch.cat([valid[:, :first], groups, valid[:, last:]], 1)

@@ -1,0 +1,252 @@
+"""The Memorizing Transformer: a layer near the top attends to the nearest old keys and their values.
+
+    K = k / |k|, V = v             for every earlier token, before positions: the store, without gradient
+    s_j = t_h (q / |q|) . K_j      the `neighbours` entries j of the largest s, exactly
+    y   = g_h softmax(s) V + (1 - g_h) y_local,    g_h = sigmoid(gate_h)
+
+with q, k, v of this layer, y_local the output of its attention to the segment and the memory before it, and a
+temperature t_h > 0 and a gate g_h for each query head: a mixture of two softmaxes, not a softmax over both.
+All other layers, and local attention, are as in Transformer-XL (`recurrent.py`), so that a store can be added
+to a trained model. Wu et al. 2022, section 3.
+
+A segment is a call. A token can be looked up when its segment is complete and attention no longer reaches it,
+which means that it is no longer among the last `length` tokens. Thus nothing is seen twice, and if the memory
+covers the text, any split into segments is equivalent to a single pass. With `length=0` all tokens of earlier
+segments can be looked up. The store has the last `store` of them, only from the row's present document,
+without padding; a full store drops its oldest entry. The output for a query without entries is y_local.
+
+Costs `store` keys and values per row for this layer, and for every query `store` products of width D.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Shape
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.marks import Lookup, mark, say
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.memory.base import MemoryConfig, Reader, check_length
+from polyformer.nn.memory.recurrent import Recurrent
+from polyformer.nn.memory.search import SEARCHES, Search, entries
+from polyformer.nn.memory.store import Store, Window
+
+TEMPERATURE = 16.0
+"""The temperature of a new model. Products of unit vectors are between -1 and 1 (Henry et al. 2020 start with
+this value for 500 keys)."""
+
+TRAINED = 32.0
+"""The temperature for a model that was trained without a store: about |q| |k| / sqrt(D) of its heads (26 to
+54 in the layers 11 to 22 of SmolLM2-135M)."""
+
+CLOSED = -4.0
+"""The gate of a store that is added to a trained model: 0.018 of the heads' output."""
+
+Trains = Literal["model", "memory", "layer", "above"]
+
+QUICK = 10.0
+"""The divisor of stored gates and temperatures. Adam moves a parameter by at most its learning rate, and
+these values must change more than the entries of a matrix."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemorizingConfig(MemoryConfig):
+    """Memorizing memory: one layer looks up nearest keys in a store of earlier tokens.
+
+    Every layer has the last `length` tokens, and one layer has a store of `store` more, looked up by content.
+
+    neighbours: number of entries for each query. layer: from 0; by default at three fourths of the depth.
+    gate: before the sigmoid, and temperature: initial values; by default 0 and 16, or -4 and 32 in a model
+    that was trained without a store. search: tiled, plain (the definition) or faiss, all exact. trains: all
+    of the model, or only gates and temperatures (`memory`), also their `layer`, also all layers `above`.
+    Frozen layers below need no backward pass. sinks: the number of tokens at the start of every segment that
+    are not stored (only with `length=0`): a checkpoint that was trained without a memory uses the first token
+    as an attention sink (Xiao et al. 2024), and its short key, at unit length, is nearer to most queries than
+    all others.
+    """
+
+    length: int = 128
+    store: int = 8192
+    neighbours: int = 32
+    layer: int | None = None
+    gate: float | None = None
+    temperature: float | None = None
+    search: Search = "tiled"
+    trains: Trains = "model"
+    sinks: int = 0
+
+    kind: ClassVar[str] = "memorizing"
+    paper: ClassVar[str] = "Wu et al. 2022 (Memorizing Transformers), section 3"
+
+    def __post_init__(self) -> None:
+        check_length(self.length)
+        check_store(self.store)
+        if self.sinks < 0 or (self.sinks and self.length):
+            raise InputError(f"memory.sinks: expected 0, or more with length=0, got {self.sinks}")
+        if self.neighbours < 1:
+            raise InputError(f"memory.neighbours: expected 1 entry or more, got {self.neighbours}")
+        if self.search not in SEARCHES:
+            raise unknown("memory.search", self.search, SEARCHES)
+        if self.trains not in get_args(Trains):
+            raise unknown("memory.trains", self.trains, get_args(Trains))
+        if self.temperature is not None and not self.temperature > 0:
+            raise InputError(f"memory.temperature: expected a number above 0, got {self.temperature}")
+
+    @classmethod
+    def examples(cls) -> tuple["MemorizingConfig", ...]:
+        """Return an example with the fast search, and an example with the plain search in the first layer."""
+        return cls(), cls(layer=0, search="plain")
+
+    def build(self, shape: Shape) -> "Memorizing":
+        """Return the memory with a gate and a temperature for each head."""
+        return Memorizing(self, shape)
+
+
+class Memorizing(Recurrent):
+    """A recurrent memory with a store. `size`: the number of entries to search, variable at any time."""
+
+    looks_up = True
+
+    def __init__(self, config: MemorizingConfig, shape: Shape):
+        super().__init__(config.length)
+        layers = shape.num_layers
+        self.layer = max(0, layers * 3 // 4 - 1) if config.layer is None else config.layer
+        if not 0 <= self.layer < layers:
+            raise InputError(f"memory.layer: expected 0 to {layers - 1}, got {config.layer}")
+        self.size, self.neighbours, self.search = config.store, config.neighbours, config.search
+        self.trains, self.sinks = config.trains, config.sinks
+        self.begin = config.gate, config.temperature
+        self.gate = nn.Parameter(torch.empty(shape.num_heads))
+        self.temperature = nn.Parameter(torch.empty(shape.num_heads))
+        self._begin(0.0, TEMPERATURE)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the maximum sizes of the memory and the store."""
+        return {**super().sizes, "store_size": self.size}
+
+    def added(self) -> None:
+        """Initialize a memory that is added to a trained model, with nearly closed gates."""
+        self._begin(CLOSED, TRAINED)
+
+    def _begin(self, gate: float, temperature: float) -> None:
+        """Initialize all heads with the values of the configuration, or else with these values."""
+        gate, temperature = (
+            default if chosen is None else chosen for chosen, default in zip(self.begin, (gate, temperature))
+        )
+        nn.init.constant_(self.gate, gate / QUICK)
+        nn.init.constant_(self.temperature, math.log(temperature) / QUICK)
+
+    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+        """Return the trained parts according to `trains`; None for all."""
+        if self.trains == "model":
+            return None
+        stop = {"memory": self.layer, "layer": self.layer + 1, "above": len(layers)}[self.trains]
+        return [self, *layers[self.layer : stop]]
+
+    def new_store(self, layer: int) -> Store | None:
+        """Return an empty store for the layer that has the store."""
+        return Store() if layer == self.layer else None
+
+    def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> Store:
+        """Return the store with the keys and values of the segment. It keeps `length` entries more than
+        `size`, because the memory may cover the last `length`."""
+        assert isinstance(store, Store)
+        if self.sinks:
+            x, keys = x[:, self.sinks :], context.kv_len
+            if not x.shape[1]:
+                return store
+            documents = None if context.q_doc is None else context.q_doc[:, self.sinks :]
+            context = Context(
+                x.shape[1], keys, q_doc=documents, kv_doc=context.kv_doc, kv_valid=context.kv_valid
+            )
+        keys, values = layer.keys_and_values(x)
+        return store.append(F.normalize(keys, dim=-1), values, context, self.size + self.length)
+
+    def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
+        """Return the mixture of y and the retrieved values, as above; q [B, H, T, D] before positions."""
+        assert isinstance(store, Store)
+        rows, windows = [], store.windows(context, self.size)
+        mark("gate of the store", lambda: self._gates(windows, q), "queries")
+        for row, window in enumerate(windows):
+            local, queries, count = y[row], q[row], window.queries
+            if window.start == window.stop or not count:
+                rows.append(local)
+                continue
+            assert store.keys is not None
+            assert store.values is not None
+            keys, values = (
+                part[row, :, window.start : window.stop].to(q.dtype) for part in (store.keys, store.values)
+            )
+            first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
+            seen = Window(window.start - first, end - first, q.shape[2])
+            looked_up = self._looked_up(queries[:, :count], keys, values, seen).to(y.dtype)
+            gate = (QUICK * self.gate).sigmoid().to(y.dtype)[:, None, None]
+            mixed = gate * looked_up + (1 - gate) * local[:, :count]
+            rows.append(torch.cat([mixed, local[:, count:]], 1))
+        y = torch.stack(rows) if rows else y
+        if self.trains == "memory":  # the loss has a graph even if no query finds an entry
+            y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
+        return y
+
+    def _gates(self, windows: Sequence[Window], q: Tensor) -> Tensor:
+        """Return the share of the store in each head's output, [B, H, T]; 0 for queries without entries."""
+        gates = q.new_zeros(q.shape[:3])
+        for own, window in zip(gates, windows):
+            if window.start < window.stop:
+                own[:, : window.queries] = (QUICK * self.gate).sigmoid().unsqueeze(1)
+        return gates
+
+    def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor, seen: Window) -> Tensor:
+        """Return the attention [H, T, D] of q [H, T, D] to its nearest keys and values [Hkv, N, D].
+
+        seen: the start of the entries among all stored entries, the number of stored entries, and of all
+        queries.
+        """
+        (heads, length, _), kv_heads = q.shape, len(keys)
+        q = F.normalize(q, dim=-1)
+        with torch.no_grad():
+            grouped = q.reshape(kv_heads, heads // kv_heads * length, -1)
+            scores, places = SEARCHES[self.search](grouped, keys, self.neighbours)
+        if torch.is_grad_enabled():
+            near = entries(keys, places).view(heads, length, -1, keys.shape[2])
+            scores = (near @ q.unsqueeze(-1)).squeeze(-1)
+        temperature = (QUICK * self.temperature).exp()[:, None, None]
+        weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
+        say(lambda: _retrieved(weights, places.view_as(weights), seen))
+        near = entries(values, places).view(heads, length, -1, values.shape[2])
+        return (weights.unsqueeze(-2) @ near).squeeze(-2)
+
+
+def _retrieved(weights: Tensor, places: Tensor, seen: Window) -> Lookup:
+    """Return the entries of a row's queries, [H, T, k] both, counted from the oldest entry of the store."""
+    rows = torch.arange(seen.queries, device=weights.device)
+    return Lookup(
+        "retrieved from the store",
+        weights.detach().unsqueeze(0),
+        seen.stop,
+        (places + seen.start).unsqueeze(0),
+        torch.where(rows < weights.shape[1], rows, -1).unsqueeze(0),
+    )
+
+
+def set_store(model: nn.Module, size: int) -> None:
+    """Set the size of every store in `model`; raises `InputError` if there is none."""
+    check_store(size)
+    memories = [module for module in model.modules() if isinstance(module, Memorizing)]
+    if not memories:
+        raise InputError("store_size: this model has no store, as a memory 'memorizing' has; leave it out")
+    for memory in memories:
+        memory.size = size
+
+
+def check_store(size: int) -> None:
+    """Raise `InputError` for a negative size."""
+    if size < 0:
+        raise InputError(f"memory.store: counts entries, expected 0 or more, got {size}")

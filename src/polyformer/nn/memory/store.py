@@ -1,0 +1,161 @@
+"""A store of (key, value) pairs for each row of a batch: first in, first out, from a single document per row.
+
+The rows' entries are contiguous in a buffer with free capacity at its end, so that an append costs O(1) per
+token: if the buffer is full, the kept entries move to the start of a new buffer of at most twice their size.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+FIRST_CAPACITY = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The entries start <= i < stop, which the first `queries` of a row's queries see."""
+
+    start: int
+    stop: int
+    queries: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Store(State):
+    """Keys and values [B, Hkv, C, D]; row b has the entries first[b] <= i < end[b].
+
+    first, end: [B]. document: [B], the number of the entries' document; None if documents have no numbers. A
+    store is immutable, like a KV cache: `high_water`, the end of the used part of each row of the buffer,
+    shows when a second continuation must copy the buffer.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    first: Tensor | None = None
+    end: Tensor | None = None
+    document: Tensor | None = None
+    high_water: list[int] = dataclasses.field(default_factory=list)
+
+    @torch.no_grad()
+    def append(self, keys: Tensor, values: Tensor, context: Context, keep: int) -> "Store":
+        """Return the store with the new tokens' keys and values [B, Hkv, T, D], the queries of `context`.
+
+        Each row keeps the last `keep` entries of its last document. Padding is left out. If keys are on the
+        meta device, counts are on the CPU, as they do not depend on values.
+        """
+        rows, _, new, _ = keys.shape
+        zeros = torch.zeros(rows, dtype=torch.long, device="cpu" if keys.is_meta else keys.device)
+        store = self._of_last_document(context, zeros)
+        taken = store._taken(context)
+        counts = [new] * rows if taken is None else taken.sum(1).tolist()
+        store = store._with_room(keys, values, [min(count, keep) for count in counts], keep)
+        assert store.end is not None
+        ends = []
+        for row, (begin, count) in enumerate(zip(store.end.tolist(), counts)):
+            stop = begin + min(count, keep)
+            for buffer, added in ((store.keys, keys), (store.values, values)):
+                assert buffer is not None
+                own = added[row] if taken is None or count == new else added[row, :, taken[row]]
+                buffer[row, :, begin:stop] = own[:, own.shape[1] - (stop - begin) :]
+            ends.append(stop)
+        store.high_water[:] = ends
+        end = torch.tensor(ends, device=zeros.device)
+        assert store.first is not None
+        return dataclasses.replace(store, end=end, first=torch.maximum(store.first, end - keep))
+
+    def windows(self, context: Context, size: int) -> list[Window]:
+        """Return for each row the last `size` entries that its attention does not reach.
+
+        The keys that `context` has before its first query belong to the memory, and the last entries of the
+        store are the same tokens. Queries of a later document see no entries.
+        """
+        if self.first is None or self.end is None:
+            return []
+        past = context.kv_len - context.q_len
+        near = torch.full_like(self.end, past)
+        queries = torch.full_like(self.end, context.q_len)
+        reached = None if context.kv_valid is None else context.kv_valid[:, :past]
+        if context.kv_doc is not None and context.q_doc is not None:
+            document = (torch.zeros_like(self.end) if self.document is None else self.document).unsqueeze(1)
+            same = context.kv_doc[:, :past] == document
+            reached = same if reached is None else reached & same
+            queries = (context.q_doc == document).sum(1)
+        if reached is not None:
+            near = reached.sum(1)
+        stop = torch.maximum(self.first, self.end - near)
+        start = torch.maximum(self.first, stop - size)
+        return [Window(*row) for row in torch.stack([start, stop, queries], 1).tolist()]
+
+    def compact(self) -> Self:
+        """Return the store without dropped entries and free capacity."""
+        if self.keys is None or self.values is None:
+            return self
+        return self._moved(self.keys, self.values, max(self._lengths(), default=0))
+
+    def _of_last_document(self, context: Context, zeros: Tensor) -> "Store":
+        """Return the store without the entries of a document that has ended; zeros: [B]."""
+        first = zeros if self.first is None else self.first
+        end = zeros if self.end is None else self.end
+        if context.q_doc is None:
+            return dataclasses.replace(self, first=first, end=end)
+        document = context.q_doc[:, -1]
+        before = zeros if self.document is None else self.document
+        first = torch.where(document == before, first, end)
+        return dataclasses.replace(self, first=first, end=end, document=document.clone())
+
+    def _taken(self, context: Context) -> Tensor | None:
+        """Return which new tokens are stored, [B, T] bool: the last document's real tokens; None for all."""
+        taken = None if context.kv_valid is None else context.kv_valid[:, -context.q_len :]
+        if context.q_doc is not None and self.document is not None:
+            last = context.q_doc == self.document.unsqueeze(1)
+            taken = last if taken is None else taken & last
+        return None if taken is None or bool(taken.all()) else taken
+
+    def _with_room(self, keys: Tensor, values: Tensor, counts: list[int], keep: int) -> "Store":
+        """Return this store, or a copy in a new buffer if it is full or its next slots are in use."""
+        assert self.end is not None
+        ends = self.end.tolist()
+        if self.keys is not None and self.high_water == ends:
+            filled = max((end + count for end, count in zip(ends, counts)), default=0)
+            if filled <= self.keys.shape[2]:
+                return self
+        lengths = [min(length, keep) for length in self._lengths()]
+        needed = max((length + count for length, count in zip(lengths, counts)), default=0)
+        capacity = max(2 * needed if self.keys is not None else needed, FIRST_CAPACITY)
+        return self._moved(keys, values, capacity, lengths)
+
+    def _moved(self, keys: Tensor, values: Tensor, capacity: int, lengths: list[int] | None = None) -> Self:
+        """Return the last entries of each row, by default all, at the start of new buffers."""
+        assert self.end is not None
+        lengths = self._lengths() if lengths is None else lengths
+        new = [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
+        for buffer, old in zip(new, (self.keys, self.values)):
+            for row, (end, length) in enumerate(zip(self.end.tolist(), lengths)):
+                if old is not None and length:
+                    buffer[row, :, :length] = old[row, :, end - length : end]
+        end = torch.tensor(lengths, device=self.end.device)
+        first = torch.zeros_like(end)
+        return dataclasses.replace(
+            self, keys=new[0], values=new[1], first=first, end=end, high_water=list(lengths)
+        )
+
+    def _lengths(self) -> list[int]:
+        """Return the number of entries in each row."""
+        assert self.first is not None
+        assert self.end is not None
+        return (self.end - self.first).tolist()
+
+    def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Self:
+        """Apply the functions to all parts; a copy in another buffer gets a new high-water mark."""
+        changed = super()._each(on_tensor, on_state)
+        if self.keys is None or changed.keys is None or changed.end is None:
+            return changed
+        if changed.keys.data_ptr() == self.keys.data_ptr() and len(changed.keys) == len(self.keys):
+            return changed
+        return dataclasses.replace(changed, high_water=changed.end.tolist())

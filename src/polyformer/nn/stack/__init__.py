@@ -1,0 +1,25 @@
+"""Stacks of layers and the embedding below them."""
+
+from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
+from polyformer.nn.stack.convolution import ConvolutionConfig
+from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
+from polyformer.nn.stack.global_projections import copy_local_projections
+from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.multihead import AttentionConfig, MultiHeadAttention
+from polyformer.nn.stack.stack import Stack, StackConfig
+
+__all__ = [
+    "AdaptiveConfig",
+    "AdaptiveEmbedding",
+    "AttentionConfig",
+    "ConvolutionConfig",
+    "Embedding",
+    "EmbeddingConfig",
+    "Layer",
+    "LayerState",
+    "MultiHeadAttention",
+    "Source",
+    "Stack",
+    "StackConfig",
+    "copy_local_projections",
+]

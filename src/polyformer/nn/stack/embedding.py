@@ -1,0 +1,118 @@
+"""The embedding sum before a stack: tokens, positions, token types and languages, and an optional norm.
+
+A sum that is narrower than the stack, followed by a projection to E, keeps the token table small: Lan
+et al. 2020 (ALBERT), section 3.1.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Position
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(Config):
+    """The terms of the embedding sum before the first layer."""
+
+    # Token vectors times sqrt(size), Vaswani et al. 2017, section 3.4. By default the sum of tokens, types
+    # and languages is scaled before sinusoids, as their length sqrt(size / 2) would dominate it.
+    scaled: bool | None = None
+    normed: bool = False  # a norm after the sum, as in BERT
+    type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
+    shared: bool = True  # one token table for encoder and decoder
+    tied: bool = True  # the output layer reads the token table too
+    size: int | None = None  # width of the sum; by default hidden_size
+    num_languages: int = 0  # number of language vectors (XLM's `langs`); 0 for none
+    embedding_dropout: float | None = None  # of the sum; by default the stack's
+    adaptive: AdaptiveConfig | None = None  # rarer tokens have narrower vectors
+
+    def __post_init__(self) -> None:
+        for name in ("type_vocab_size", "num_languages"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if self.size is not None and self.size < 1:
+            raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
+        if self.size is not None and self.adaptive is not None:
+            raise InputError(
+                "size: adaptive token vectors have widths of their own; set adaptive.d_embed instead"
+            )
+        if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
+            raise InputError(
+                f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
+            )
+
+    def width(self, hidden_size: int) -> int:
+        """Return the width of the sum in a model of `hidden_size`."""
+        return hidden_size if self.size is None else self.size
+
+    def tokens(self, vocab_size: int, hidden_size: int) -> nn.Embedding | AdaptiveEmbedding:
+        """Return the table of token vectors."""
+        if self.adaptive is not None:
+            return AdaptiveEmbedding(self.adaptive, vocab_size, hidden_size)
+        return nn.Embedding(vocab_size, self.width(hidden_size))
+
+
+class Embedding(nn.Module):
+    """The embedding sum: token vectors [B, T, size] to the input of the first layer [B, T, E].
+
+    position: the stack's, which may project the sum to E itself (`widens`), or require scaled token vectors.
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        hidden_size: int,
+        norm: NormConfig,
+        dropout: float,
+        position: Position,
+    ):
+        super().__init__()
+        width = config.width(hidden_size)
+        self.factor = math.sqrt(width) if config.scaled else 1.0
+        beside_sinusoids = config.scaled is None and position.adds_sinusoids
+        self.sum_factor = math.sqrt(width) if beside_sinusoids else 1.0
+        self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
+        self.norm = norm.build(hidden_size if position.widens else width) if config.normed else nn.Identity()
+        self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
+        as_wide = position.widens or config.size is None
+        self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
+
+    def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
+        """Return the sum, with type 0 and no language by default; `InputError` for a missing table."""
+        x = tokens * self.factor if self.factor != 1.0 else tokens
+        x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
+        languages = None if inputs.langs is None else self.languages
+        x = _added(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
+        x = x * self.sum_factor if self.sum_factor != 1.0 else x
+        mask = inputs.attention_mask  # with a state it may cover the past too
+        real = None if mask is None else mask[:, -x.shape[1] :].bool()
+        return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), real)))
+
+
+def _added(
+    x: Tensor, table: nn.Embedding | None, pos: Tensor, numbers: Tensor | None, name: str, option: str
+) -> Tensor:
+    """Return x [B, T, size] plus the rows `numbers` [B, T] of a table, by default its first row."""
+    if table is None:
+        if numbers is not None:
+            raise InputError(f"{name}: this model has none ({option} is 0); leave them out")
+        return x
+    if numbers is None:
+        return x + table(torch.zeros_like(pos))
+    if numbers.device.type == "cpu" and not torch.compiler.is_compiling() and numbers.numel():
+        low, high = (int(bound) for bound in numbers.aminmax())
+        if low < 0 or high >= table.num_embeddings:
+            most = table.num_embeddings - 1
+            raise InputError(f"{name}: expected numbers from 0 to {most}, got {low} to {high}")
+    return x + table(numbers)

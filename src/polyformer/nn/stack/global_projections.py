@@ -1,0 +1,264 @@
+"""Separate projections for global tokens, which attend to all tokens with their own queries, keys and values.
+
+    global i:    y_i = softmax(x_i W_qg (s W_kg)^T / sqrt(D)) s W_vg     s: all tokens that the context allows
+    other i:     y_i = mechanism(x_i W_q, s W_k, s W_v)                  global tokens among its keys
+
+The patterns `Global(n)`, `Marked()` and similar parts of the mechanism's pattern name the global tokens. Only
+their rows are computed, gathered from their places in each batch row: g global tokens cost g Tk scores per
+head in addition to the mechanism, and two more projections of every token. The KV cache of the global
+projections is separate from the mechanism's. Beltagy et al. 2020 (Longformer), section 3.1; the output
+projection is shared, as in the authors' code. Deviation: none; the paper has no causal models, where a global
+token sees only its past.
+"""
+
+import dataclasses
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Or, PerHead
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.attention.patterns.global_base import GlobalPattern, SeenByAll
+from polyformer.attention.patterns.layout import unite
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.patterns.score_steps import step
+from polyformer.attention.positions import Position, Site
+from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.marks import mark
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.softmax import amend, recorded, recording
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+GLOBAL = "global"
+"""The name of global tokens in visualizations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalState(State):
+    """The mechanism's state, and the KV cache of the global projections for all tokens."""
+
+    ordinary: State
+    cache: KeyValueCache
+
+    def truncated_(self, count: int) -> "GlobalState | None":
+        """See `State.truncated_`."""
+        return self._parts_truncated(count)
+
+
+def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
+    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
+
+    Raises `InputError` if heads have different global tokens.
+    """
+    if isinstance(pattern, GlobalPattern):
+        return SeenByAll(pattern), (pattern,)
+    if isinstance(pattern, Or):
+        (left, some), (right, more) = split(pattern.left), split(pattern.right)
+        assert left is not None
+        assert right is not None
+        return left | right, tuple(dict.fromkeys((*some, *more)))
+    if isinstance(pattern, PerHead):
+        heads = [split(head) for head in pattern.patterns]
+        if len({frozenset(tokens) for _, tokens in heads}) > 1:
+            raise InputError("global_projections: expected the same global tokens for all heads")
+        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
+    return pattern, ()
+
+
+def check_global(mechanism: object) -> None:
+    """Raise `InputError` unless the mechanism has global tokens to project."""
+    if not isinstance(mechanism, SoftmaxConfig):
+        raise InputError(
+            "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
+        )
+    if not split(mechanism.at(0).pattern)[1]:
+        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
+        raise InputError(
+            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
+            "add one, or set global_projections to false"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chosen:
+    """The global queries of a call, in rows that are as long as the row with the most global queries.
+
+    slots: [B, G], the indices of the queries. real: [B, G] bool, False for the rest of a row with fewer.
+    context: of these queries.
+    """
+
+    slots: Tensor
+    real: Tensor
+    context: Context
+    mask_mod: MaskMod | None
+
+
+def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Chosen | None:
+    """Return the global queries among x [B, Tq, E]; None if there are none."""
+    rows, length = x.shape[:2]
+    b = torch.arange(rows, device=x.device).unsqueeze(1)
+    index = torch.arange(length, device=x.device)
+    flags = torch.zeros(rows, length, dtype=torch.bool, device=x.device)
+    for pattern in tokens:
+        flags = flags | pattern.chosen(context, "q", b, index)
+    if context.kv_valid is not None:
+        flags = flags & context.kv_valid[:, context.offset : context.offset + length].bool()
+    most = _most(tokens, context, flags)
+    if not most:
+        return None
+    # A stable sort puts the global queries of each row first and keeps their order.
+    slots = flags.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+    places = slots + context.offset
+    mine = Context(
+        most,
+        context.kv_len,
+        q_start=0,
+        q_pos=context.query_position(b, slots),
+        kv_pos=context.kv_pos,
+        q_doc=None if context.q_doc is None else context.q_doc.gather(1, slots),
+        kv_doc=context.kv_doc,
+        kv_valid=context.kv_valid,
+    )
+    past = broadcasts(lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
+    return Chosen(slots, flags.gather(1, slots), mine, past)
+
+
+def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) -> int:
+    """Return the greatest number of global queries in a row; while tracing, the greatest possible number."""
+    if not torch.compiler.is_compiling() and not flags.is_meta:
+        return int(flags.sum(1).max()) if flags.numel() else 0
+    intervals = [pattern.runs(context, "q") for pattern in tokens]
+    known = [keys.some for keys in intervals if keys is not None]
+    if len(known) < len(intervals):
+        return context.q_len
+    return sum(stop - start for start, stop in unite(run for some in known for run in some))
+
+
+class GlobalAttention(nn.Module):
+    """Attention of global queries with separate projections, which replaces their rows of the output."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_size: int,
+        heads: int,
+        kv_heads: int,
+        bias: bool,
+        layer: int,
+        mechanism: SoftmaxConfig,
+    ):
+        super().__init__()
+        self.head_size, self.groups, self.layer = head_size, heads // kv_heads, layer
+        self.mechanism, self.tokens = mechanism, split(mechanism.pattern)[1]
+        self.query = Linear(hidden_size, heads * head_size, bias=bias)
+        self.key = Linear(hidden_size, kv_heads * head_size, bias=bias)
+        self.value = Linear(hidden_size, kv_heads * head_size, bias=bias)
+
+    def forward(
+        self,
+        y: Tensor,
+        x: Tensor,
+        read: Tensor,
+        context: Context,
+        position: Position,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, KeyValueCache | None]:
+        """Return y [B, H, Tq, D] with the rows of global queries computed with the global projections.
+
+        x and read [B, Tq, E]: the inputs of the queries, and of the keys and values.
+        """
+        chosen = context.once(("global queries", self.tokens), lambda: choose(self.tokens, context, x))
+        if chosen is None and cache is None:
+            return y, None
+        site = Site(self.layer, lambda x: self._vectors(self.query, x), lambda x: self._vectors(self.key, x))
+        k, v = self._heads(self.key, read), self._heads(self.value, read)
+        _, k = position.rotate(k, k, context, site)
+        if cache is not None:
+            k, v, cache = cache.append(k, v)
+        if chosen is None:
+            return y, cache
+        mark(GLOBAL, partial(_flags, chosen, x.shape[1]), "queries", ("by projections of its own",))
+        index = chosen.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        q = self._heads(self.query, x.gather(1, index))
+        # The context of the gathered queries has their original positions.
+        q, _ = position.rotate(q, q, chosen.context, site)
+        bias = self._bias(q, k, context, position, site, chosen)
+        if not recording():
+            return replaced(y, self._attend(q, k, v, bias, chosen), chosen), cache
+        with recorded() as weights:
+            mine = self._attend(q, k, v, bias, chosen)
+        # Recorded weights contain the global queries' weights in their rows too.
+        amend(lambda ordinary: replaced(ordinary, weights[0], chosen))
+        return replaced(y, mine, chosen), cache
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: ScoreMod | None, chosen: Chosen) -> Tensor:
+        return attend(
+            q,
+            k,
+            v,
+            mask_mod=chosen.mask_mod,
+            score_mod=bias,
+            context=chosen.context,
+            scale=self.mechanism.scale,
+            backend=self.mechanism.backend,
+            dropout=self.mechanism.dropout if self.training else 0.0,
+        )
+
+    def _bias(
+        self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site, chosen: Chosen
+    ) -> ScoreMod | None:
+        """Return the position scheme's bias for the scores; `InputError` unless it is a bias by distance."""
+        relative = position.relative(q, k, context, site)
+        if position.score_mod(q, k, context, site) is not None or (
+            relative is not None and set(relative.tables) != {"bias"}
+        ):
+            raise InputError(
+                "global_projections: this position scheme reads queries and keys, and those of global tokens "
+                "are others; use one that rotates them (rope) or adds a bias (alibi, t5)"
+            )
+        if relative is None:
+            return None
+        assert relative.bias is not None
+        table, places = relative.bias.expand(q.shape[1], -1), chosen.slots + context.offset
+        entry = lambda b, q_idx, kv_idx: relative.entry(places[b, q_idx] - kv_idx)  # noqa: E731
+        add = broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
+        return step("bias of the distance")(add)
+
+    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+    def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
+        heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
+        return heads if projection is self.query else heads.repeat_interleave(self.groups, dim=0)
+
+
+def _flags(chosen: Chosen, length: int) -> Tensor:
+    """Return 0 for global queries, -1 for others: [B, 1, Tq]."""
+    flags = torch.full((len(chosen.slots), length), -1, device=chosen.slots.device)
+    return flags.scatter(1, chosen.slots, chosen.real.long() - 1).unsqueeze(1)
+
+
+def replaced(table: Tensor, rows: Tensor, chosen: Chosen) -> Tensor:
+    """Return table [B, H, Tq, D] with the rows [B, H, G, D] of the global queries."""
+    index = chosen.slots.view(len(chosen.slots), 1, -1, 1).expand(rows.shape)
+    # Rows with fewer global queries get their original values back.
+    kept = table.gather(2, index)
+    return table.scatter(2, index, torch.where(chosen.real[:, None, :, None], rows, kept))
+
+
+@torch.no_grad()
+def copy_local_projections(model: nn.Module) -> None:
+    """Initialize the global projections of every layer of `model` as copies of the ordinary projections.
+
+    Longformer does this before training (Beltagy et al. 2020, section 5).
+    """
+    for module in model.modules():
+        mine = getattr(module, "global_attention", None)
+        if isinstance(mine, GlobalAttention):
+            for name in ("query", "key", "value"):
+                mine.get_submodule(name).load_state_dict(module.get_submodule(name).state_dict())

@@ -1,0 +1,224 @@
+"""A layer: self-attention, cross-attention if there is a source, and feed-forward, combined by a block."""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Position
+from polyformer.core.detached import detached
+from polyformer.core.ops.norms import NormConfig
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.block import BlockConfig, SubLayer
+from polyformer.nn.depth import Active
+from polyformer.nn.feedforward import FeedForwardConfig
+from polyformer.nn.memory import Memory
+from polyformer.nn.stack.multihead import AttentionConfig, MultiHeadAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerState(State):
+    """The state of a layer for the next call: its tokens, and the projected source.
+
+    memory: in training the memory of earlier segments, instead of the KV cache of its tokens.
+    store: entries of earlier text to look up, if the memory has a store in this layer.
+    feedforward: the last tokens of the feed-forward, if it sees more than a single token.
+    """
+
+    self_attention: State | None = None
+    cross_attention: State | None = None
+    memory: State | None = None
+    store: State | None = None
+    feedforward: State | None = None
+
+    def reorder_beams(self, index: Tensor) -> "LayerState":
+        """Reorder the rows as `reorder_`, for rows that share a source: its projection is not reordered."""
+        names = "self_attention", "memory", "store", "feedforward"
+        own = {name: past.reorder_(index) for name in names if (past := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **own)
+
+    def truncated_(self, count: int) -> "LayerState | None":
+        """See `State.truncated_`."""
+        return self._parts_truncated(count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """The source of a decoder: hidden states [B, S, E] (None once every layer has projected them)."""
+
+    hidden: Tensor | None
+    context: Context
+
+
+class Layer(nn.Module):
+    """A layer of a Transformer: x [B, T, E] -> [B, T, E]."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        attention: AttentionConfig,
+        feedforward: FeedForwardConfig,
+        block: BlockConfig,
+        norm: NormConfig,
+        dropout: float,
+        cross: bool,
+        index: int,
+    ):
+        super().__init__()
+        self.attention = attention.build(hidden_size, index)
+        self.cross_attention: MultiHeadAttention | None = (
+            attention.cross().build(hidden_size, index) if cross else None
+        )
+        self.feedforward = feedforward.at(index).build(hidden_size)
+        self.block = block.at(index).build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.tokenwise = norm.tokenwise
+        self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
+
+    def new_state(self, reserve: int) -> "LayerState":
+        """Return the state before the first token, with caches for `reserve` tokens."""
+        return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        source: Source | None = None,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+        active: Active | None = None,
+    ) -> tuple[Tensor, LayerState | None]:
+        """Return the layer's output, and its next state if it was given a state.
+
+        active: the tokens for which the output is computed, [1, N, E], or None for all; the other tokens are
+        attended to with their values in x.
+        """
+        new: dict[str, State | None] = {}
+        # Parts that need all tokens run on all; the active tokens are selected afterwards.
+        if active is None or not self.gathers:
+            sublayers = self.sublayers(context, position, source, state, new, memory)
+            y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
+            y = y if active is None else active.gathered(y)
+        elif len(active):  # queries and the feed-forward are computed only for active tokens
+            sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
+            y = self.block(active.gathered(x), sublayers)
+        else:
+            # All tokens have halted, but later tokens need their keys and values in the cache.
+            y, new = active.gathered(x), self._passed(x, context, position, source, state)
+        if state is None:
+            return y, None
+        own = self.remembered(self.block.kept(x), state, context, memory)
+        new_attention = {"self_attention": new["self"], "cross_attention": new.get("cross")}
+        return y, dataclasses.replace(own, **new_attention, feedforward=new.get("feedforward"))
+
+    def _passed(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        source: Source | None,
+        state: LayerState | None,
+    ) -> dict[str, State | None]:
+        """Return the next states if no token of x [B, T, E] is computed; later tokens see all of x."""
+        new: dict[str, State | None] = {"self": None}
+        if state is None:
+            return new
+        if state.self_attention is not None:
+            read = self.block.first_reads(x)
+            new["self"] = self.attention.extended(read, context, position, state.self_attention)
+        if self.cross_attention is not None and source is not None:
+            new["cross"] = self.cross_attention.projected(source.hidden, state.cross_attention)
+        return new
+
+    def remembered(
+        self, kept: Tensor, state: LayerState, context: Context, memory: Memory | None
+    ) -> LayerState:
+        """Return a state with only the memory and the store, after a segment from which a memory keeps `kept`
+        (`Block.kept`)."""
+        if memory is None:
+            return LayerState()
+        past, store = state.memory, state.store
+        return LayerState(
+            memory=None if past is None else memory.after(past, kept, self),
+            store=None if store is None else memory.stored(store, kept, self, context),
+        )
+
+    @property
+    def index(self) -> int:
+        """Return the index of the layer's weights in the stack."""
+        return self.attention.layer
+
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
+        keeps: outputs [B, H, T, D] and weights [B, H, T, M]. Positions are ignored, and the layer's weights
+        get no gradient."""
+        block = detached(self.block)
+        x, read = block.first_reads_kept(x), block.first_reads_kept(read)
+        return detached(self.attention).by_content(x, read)
+
+    @torch.no_grad()
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, Hkv, T, D], before positions, of x [B, T, E] as a memory keeps it."""
+        return self.attention.keys_and_values(self.block.first_reads_kept(x))
+
+    def sublayers(
+        self,
+        context: Context,
+        position: Position,
+        source: Source | None,
+        state: LayerState | None,
+        new: dict[str, State | None],
+        memory: Memory | None = None,
+        active: Active | None = None,
+        whole: Tensor | None = None,
+    ) -> list[SubLayer]:
+        """Return the sub-layers for the block, in order; they write their next states into `new`.
+
+        active: the tokens that the block is given, [1, N, E], of the layer's input `whole` [B, T, E].
+        """
+        # Keys and values are of all tokens, even if queries are only of active tokens.
+        read = None if whole is None else self.block.first_reads(whole)
+
+        def attend_self(x: Tensor) -> Tensor:
+            past = state.self_attention if state else None
+            before = memory.before(state.memory) if memory and state and state.memory else None
+            # A memory keeps inputs of the layer, so the norm of a pre-norm block is still to be applied.
+            before = None if before is None else self.block.first_reads_kept(before)
+            mix = None
+            if memory and state and state.store is not None:
+                mix = functools.partial(memory.mixed, store=state.store, context=context)
+            y, new["self"] = self.attention(x, context, position, past, read, before, mix, active)
+            return y
+
+        def attend_source(x: Tensor) -> Tensor:
+            assert self.cross_attention is not None
+            assert source is not None
+            past = state.cross_attention if state else None
+            y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past, active)
+            return y
+
+        both = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
+
+        def transform(x: Tensor) -> Tensor:
+            tokens = context if active is None else None
+            past = self.feedforward.new_state() if state else None
+            if past is None:
+                return self.feedforward(x, tokens)
+            assert state is not None
+            y, new["feedforward"] = self.feedforward(x, tokens, state.feedforward or past)
+            return y
+
+        return [*both, transform]
+
+    def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
+        """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
+        shown = self.block.first_reads(read)
+        return self.block(
+            x,
+            [
+                lambda x: self.attention(x, context, position, read=shown)[0],
+                lambda x: self.feedforward(x, context),
+            ],
+        )

@@ -1,0 +1,295 @@
+"""Multi-head attention: project to heads, apply a mechanism to them, and project back.
+
+    head_i = mechanism(x W_q^i, s W_k^i, s W_v^i);  y = concat(head_1 .. head_h) W_o
+
+s is x itself (self-attention) or another sequence (cross-attention). With fewer key heads than query heads,
+each group of query heads shares a key head (Ainslie et al. 2023). Vaswani et al. 2017, section 3.2.2.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.positions import Position, Site, Terms
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.depth import Active
+from polyformer.nn.stack.global_projections import GlobalAttention, GlobalState, check_global, split
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """The heads and projections of attention, and its mechanism."""
+
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None  # by default the number of query heads
+    head_size: int | None = None  # by default hidden_size / num_attention_heads
+    bias: bool | tuple[str, ...] = True  # of all four projections, or of the named ones
+    mechanism: MechanismConfig = SoftmaxConfig()
+    global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
+
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if heads < 1:
+            raise InputError(f"num_attention_heads: expected 1 or more, got {heads}")
+        if self.head_size is not None and self.head_size < 1:
+            raise InputError(f"head_size: expected 1 or more, got {self.head_size}")
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise InputError(
+                f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
+            )
+        if self.mechanism.shares_queries and self.kv_heads != heads:
+            raise InputError(
+                f"num_key_value_heads: keys of {quote(self.mechanism.kind)} are its queries, "
+                f"expected {heads}, got {self.kv_heads}"
+            )
+        if self.global_projections:
+            check_global(self.mechanism)
+        for name in () if isinstance(self.bias, bool) else self.bias:
+            if name not in PROJECTIONS:
+                raise unknown("bias", name, PROJECTIONS)
+
+    @classmethod
+    def expanded(cls, data: object, where: str) -> object:
+        """Return a mechanism or a pattern as the configuration of default heads with this mechanism."""
+        return data if _is_whole(data) else {"mechanism": data}
+
+    @classmethod
+    def ways(cls) -> str:
+        """Return the accepted forms of an attention configuration, for error messages."""
+        return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
+
+    def changed(self, value: object, where: str) -> Config | None:
+        """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
+        if _is_whole(value):
+            return super().changed(value, where)
+        mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
+        return dataclasses.replace(self, mechanism=mechanism)
+
+    def biased(self, projection: str) -> bool:
+        """Return whether the projection, one of `PROJECTIONS`, adds a bias."""
+        return self.bias if isinstance(self.bias, bool) else projection in self.bias
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key heads."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    def width(self, hidden_size: int) -> int:
+        """Return the head dimension in a model of `hidden_size`."""
+        if self.head_size is not None:
+            return self.head_size
+        if hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"num_attention_heads: expected a divisor of hidden_size {hidden_size}, "
+                f"got {self.num_attention_heads}; or give head_size"
+            )
+        return hidden_size // self.num_attention_heads
+
+    def gathers(self, layer: int) -> bool:
+        """Return whether layer `layer` can leave out the queries of tokens that halted."""
+        return self.mechanism.at(layer).separate_queries and not self.global_projections
+
+    def cross(self) -> "AttentionConfig":
+        """Return the configuration of cross-attention with the same heads."""
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(), global_projections=False)
+
+    def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
+        """Return the module of layer `layer`, in a model of `hidden_size`."""
+        return MultiHeadAttention(hidden_size, self, layer)
+
+
+def _is_whole(data: object) -> bool:
+    """Return whether `data` describes the heads too, and not only the mechanism."""
+    return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
+
+
+def _rotated(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
+    """Return q and the new keys k rotated by their positions; the keys of a memory come first."""
+    past = k.shape[2] - q.shape[2]
+    if not past:
+        return position.rotate(q, k, context, site)
+    # Schemes rotate equal numbers of queries and keys, so the queries are padded by the memory's length.
+    q, k = position.rotate(F.pad(q, (0, 0, past, 0)), k, context.all_as_queries, site)
+    return q[:, :, past:], k
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectedSource(State):
+    """The keys and values of a cross-attention's source, projected once: [B, Hkv, S, D] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def truncated_(self, count: int) -> "ProjectedSource":
+        """Return the state itself: the source is independent of the tokens of the target."""
+        return self
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with its projections: x [B, T, E] -> [B, T, E]."""
+
+    def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.head_size = config.width(hidden_size)
+        inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
+        self.query = Linear(hidden_size, inner, bias=config.biased("query"))
+        shared = config.mechanism.at(layer).shares_queries
+        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.biased("key"))
+        self.value = Linear(hidden_size, inner_kv, bias=config.biased("value"))
+        self.output = Linear(inner, hidden_size, bias=config.biased("output"))
+        mechanism = config.mechanism.at(layer)
+        self.global_attention: GlobalAttention | None = None
+        if config.global_projections:
+            check_global(mechanism)
+            assert isinstance(mechanism, SoftmaxConfig)
+            self.global_attention = GlobalAttention(
+                hidden_size,
+                self.head_size,
+                config.num_attention_heads,
+                config.kv_heads,
+                config.biased("query"),
+                layer,
+                mechanism,
+            )
+            # For the mechanism, global tokens are only keys that all queries see.
+            mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
+        self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
+
+    def new_state(self, reserve: int) -> State | None:
+        """Return the state before the first token, with a cache for `reserve` tokens, or None."""
+        state = self.mechanism.new_state(reserve)
+        if self.global_attention is None or state is None:
+            return state
+        return GlobalState(state, KeyValueCache(reserve=reserve))
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        state: State | None = None,
+        read: Tensor | None = None,
+        before: Tensor | None = None,
+        mix: Callable[[Tensor, Tensor], Tensor] | None = None,
+        active: Active | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """Return the self-attention of x, after the tokens in `state`, and the state that includes x.
+
+        read: the input of keys and values of the same tokens, if it is not x itself. before: [B, M, E], the
+        input of keys and values of a memory's tokens, which are the first M keys. mix: a function of the
+        mechanism's output and of the queries before positions, [B, H, T, D] each, that returns the input of
+        the output projection. active: the places of the tokens x [1, N, E] among all of `read`.
+        """
+        read = x if read is None else read
+        if before is not None:
+            read = torch.cat([before.to(read.dtype), read], 1)
+        # With packed or int8 weights, `linears` computes the three projections as a single product.
+        if read is x and self.key is not None:
+            q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
+        else:
+            q, v = self._queries(x, active), self._heads(self.value, read)
+            k = self._heads(self.key or self.query, read)
+        site = self._site()
+        # A store is searched by content, so `mix` gets the queries before rotation.
+        content = q
+        q, k = _rotated(q, k, context, position, site)
+        terms = Terms(position, site)
+        if self.global_attention is None:
+            y, state = self.mechanism(q, k, v, context, state, terms)
+            return self._join(y if mix is None else mix(y, content), active), state
+        past = state if isinstance(state, GlobalState) else None
+        y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
+        y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
+        return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
+
+    def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
+        """Return the state that includes tokens [B, T, E] for which no queries are computed."""
+        k, v = self._heads(self.key or self.query, read), self._heads(self.value, read)
+        # Rotation takes queries and keys together; these queries are not used.
+        q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
+        return self.mechanism.extended(state, _rotated(q, k, context, position, self._site())[1], v)
+
+    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
+        and weights [B, H, T, M]."""
+        q, k, v = (
+            self._heads(self.query, x),
+            self._heads(self.key or self.query, read),
+            self._heads(self.value, read),
+        )
+        groups = q.shape[1] // k.shape[1]
+        # Each key head serves a group of query heads.
+        k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
+        weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
+        return weights @ v, weights
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
+        return self._heads(self.key or self.query, x), self._heads(self.value, x)
+
+    def cross(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        context: Context,
+        state: State | None = None,
+        active: Active | None = None,
+    ) -> tuple[Tensor, ProjectedSource]:
+        """Return attention of x [B, T, E] to source [B, S, E], and the projected source, to reuse as `state`.
+
+        active: as for `forward`.
+        """
+        state = self.projected(source, state)
+        y, _ = self.mechanism(self._queries(x, active), state.keys, state.values, context, None, None)
+        return self._join(y, active), state
+
+    def projected(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
+        """Return keys and values of source [B, S, E], or `state` if it has them already."""
+        if isinstance(state, ProjectedSource):
+            return state
+        assert source is not None
+        keys = self._heads(self.key or self.query, source)
+        return ProjectedSource(keys, self._heads(self.value, source))
+
+    def _site(self) -> Site:
+        """Return the layer and its projections, for position schemes that use them."""
+        return Site(
+            self.layer,
+            lambda vectors: self._vectors(self.query, vectors),
+            lambda vectors: self._vectors(self.key or self.query, vectors),
+        )
+
+    def _queries(self, x: Tensor, active: Active | None) -> Tensor:
+        """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
+        return self._heads(self.query, x) if active is None else self._split(active.spread(self.query(x)))
+
+    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return self._split(projection(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Return [B, T, H D] as heads [B, H, T, D]."""
+        rows, length, width = x.shape
+        return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
+
+    def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
+        """Return vectors [R, E] that are not tokens, projected to the heads of the queries: [H, R, D]."""
+        heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
+        return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
+
+    def _join(self, heads: Tensor, active: Active | None = None) -> Tensor:
+        """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""
+        y = heads.transpose(1, 2).flatten(2)
+        return self.output(y if active is None else active.gathered(y))

@@ -1,0 +1,281 @@
+"""Training of a reversible stack: it keeps only its last outputs and recomputes all inputs from them.
+
+    forward    (a, b) -> (b, a + f(b))
+    backward   a = c - f(b), with only the graph of f(b); then the previous step
+               grad_a = grad_c        grad_b = grad_b + (df / db)^T grad_c        c = a + f(b)
+
+Each step is computed twice with the same state of the random generators and of autocast, and in the same way,
+so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
+of a single sub-layer; time: one more forward pass. Gradients are equal to gradients from stored activations
+up to rounding: recomputed inputs have an error of the order of rounding in float32, which grows with depth in
+half precision. Gomez et al. 2017, algorithm 1. Auxiliary losses of sub-layers (core/auxiliary_losses.py) are
+passed on with their gradients.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from polyformer.attention.positions import Position
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
+from polyformer.core.evaluation_mode import training_pass
+from polyformer.core.ops.second_order import first_order
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.block import Reversible, SubLayer
+from polyformer.nn.memory import Memory
+from polyformer.nn.stack.layer import Layer, LayerState, Source
+
+KEPT = (
+    'pass output_hidden_states=True, which keeps activations, and build the model with backend="definition"'
+)
+"""The way to get second-order gradients, which require the inputs of the layers."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Change:
+    """The step (a, b) -> (b, a + function(b)). `reads`: the tensors, besides b, that get gradients."""
+
+    function: Callable[[Tensor], Tensor]
+    reads: list[Tensor]
+
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+        """Return the output streams, and the auxiliary losses of the step."""
+        # The same computation as in `back`, so that rounding is the same; its graph is dropped.
+        with torch.enable_grad(), collect_auxiliary_losses() as losses:
+            added = self.function(b.detach().requires_grad_())
+        return b, a + added.detach(), {name: term.detach() for name, term in losses.items()}
+
+    def back(
+        self, b: Tensor, c: Tensor, grad_b: Tensor, grad_c: Tensor, grad_terms: Sequence[Tensor]
+    ) -> "Back":
+        """Return the input streams, their gradients, and the gradients of `reads`."""
+        with torch.enable_grad(), collect_auxiliary_losses() as losses:
+            # A leaf, so that the graph contains only this step.
+            leaf = b.detach().requires_grad_()
+            added = self.function(leaf)
+        outputs = [(added, grad_c.to(added.dtype)), *zip(losses.values(), grad_terms, strict=True)]
+        grads = _gradients(outputs, [leaf, *self.reads])
+        grad_b = grad_b if grads[0] is None else grad_b + grads[0]
+        return c - added.detach(), b, grad_c, grad_b, grads[1:]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placing:
+    """The step (a, b) -> (a + p, b + p), with the positions p that a scheme adds to the input of a layer."""
+
+    function: Callable[[Tensor], Tensor]
+    reads: list[Tensor]
+
+    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+        """Return the output streams; there are no auxiliary losses."""
+        p = self.function(torch.zeros_like(a)).detach()
+        return a + p, b + p, {}
+
+    def back(
+        self, a: Tensor, b: Tensor, grad_a: Tensor, grad_b: Tensor, grad_terms: Sequence[Tensor]
+    ) -> "Back":
+        """Return the input streams, their gradients, and the gradients of `reads`."""
+        with torch.enable_grad():
+            p = self.function(torch.zeros_like(a))
+        grads = _gradients([(p, grad_a + grad_b)], self.reads)
+        return a - p.detach(), b - p.detach(), grad_a, grad_b, grads
+
+
+Step = Change | Placing
+Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
+
+
+def run_reversible(
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    pos: Tensor,
+    context: Context,
+    position: Position,
+    source: Source | None,
+    states: Sequence[LayerState] | None = None,
+    memory: Memory | None = None,
+) -> tuple[Tensor, list[LayerState]]:
+    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories.
+
+    states: only of memories.
+    """
+    hidden = None if source is None else source.hidden
+    # The steps read a leaf instead of `hidden`, so that the graph of `hidden` runs backward only once.
+    shown: list[Tensor] = []
+    if source is not None and hidden is not None:
+        shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
+        source = dataclasses.replace(source, hidden=shown[0])
+    steps: list[Step] = []
+    memories: dict[int, LayerState] = {}
+    remembering = [] if memory is None else list(memory.parameters())
+    for index, layer in enumerate(layers):
+        assert isinstance(layer, Layer)
+        # The embedding sum has the positions of layer 0 already.
+        if index and _places(position, x, pos, index):
+            steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
+        reads = _learning([*layer.parameters(), *position.parameters(), *remembering, *shown])
+        past = None if states is None else Past(states[index], memory, context, memories, index)
+        steps += _changes(layer, reads, context, position, source, past)
+    course = Course(steps, _learning(tensor for step in steps for tensor in step.reads))
+    inputs = [hidden if shown and tensor is shown[0] else tensor for tensor in course.reads]
+    y, *terms = _Reversible.apply(course, x, *inputs)  # type: ignore[misc]
+    for name, term in zip((name for names in course.names for name in names), terms, strict=True):
+        add_auxiliary_loss(name, term)
+    return y, [memories[index] for index in sorted(memories)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Past:
+    """The state of layer `index`, and the dictionary into which `read` writes its next memory."""
+
+    state: LayerState
+    memory: Memory | None
+    context: Context
+    memories: dict[int, LayerState]
+    index: int
+
+    def read(self, x: Tensor, layer: Layer) -> None:
+        """Record the second stream x at the start of `layer`, but not again in the backward pass."""
+        if self.index not in self.memories:
+            self.memories[self.index] = layer.remembered(x, self.state, self.context, self.memory)
+
+
+def _changes(
+    layer: Layer,
+    reads: list[Tensor],
+    context: Context,
+    position: Position,
+    source: Source | None,
+    past: Past | None,
+) -> Iterator[Change]:
+    block = layer.block
+    assert isinstance(block, Reversible)
+    new: dict[str, State | None] = {}
+    state, memory = (None, None) if past is None else (past.state, past.memory)
+
+    def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
+        if past is not None and not index:
+            past.read(x, layer)
+        with training_pass(layer):
+            y = block.change(index, sublayer, x)
+        new.clear()  # otherwise the projected source of every layer would stay in memory
+        return y
+
+    for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
+        yield Change(functools.partial(change, index, sublayer), reads)
+
+
+def _places(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
+    """Return whether the scheme adds something to the input of this layer."""
+    return position.embed(x, pos, layer) is not x
+
+
+def _placing(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
+    return lambda zeros: position.embed(zeros, pos, layer)
+
+
+def _learning(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors that require gradients, each once."""
+    return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moment:
+    """The global state on which a step depends: random generators and autocast."""
+
+    random: Tensor
+    devices: Sequence[int]
+    on_devices: Sequence[Tensor]
+    device: str
+    autocast: dict[str, Any]
+
+    @classmethod
+    def now(cls, x: Tensor) -> "Moment":
+        """Return the present state, before a step on x."""
+        devices, states = get_device_states(x)
+        device = x.device.type
+        autocast: dict[str, Any] = {"enabled": False}
+        if torch.amp.is_autocast_available(device):
+            autocast = {
+                "enabled": torch.is_autocast_enabled(device),
+                "dtype": torch.get_autocast_dtype(device),
+            }
+        return cls(torch.get_rng_state(), devices, states, device, autocast)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Restore this state for the duration of the context."""
+        kind = self.device if self.devices else "cuda"
+        with (
+            torch.random.fork_rng(self.devices, device_type=kind),
+            torch.autocast(self.device, **self.autocast, cache_enabled=False),
+        ):
+            torch.set_rng_state(self.random)
+            set_device_states(list(self.devices), list(self.on_devices), device_type=kind)
+            yield
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Course:
+    """The steps of a call, with the global state and the auxiliary losses' names before each step."""
+
+    steps: list[Step]
+    reads: list[Tensor]
+    moments: list[Moment] = dataclasses.field(default_factory=list)
+    names: list[list[str]] = dataclasses.field(default_factory=list)
+
+
+class _Reversible(torch.autograd.Function):
+    """Both streams [2, B, T, E] after all steps and their auxiliary losses; `reads` are inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
+        """Run all steps, and keep only the last streams."""
+        a, b = x
+        terms: list[Tensor] = []
+        for step in course.steps:
+            course.moments.append(Moment.now(x))
+            a, b, losses = step.run(a, b)
+            course.names.append(list(losses))
+            terms += losses.values()
+        y = torch.stack([a, b])
+        ctx.course = course
+        ctx.save_for_backward(y)
+        return y, *terms
+
+    @staticmethod
+    @first_order("a reversible stack in training", KEPT)
+    def backward(ctx: Any, grad: Tensor, *grad_terms: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the steps backward from the last, each with only the graph of its function."""
+        course: Course = ctx.course
+        (a, b), (grad_a, grad_b) = ctx.saved_tensors[0], grad
+        place = {id(tensor): index for index, tensor in enumerate(course.reads)}
+        total: list[Tensor | None] = [None] * len(course.reads)
+        end = len(grad_terms)
+        for step, moment, names in reversed(list(zip(course.steps, course.moments, course.names))):
+            start = end - len(names)
+            with moment.again():
+                a, b, grad_a, grad_b, grads = step.back(a, b, grad_a, grad_b, grad_terms[start:end])
+            end = start
+            for tensor, grad_tensor in zip(step.reads, grads, strict=True):
+                if grad_tensor is not None:
+                    # Layers with shared weights read the same tensor in several steps.
+                    known = total[place[id(tensor)]]
+                    total[place[id(tensor)]] = grad_tensor if known is None else known + grad_tensor
+        return None, torch.stack([grad_a, grad_b]), *total
+
+
+def _gradients(outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the gradient of each input from (output, its gradient) pairs; None if it has no effect."""
+    reached = [(output, grad) for output, grad in outputs if output.requires_grad]
+    if not reached or not inputs:
+        return [None] * len(inputs)
+    ends, grads = zip(*reached)
+    return torch.autograd.grad(ends, inputs, grads, allow_unused=True)

@@ -1,0 +1,339 @@
+"""A stack of layers: an encoder, a decoder with a causal context, or with a source a cross-attending
+decoder."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.evaluation_mode import training_pass
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.limits import LAYERS
+from polyformer.core.ops.norms import LayerNormConfig, NormConfig, normalize
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.tokens import Tokens
+from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, streams
+from polyformer.nn.depth import Call, Depth, DepthConfig, FixedConfig, Halting
+from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
+from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
+from polyformer.nn.memory.base import check_position
+from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
+from polyformer.nn.stack.groups import check_groups, shared_layers
+from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.multihead import AttentionConfig
+from polyformer.nn.stack.reversible import run_reversible
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackConfig(Config):
+    """The parts of every layer of a stack, and the number of layers."""
+
+    num_hidden_layers: int = 6
+    num_hidden_groups: int | None = None  # groups of layers that share weights (ALBERT); by default none
+    layers_per_group: int = 1  # layers of a group, which run in turn until the next group
+    attention: AttentionConfig = AttentionConfig()
+    feedforward: FeedForwardConfig = DenseConfig()
+    position: PositionConfig = SinusoidalConfig()
+    block: BlockConfig = PostNormConfig()
+    norm: NormConfig = LayerNormConfig()
+    memory: MemoryConfig = NoMemoryConfig()
+    depth: DepthConfig = FixedConfig()
+    dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
+    final_norm: bool = True  # of the output, if the block does not norm the residual stream
+    final_dropout: float = 0.0  # of the output, after the final norm (T5)
+    convolution: ConvolutionConfig | None = None  # parallel to an encoder's first layer (DeBERTa v2)
+    layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_hidden_layers <= LAYERS:
+            wanted = "1 or more" if self.num_hidden_layers < 1 else f"at most {LAYERS}"
+            raise InputError(f"num_hidden_layers: expected {wanted}, got {quote(self.num_hidden_layers)}")
+        sharing = self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group
+        check_groups(*sharing, (self.attention.mechanism, self.feedforward))
+        for name in ("dropout", "final_dropout", "layerdrop"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
+        if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
+            raise InputError("memory: global_projections see all of a text; set one of them aside")
+        if self.block.reversible and not self.memory.reversible:
+            raise InputError(
+                f"memory: {quote(self.memory.kind)} learns while it reads, and a reversible stack reads "
+                "twice; use 'recurrent', or another block"
+            )
+        if self.layerdrop and self.block.reversible:
+            raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
+        if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
+            raise InputError(
+                "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
+            )
+        self._check_feedforward()
+        self._check_depth()
+        self._check_norm()
+
+    def _check_feedforward(self) -> None:
+        """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
+        parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
+        remembers = not isinstance(self.memory, NoMemoryConfig)
+        if self.block.reversible and remembers and any(part.stateful for part in parts):
+            raise InputError(
+                f"feedforward: {quote(self.feedforward.kind)} keeps what it read of a segment, of which a "
+                "reversible stack with a memory keeps nothing; use 'dense', or another block"
+            )
+
+    def _check_depth(self) -> None:
+        """Raise `InputError` for parts that need all tokens in every layer, if the depth is adaptive."""
+        if isinstance(self.depth, FixedConfig):
+            return
+        others = {
+            "block": self.block.reversible,
+            "layerdrop": self.layerdrop > 0,
+            "convolution": self.convolution is not None,
+        }
+        for name, present in others.items():
+            if present:
+                raise InputError(
+                    f"depth: {quote(self.depth.kind)} lets tokens leave out layers, {name} as configured "
+                    "needs all of them; set one of them aside"
+                )
+
+    def _check_norm(self) -> None:
+        """Raise `InputError` for parts that norm some tokens twice or never, if the norm uses all."""
+        others = {
+            "block": self.block.reversible,
+            "memory": not isinstance(self.memory, NoMemoryConfig),
+            "depth": not isinstance(self.depth, FixedConfig),
+        }
+        for name, present in others.items():
+            if present and not self.norm.tokenwise:
+                raise InputError(
+                    f"norm: {quote(self.norm.kind)} takes statistics of all tokens, each once, and "
+                    f"{name} {quote(getattr(self, name).kind)} norms some of them, or some twice; use 'layer'"
+                )
+
+    @property
+    def shared_layers(self) -> list[int]:
+        """Return for each layer the index of its weights among all distinct layers."""
+        return shared_layers(self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group)
+
+
+class Stack(nn.Module):
+    """A sequence of layers: x [B, T, E] -> [B, T, E].
+
+    `recompute` enables activation checkpointing in training (Chen et al. 2016): the activations inside each
+    layer are recomputed in the backward pass. Memory: a single layer plus one tensor per layer; time: a third
+    more. A reversible stack needs no switch: it keeps no activations whenever gradients are enabled
+    (stack/reversible.py).
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        hidden_size: int,
+        max_positions: int,
+        cross: bool,
+        embedding_size: int | None = None,
+        image: Image | None = None,
+    ):
+        super().__init__()
+        self.recompute = False
+        self.reversible = config.block.reversible
+        self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
+        self.mechanism = config.attention.mechanism
+        shape = Shape(
+            hidden_size=hidden_size,
+            embedding_size=embedding_size,
+            max_positions=max_positions,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.attention.num_attention_heads,
+            head_size=config.attention.width(hidden_size),
+            image=image,
+        )
+        self.position = config.position.build(shape)
+        if changes_scores(self.position):
+            self.mechanism.require("relates")
+        self.memory: Memory | None = config.memory.build(shape)
+        if self.memory is not None:
+            self.mechanism.require("remembers")
+            check_position(self.position)
+        parts = config.attention, config.feedforward, config.block, config.norm, config.dropout
+        self.layers = nn.ModuleList(
+            Layer(hidden_size, *parts, cross, config.shared_layers.index(number))
+            for number in range(config.shared_layers[-1] + 1)
+        )
+        self.groups = config.shared_layers
+        self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
+        first = self.layers[0].get_submodule("attention.mechanism")
+        for layer in self.layers[1:]:
+            layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
+        self.convolution = None
+        if config.convolution is not None:
+            self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
+        width = config.block.width(hidden_size)
+        normed = config.block.normalizes_output or not config.final_norm
+        self.final_norm = nn.Identity() if normed else config.norm.build(width)
+        self.depth: Depth | None = config.depth.build(shape, None if normed else config.norm)
+        self.final_dropout = nn.Dropout(config.final_dropout)
+        self.layerdrop = config.layerdrop
+        # Whether a training pass may run only some layers: the others have no gradient then.
+        self.leaves_out = bool(self.layerdrop) or self.depth is not None
+
+    @property
+    def sequence(self) -> list[Layer]:
+        """Return the layers in the order in which they run; layers that share weights are the same module."""
+        return [cast(Layer, self.layers[self.groups[index]]) for index in self.span]
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        context: Context,
+        source: Source | None = None,
+        states: tuple[LayerState, ...] | None = None,
+        collect: list[Tensor] | None = None,
+        halting: Halting | None = None,
+    ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
+        """Return the last layer's output (normed), and the layers' next states, if there are any.
+
+        x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the input
+        of every layer and the final output. halting: from `begin`, for callers that read it afterwards.
+        Raises `InputError` for packed documents that the mechanism cannot separate.
+        """
+        if context.q_doc is not None:
+            self.mechanism.require("packs")
+        dtype = x.dtype
+        if self.reversible:
+            x = streams(x)
+        traced, remembers = torch.compiler.is_compiling(), _remember(states)
+        fresh = states is None or remembers
+        if self.reversible and torch.is_grad_enabled() and fresh and collect is None and not traced:
+            y, memories = run_reversible(
+                self.sequence, x, pos, context, self.position, source, states, self.memory
+            )
+            y = self._finished(merge_streams(y, dtype, self.join), context)
+            return y, None if states is None else tuple(memories)
+        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
+        skipped = self._skipped() if fresh else []
+        halting = halting or self.begin(x, pos, context, source)
+        new_states = []
+        for index, layer in enumerate(self.sequence, self.span.start):
+            before, x = x, self.position.embed(x, pos, index) if index else x
+            if collect is not None:
+                collect.append(merge_streams(x, dtype) if self.reversible else x)
+            own = states[index] if states else None
+            if index in skipped:
+                if own is not None:
+                    new_states.append(layer.remembered(layer.block.kept(x), own, context, self.memory))
+                continue
+            active = None if halting is None else halting.active
+            y, state = self._run(layer, (x, context, self.position, source, own, self.memory, active))
+            if self.convolution is not None and not index:
+                y = self.convolution(x, y, context)
+            # Halted tokens keep their state, without the positions that were added for this layer.
+            x = y if active is None else active.scattered(y, before)
+            if halting is not None:
+                halting.after(index, x)
+                # Later calls read the states of all layers, so only calls without states stop here.
+                if halting.over and own is None and collect is None:
+                    break
+            new_states.append(state)
+        x = merge_streams(x, dtype, self.join) if self.reversible else x
+        finished = functools.partial(self._finished, context=context)
+        x = finished(x) if halting is None else halting.output(x, finished)
+        if collect is not None:
+            collect.append(x)
+        return x, tuple(map(self._forgetting, new_states)) if states else None
+
+    def begin(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        context: Context,
+        source: Source | None = None,
+        predict: Callable[[Tensor], Tensor] | None = None,
+    ) -> Halting | None:
+        """Return the object that decides which tokens of this call halt; None if no token can halt."""
+        if self.depth is None:
+            return None
+        if source is None:
+            return self.depth.begin(Call(x, pos, context, predict=predict))
+        return self.depth.begin(Call(x, pos, context, source.hidden, source.context.kv_valid, predict))
+
+    def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
+        if self.recompute and self.training and torch.is_grad_enabled():
+            if not layer.tokenwise:
+                raise InputError(
+                    "recompute: a norm of all tokens would count every batch twice; set it to false"
+                )
+            return torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
+        return layer(*arguments)
+
+    def _finished(self, x: Tensor, context: Context) -> Tensor:
+        if self.span.stop < len(self.groups):
+            return x
+        return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
+
+    def _forgetting(self, state: LayerState) -> LayerState:
+        """Return the state with only the last keys and values, at most the length of the memory."""
+        cache = state.self_attention
+        if self.memory is None or not isinstance(cache, KeyValueCache):
+            return state
+        return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
+
+    def kept(self, tokens: Tokens) -> Tokens:
+        """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
+        return tokens if self.memory is None else self.memory.kept(tokens)
+
+    def _skipped(self) -> list[int]:
+        """Return the layers that this training step skips; none with a KV cache, as all must read."""
+        if not self.training or not self.layerdrop:
+            return []
+        return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
+
+    def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
+        """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
+        the layer's original input `read` [B, T, E]."""
+        if self.reversible:
+            raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
+        return self._finished(self.sequence[-1].again(x, read, context, self.position), context)
+
+    def new_states(self, reserve: int) -> tuple[LayerState, ...]:
+        """Return the states before the first token, with caches for `reserve` tokens.
+
+        With a memory they contain hidden states in training, and keys and values in evaluation. Raises
+        `InputError` if the mechanism has no states.
+        """
+        self.mechanism.require("caches")
+        memory = self.memory
+        if memory is None:
+            return tuple(layer.new_state(reserve) for layer in self.sequence)
+        if self.training or not memory.keeps_keys:
+            states = [
+                LayerState(memory=memory.new_state(index), feedforward=layer.feedforward.new_state())
+                for index, layer in enumerate(self.sequence)
+            ]
+        else:
+            # A cache keeps only the last `length` tokens, so a larger reserve would be unused.
+            reserve = min(reserve, 2 * (memory.length + 1))
+            states = [layer.new_state(reserve) for layer in self.sequence]
+        return tuple(
+            dataclasses.replace(state, store=memory.new_store(layer)) for layer, state in enumerate(states)
+        )
+
+
+def _remember(states: tuple[LayerState, ...] | None) -> bool:
+    """Return whether the states are memories, which a skipped layer need not read."""
+    return states is not None and all(state.memory is not None for state in states)
+
+
+def _run(layer: nn.Module, *arguments: Any) -> Any:
+    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
+    with training_pass(layer):
+        return layer(*arguments)

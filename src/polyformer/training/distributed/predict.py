@@ -1,0 +1,205 @@
+"""Prediction of the memory per process and the communication per step of a training run.
+
+    memory = parameters + gradients + optimizer (4 + 4 + 8 bytes per parameter for Adam, divided by `shard`)
+           + gathered weights (`shard`: two layers, weights outside of layers, and the gradients of a layer)
+           + activations (`predict_trace`), for the number of passes in flight (`predict_schedule`)
+
+The sum is an upper bound: gradients are complete only when the activations are freed, except for
+accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.sequence.spread import Spreading
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
+from polyformer.training.distributed.predict_local import STATES, Held, divided, held, on_meta
+from polyformer.training.distributed.predict_schedule import most_kept
+from polyformer.training.distributed.predict_trace import Kept, kept
+from polyformer.training.distributed.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
+from polyformer.training.distributed.stages import check, num_layers, spans, stacks
+from polyformer.training.distributed.tensor import check_divides
+
+HOW = "stages", "pipeline_schedule"
+"""Options of a pipeline in addition to the number of processes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The setting in which a model is trained.
+
+    batch: texts per batch, shared by the processes along context and tensor. length: tokens per text. passes:
+    batches per step, which are the microbatches of a pipeline. half: bfloat16 autocast. optimizer: a name in
+    `STATES`.
+    """
+
+    mesh: ParallelConfig = ParallelConfig()
+    batch: int = 1
+    length: int = 512
+    passes: int = 1
+    half: bool = True
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "length", "passes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if self.optimizer not in STATES:
+            raise unknown("optimizer with a prediction", self.optimizer, STATES)
+        self.mesh.check_optimizer(self.optimizer)
+        self.mesh.check_accumulated(self.passes)
+        if self.length < self.sizes["context"]:
+            raise InputError(
+                f"context={self.mesh.context}: more processes than the {self.length} tokens of a text"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the number of processes along each dimension; `data` is 1 by default."""
+        data = self.mesh.data or 1
+        return {name: data if name == "data" else getattr(self.mesh, name) for name in DIMENSIONS}
+
+    @property
+    def world(self) -> int:
+        """Return the number of all processes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens per step, over all processes."""
+        return self.batch * self.length * self.passes * self.sizes["data"] * self.sizes["shard"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one process; `recomputed`: activations with activation checkpointing."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    recomputed: int
+
+    def total(self, again: bool) -> int:
+        """Return the sum; `again`: with activation checkpointing."""
+        still = self.parameters + self.gradients + self.optimizer + self.gathered
+        return still + (self.recomputed if again else self.activations)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The memory of the process that needs most, and the communication without and with recomputation.
+
+    stage: the rank of this process along the pipeline, from 0. Recomputation communicates more.
+    """
+
+    stage: int
+    memory: Memory
+    exchanges: list[Exchange]
+    exchanges_again: list[Exchange]
+
+
+def predict(config: ModelConfig, setting: Setting) -> Prediction:
+    """Return the memory and the communication of a process that trains a model of `config`.
+
+    Raises `InputError` where training on this mesh would, and for a model with saved activations that depend
+    on computed values.
+    """
+    sizes = setting.sizes
+    whole = on_meta(config)
+    check_mesh(whole, sizes)
+    own = divided(config, sizes["tensor"])
+    model = whole if own is config else on_meta(own)
+    processes = sizes["pipeline"]
+    stages = spans(num_layers(model), processes * setting.mesh.stages)
+    size = 2 if setting.half else FLOAT
+    work = Work(setting.batch, setting.length, setting.passes, len(stages), size, again=False)
+    traced = kept(own, setting.batch, setting.length, setting.half, _spreading(own, sizes, work))
+    candidates = []
+    every = [stages[process::processes] for process in range(processes)]
+    for process in {0, processes - 1}:
+        part = held(model, process, every, sizes["shard"] * sizes["context"], setting.optimizer)
+        inside = _activations(own, traced, process, every[process], len(traced.layers), setting)
+        candidates.append((process, part, _memory(part, sizes, *inside)))
+    stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
+    again = dataclasses.replace(work, again=True)
+    return Prediction(
+        stage, memory, exchanges(config, sizes, part, work), exchanges(config, sizes, part, again)
+    )
+
+
+def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spreading | None:
+    """Return the process along `context` that receives most keys; None without context parallelism."""
+    if sizes["context"] == 1:
+        return None
+    most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
+    return Spreading(None, most.process, sizes["context"])
+
+
+def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
+    """Raise the `InputError` of training on this mesh if it cannot shard `model`."""
+    if sizes["context"] > 1:
+        for name in stacks(model):
+            model._side(name).check_spreads()
+    if sizes["tensor"] > 1:
+        check_divides(model, sizes["tensor"])
+    if sizes["pipeline"] > 1:
+        check(model)
+
+
+def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int) -> Memory:
+    whole = FLOAT * (part.rest + 2 * part.layer + part.layer) if sizes["shard"] * sizes["context"] > 1 else 0
+    own = FLOAT * part.part
+    return Memory(own, own, FLOAT * part.state, whole, activations, recomputed)
+
+
+def _activations(
+    config: ModelConfig, traced: Kept, process: int, own: list[range], layers: int, setting: Setting
+) -> tuple[int, int]:
+    """Return the maximum bytes of activations of a process of the pipeline, without and with recomputation.
+
+    own: the layers of its stages, of `layers` in total; embedding and loss are included in the first and last
+    stage. Recomputation keeps only the inputs of layers, and the activations of a single layer.
+    """
+    tokens = setting.batch * -(-setting.length // setting.sizes["context"])
+    costs, inputs = [], []
+    for span in own:
+        around = traced.before if span.start == 0 else 0
+        around += traced.after + loss_bytes(config, tokens) if span.stop == layers else 0
+        costs.append(around + sum(traced.layers[layer] for layer in span))
+        inputs.append(around + sum(traced.inputs[layer] for layer in span))
+    largest = max(traced.layers[layer] - traced.inputs[layer] for span in own for layer in span)
+    way = process, setting.sizes["pipeline"], setting.passes, setting.mesh.pipeline_schedule
+    return most_kept(costs, *way), most_kept(inputs, *way) + largest
+
+
+def loss_bytes(config: ModelConfig, tokens: int) -> int:
+    """Return the bytes that the chunked loss over the vocabulary keeps of `tokens` labelled tokens.
+
+    They are the gradients of hidden states and output matrix, which the forward pass computes, and the hidden
+    states themselves. The loss does not keep its logits. 0 for heads that predict few labels. A masked
+    language model labels one token in seven: gradients count for all tokens, hidden states for none.
+    """
+    if config.head.kind not in ("language_model", "masked"):
+        return 0
+    shape = config.head_shape()
+    rows = shape.vocab_size + (2 * tokens if config.head.kind == "language_model" else tokens)
+    return FLOAT * (shape.table_size or shape.hidden_size) * rows
+
+
+def parse_mesh(text: str) -> ParallelConfig:
+    """Parse a mesh such as "data=8,shard=8"; raises `InputError` for other text."""
+    values: dict[str, int | str] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in (*DIMENSIONS, *HOW):
+            raise unknown("dimension of the mesh", name, (*DIMENSIONS, *HOW))
+        if name in values or not (value.isdigit() or name == "pipeline_schedule"):
+            raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
+        values[name] = int(value) if value.isdigit() else value
+    return ParallelConfig.from_dict(values, "mesh")

@@ -1,0 +1,153 @@
+"""The part of a model in one process: its heads and inner units, its layers, its shard of every tensor."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyformer.models.architectures import Transformer, build_model
+from polyformer.models.config import ModelConfig
+from polyformer.nn.feedforward.alternate import AlternateFeedForwardConfig
+from polyformer.nn.feedforward.base import FeedForwardConfig
+from polyformer.nn.feedforward.chunked import ChunkedConfig
+from polyformer.nn.feedforward.dense import DenseConfig
+from polyformer.nn.feedforward.experts import ExpertsConfig
+from polyformer.nn.feedforward.gated import GatedConfig
+from polyformer.nn.heads.adaptive import AdaptiveSoftmax
+from polyformer.training.distributed.stages import needed
+
+
+def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
+    if len(shape) < 2:
+        return math.prod(shape)
+    return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
+
+
+STATES: dict[str, Callable[[Sequence[int], bool], int]] = {
+    "adam": lambda shape, table: 2 * math.prod(shape),
+    "adamw": lambda shape, table: 2 * math.prod(shape),
+    "sgd": lambda shape, table: math.prod(shape),
+    "sgd without momentum": lambda shape, table: 0,
+    "muon": lambda shape, table: (1 if len(shape) == 2 and not table else 2) * math.prod(shape),
+    "adafactor": _rows_and_columns,
+}
+"""Elements of optimizer state for a parameter of a shape; the flag says whether it is an embedding table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Numbers of elements in the parameters of a process, before and after sharding over `shard`.
+
+    whole: all parameters of its layers. part: its shard of them. layer: the largest layer. rest: outside of
+    layers, including the token tables. state: optimizer state of its shard. shared: elements sent for the
+    gradients of weights that other pipeline stages also have.
+    """
+
+    whole: int
+    part: int
+    layer: int
+    rest: int
+    state: int
+    shared: float
+
+
+def divided(config: ModelConfig, tensor: int) -> ModelConfig:
+    """Return the config of the model in one of `tensor` processes, with fewer heads and inner units.
+
+    Queries, keys, values and the first matrices of a feed-forward are divided by their outputs, the others by
+    their inputs, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual vectors are
+    replicated. The sizes must be divisible (`tensor.check_divides`).
+    """
+    if tensor == 1:
+        return config
+    changes: dict[str, Any] = {"vocab_size": own_rows(config, tensor)}
+    for name in ("encoder", "decoder"):
+        stack = getattr(config, name)
+        if stack is not None:
+            attention = stack.attention
+            changes[name] = dataclasses.replace(
+                stack,
+                attention=dataclasses.replace(
+                    attention,
+                    num_attention_heads=attention.num_attention_heads // tensor,
+                    num_key_value_heads=attention.kv_heads // tensor,
+                    head_size=attention.width(config.hidden_size),
+                ),
+                feedforward=_narrow(stack.feedforward, tensor),
+            )
+    return dataclasses.replace(config, **changes)
+
+
+def own_rows(config: ModelConfig, tensor: int) -> int:
+    """Return the rows of the token table in the first of `tensor` processes; all if it is not divided."""
+    with torch.device("meta"):
+        head = config.head.build(config.head_shape())
+    whole = config.embedding.adaptive is not None or isinstance(head, AdaptiveSoftmax) or not head.divides
+    return config.vocab_size if whole else -(-config.vocab_size // tensor)
+
+
+def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
+    """Return a feed-forward with inner units divided by `tensor`, or unchanged if it cannot be divided."""
+    if isinstance(part, DenseConfig | GatedConfig):
+        return dataclasses.replace(part, intermediate_size=part.intermediate_size // tensor)
+    if isinstance(part, ExpertsConfig):
+        return dataclasses.replace(part, expert=_narrow(part.expert, tensor))
+    if isinstance(part, ChunkedConfig):
+        return dataclasses.replace(part, inner=_narrow(part.inner, tensor))
+    if isinstance(part, AlternateFeedForwardConfig):
+        return dataclasses.replace(
+            part, feedforwards=tuple(_narrow(each, tensor) for each in part.feedforwards)
+        )
+    return part
+
+
+def on_meta(config: ModelConfig) -> Transformer:
+    """Return the model of `config`, in floating point, on the `meta` device."""
+    with torch.device("meta"):
+        model = build_model(dataclasses.replace(config, weights=None))
+    assert isinstance(model, Transformer)
+    return model
+
+
+def held(model: Transformer, process: int, layers: Sequence[list[range]], shard: int, optimizer: str) -> Held:
+    """Return the part of `model` in a process; `model` is the whole model of its `tensor` processes.
+
+    layers: the layers of each process along the pipeline, indexed by `process`.
+
+    Along `shard` (with `context`, which also shards weights) the first dimension of every tensor is split
+    into equal parts. The last parts may be smaller and are then padded (torch's `fully_shard`): this counts
+    the part of the first process, and assumes the same size for all others.
+    """
+    every = [_parameters(needed(model, spans) if len(layers) > 1 else [model]) for spans in layers]
+    own = every[process]
+    shapes = {parameter: _share(parameter.shape, shard) for parameter in own}
+    sizes = {parameter: math.prod(shape) for parameter, shape in shapes.items()}
+    inside = [{*layer.parameters()} & own for layer in layers_of(model)]
+    rest = own - set[nn.Parameter]().union(*inside)
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    owners = {parameter: sum(parameter in others for others in every) for parameter in own}
+    return Held(
+        whole=shard * sum(sizes.values()),
+        part=sum(sizes.values()),
+        layer=shard * max(sum(sizes[parameter] for parameter in layer) for layer in inside),
+        rest=shard * sum(sizes[parameter] for parameter in rest),
+        state=sum(STATES[optimizer](shape, parameter in tables) for parameter, shape in shapes.items()),
+        shared=sum(2 * (n - 1) / n * sizes[parameter] for parameter, n in owners.items()),
+    )
+
+
+def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    return {parameter for module in modules for parameter in module.parameters()}
+
+
+def _share(shape: Sequence[int], shard: int) -> tuple[int, ...]:
+    """Return the shape of the first process's shard of a parameter."""
+    return (-(-shape[0] // shard), *shape[1:]) if shape else ()
+
+
+def layers_of(model: Transformer) -> list[nn.Module]:
+    """Return the modules of all layers, the encoder first; layers that share weights appear once."""
+    return [layer for stack in (model.encoder, model.decoder) if stack is not None for layer in stack.layers]

@@ -1,0 +1,268 @@
+"""Bytes that a process sends in one step, by type; it receives the same number.
+
+For n processes in a ring and N bytes in total: an all-gather and a reduce-scatter send (n - 1) / n N
+each, an all-reduce both, 2 (n - 1) / n N (Rajbhandari et al. 2020 (ZeRO), section 7).
+
+    shard      (and context, which also shards weights) weights of each layer twice per pass, forward and
+               backward, all others once; gradients once: stage 3 of ZeRO, 3 (n - 1) / n N instead of
+               2 (n - 1) / n N in data parallelism
+    data       gradients, or the shards of them that `shard` leaves, once per step
+    tensor     all-reduces of [B, T, E]: forward after each sub-layer, in the precision of products, and
+               again where layers are recomputed; backward, in float32, before each sub-layer, once for all
+               fused projections (Shoeybi et al. 2019, section 3, figure 4); for a divided vocabulary
+               [B, T, E] of the token vectors, and three numbers per token and [B, T, E] of the loss
+    context    the keys and values that the layout of the pattern requires, or all of them in a ring; and
+               their gradients back. Attention by feature maps: the sums of keys of every run to all
+               processes, and an all-reduce back
+    pipeline   [B, T, E] to the next stage and its gradient to the previous; and, once per step, gradients of
+               weights that several stages share, such as a tied token table
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from polyformer.attention.functional.spread.needs import choose_runs, find_needs
+from polyformer.attention.functional.spread.run import WORTH_A_RING
+from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import implied
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.shares import Run, Share
+from polyformer.models.architectures.spreading import runs_of_stack
+from polyformer.models.config import ModelConfig
+from polyformer.nn.feedforward.base import FeedForwardConfig
+from polyformer.nn.feedforward.chunked import ChunkedConfig
+from polyformer.nn.feedforward.dense import DenseConfig
+from polyformer.nn.feedforward.experts import ExpertsConfig
+from polyformer.nn.feedforward.gated import GatedConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
+from polyformer.training.distributed.predict_local import Held, divided, own_rows
+from polyformer.training.distributed.stages import spans
+
+FLOAT = 4
+"""Bytes of weights, gradients, and vectors between layers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Bytes that the busiest process sends in a step. dimension: of the mesh."""
+
+    dimension: str
+    what: str
+    sent: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The work of a process in a step.
+
+    It consists of `passes` batches of `batch` texts of `length` tokens, through `stages` of a pipeline. size:
+    bytes per element in products. again: whether layers are recomputed.
+    """
+
+    batch: int
+    length: int
+    passes: int
+    stages: int
+    size: int
+    again: bool
+
+
+def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: Work) -> list[Exchange]:
+    """Return the communication of a step along every dimension of `sizes` with several processes."""
+    vectors = FLOAT * work.batch * (work.length // sizes["context"]) * config.hidden_size  # [B, T, E]
+    forward = 2 if work.again else 1
+    rows = []
+    if (n := sizes["shard"] * sizes["context"]) > 1:
+        share, layers = (n - 1) / n, held.whole - held.rest
+        along = "shard" if sizes["context"] == 1 else "shard x context"
+        weights = FLOAT * share * (2 * layers + held.rest) * work.passes
+        rows += [
+            Exchange(along, "all-gather of weights", weights),
+            Exchange(along, "reduce-scatter of gradients", FLOAT * share * held.whole * work.passes),
+        ]
+    if (n := sizes["data"]) > 1:
+        rows.append(Exchange("data", "all-reduce of gradients", 2 * (n - 1) / n * FLOAT * held.part))
+    if (n := sizes["tensor"]) > 1:
+        sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
+        inside = vectors * (forward * sums * work.size / FLOAT + gradients)
+        inside += _vocabulary_sums(config, sizes, vectors, work.size)
+        rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
+    if sizes["context"] > 1:
+        keys = key_exchanges(divided(config, sizes["tensor"]), sizes, work)
+        for what in dict.fromkeys(layer.what for layer in keys):
+            own = [layer for layer in keys if layer.what == what]
+            read = sum(forward * layer.forward + layer.backward for layer in own)
+            back = sum(layer.gradients for layer in own)
+            rows += [
+                Exchange("context", what, read * work.passes),
+                Exchange("context", f"gradients of {what}", back * work.passes),
+            ]
+    if sizes["pipeline"] > 1:
+        hidden = vectors * _passed_on(config, sizes["pipeline"], work.stages) * work.passes
+        rows.append(Exchange("pipeline", "hidden states and gradients", hidden))
+        if held.shared:
+            rows.append(
+                Exchange("pipeline", "all-reduce of gradients of shared weights", FLOAT * held.shared)
+            )
+    return rows
+
+
+def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
+    """Return the number of vectors [B, T, E] that the busiest process of a pipeline sends per batch.
+
+    They are hidden states to the next stages, in the decoder together with those from the source, and the
+    same number of gradients to the previous stages, for all its stages.
+    """
+    layers = sum(stack.num_hidden_layers for stack in _stacks(config))
+    source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
+    edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
+    sent = [before + after for before, after in itertools.pairwise(edges)]
+    return max(sum(sent[process::processes]) for process in range(processes))
+
+
+def _sums(config: ModelConfig) -> tuple[float, float]:
+    """Return the numbers of all-reduces of [B, T, E] over `tensor`: forward, and of gradients backward."""
+    forward, backward = 0.0, 0.0
+    for stack in _stacks(config):
+        crosses = stack is config.decoder and config.encoder is not None
+        for layer in range(stack.num_hidden_layers):
+            behind, read = _feedforward_sums(stack.feedforward.at(layer), config.hidden_size)
+            forward += (2 if crosses else 1) + behind
+            backward += (4 if crosses else 1) + read  # keys and values of the source, and queries
+    return forward, backward
+
+
+def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int, size: int) -> float:
+    """Return the bytes of the all-reduces over a vocabulary that is divided by `tensor`.
+
+    vectors: the bytes of [B, T, E]. size: bytes per element in products; the head of a masked language model
+    computes a product before its loss. In a pipeline token vectors and loss are in different stages: the
+    result is the larger of the two.
+    """
+    if own_rows(config, sizes["tensor"]) == config.vocab_size:
+        return 0
+    width, shape = config.embedding.width(config.hidden_size), config.head_shape()
+    token, loss = width * len(_stacks(config)), 0.0
+    if config.head.kind in ("language_model", "masked"):
+        part = size / FLOAT if config.head.kind == "masked" else 1
+        loss = 3 + part * (shape.table_size or shape.hidden_size)
+    return vectors * (max(token, loss) if sizes["pipeline"] > 1 else token + loss) / config.hidden_size
+
+
+def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
+    """Return the same for one feed-forward; experts also sum the gradients of `top_k` gates per token."""
+    if isinstance(part, ExpertsConfig):
+        return 1, 1 + part.top_k / hidden_size
+    if isinstance(part, ChunkedConfig):
+        return _feedforward_sums(part.inner, hidden_size)
+    if isinstance(part, GatedConfig):
+        return 1, 2  # its first two matrices communicate separately
+    return (1, 1) if isinstance(part, DenseConfig) else (0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The keys of one layer and text that the busiest process sends or receives.
+
+    They are counted in the forward pass, the backward pass, and as gradients. process: the busiest process.
+    what: the type of the data.
+    """
+
+    forward: int
+    backward: int
+    gradients: int
+    process: int = 0
+    what: str = "keys and values"
+
+    def __mul__(self, number: int) -> "Keys":
+        forward, backward, gradients = self.forward, self.backward, self.gradients
+        return dataclasses.replace(
+            self, forward=number * forward, backward=number * backward, gradients=number * gradients
+        )
+
+
+def exchanged_keys(
+    pattern: Pattern | None,
+    length: int,
+    processes: int,
+    causal: bool,
+    rings: bool = True,
+    runs: tuple[tuple[Run, ...], ...] | None = None,
+) -> Keys:
+    """Return the keys that attention over a spread sequence communicates: the keys required by the layout.
+
+    If the layout requires half of the keys, all of them are sent in a ring instead, twice, followed by their
+    gradients (Liu et al. 2023, section 3). rings: whether the mechanism supports this; dropout does not.
+    runs: the slots of every process, by default as for a stack with only this pattern.
+    """
+    whole = Context(length, length, causal=causal)
+    runs = choose_runs([pattern], whole, processes) if runs is None else runs
+    shown = implied(whole)
+    seen = pattern if shown is None else shown if pattern is None else pattern & shown
+    needs = find_needs(seen, whole, Share(None, 0, runs))
+    if rings and processes > 2 and needs.part_needed() >= WORTH_A_RING:
+        part = -(-length // processes)
+        return Keys((processes - 1) * part, (processes - 1) * part, processes * part)
+    most = max(range(processes), key=needs.received)
+    return Keys(needs.received(most), 0, needs.received(most), most)
+
+
+def exchanged_sums(own: int, processes: int) -> Keys:
+    """Return the communication of attention that sends the sums of each process, `own` numbers, to all."""
+    sent = (processes - 1) * own
+    return Keys(sent, 0, 2 * sent, what="sums of keys")
+
+
+def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> list[Keys]:
+    """Return the bytes of keys, for all texts, for each attention, the encoder first.
+
+    config: of one of the `tensor` processes.
+    """
+    processes, calls = sizes["context"], list[Keys]()
+    if processes == 1:
+        return calls
+    for stack in _stacks(config):
+        crosses = stack is config.decoder and config.encoder is not None
+        known = dict[tuple[MechanismConfig, bool], Keys]()
+        whole = Context(work.length, work.length, causal=stack is config.decoder)
+        runs = runs_of_stack(stack, whole, processes)
+        for mechanism in map(stack.attention.mechanism.at, range(stack.num_hidden_layers)):
+            reads = [(mechanism, whole.causal), *([(mechanism.cross(), False)] if crosses else [])]
+            for read in reads:
+                if read not in known:
+                    known[read] = _exchanged(stack.attention, config.hidden_size, work, *read, runs)
+                calls.append(known[read])
+    return calls
+
+
+def _exchanged(
+    attention: AttentionConfig,
+    hidden_size: int,
+    work: Work,
+    mechanism: MechanismConfig,
+    causal: bool,
+    runs: tuple[tuple[Run, ...], ...],
+) -> Keys:
+    """Return the bytes of one attention, either keys or sums over them."""
+    width = attention.width(hidden_size)
+    heads, kv_heads = attention.num_attention_heads, attention.kv_heads
+    own = mechanism.summed(heads, kv_heads, width, work.length)
+    if own is not None:
+        return exchanged_sums(len(runs[0]) * work.batch * own, len(runs)) * FLOAT
+    rings = not getattr(mechanism, "dropout", 0)
+    keys = exchanged_keys(_first_pattern(mechanism, heads), work.length, len(runs), causal, rings, runs)
+    return keys * (2 * work.batch * kv_heads * width * work.size)
+
+
+def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:
+    """Return the pattern of a mechanism at the start of training; learned spans change later."""
+    if isinstance(mechanism, AdaptiveSpanConfig):
+        return mechanism.pattern_of(heads * [mechanism.initial * mechanism.max_span])
+    return getattr(mechanism, "pattern", None)
+
+
+def _stacks(config: ModelConfig) -> list[StackConfig]:
+    return [stack for stack in (config.encoder, config.decoder) if stack is not None]

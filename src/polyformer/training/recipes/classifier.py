@@ -1,0 +1,50 @@
+"""The image classifier in the folder of a run or a checkpoint: a model and its task."""
+
+from pathlib import Path
+from typing import Any
+
+from polyformer.data import DataConfig
+from polyformer.models.architectures import VisionConfig
+from polyformer.models.architectures.record import RECIPE
+from polyformer.models.checkpoints import config_of, from_pretrained
+from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
+from polyformer.training.tasks import ImageClassification, ImageClassificationConfig
+
+
+def image_classifier(folder: str | Path, device: str = "auto") -> tuple[ImageClassification, Any] | None:
+    """Return the task and the model in `folder`, or None if it is not an image classifier."""
+    folder = Path(folder)
+    if (folder / RECIPE).is_file():
+        run = Run.open(folder)
+        if not isinstance(run.recipe.task, ImageClassificationConfig):
+            return None
+        return run.task_of(ImageClassification), run.model(device)
+    config: Any = config_of(folder) if is_checkpoint(folder) else None
+    if not isinstance(config, VisionConfig):
+        return None
+    return task_of(config), from_pretrained(folder).to(choose_device(device))
+
+
+def task_of(config: VisionConfig) -> ImageClassification:
+    """Return the task that reads images like a checkpoint; labels without names are LABEL_0, ..."""
+    names = {int(number): name for number, name in _fields(config).get("id2label", {}).items()}
+    count = getattr(config.head, "num_labels", len(names))
+    labels = (str(names.get(number, f"LABEL_{number}")) for number in range(count))
+    each = config.num_channels
+    return ImageClassificationConfig(
+        labels=tuple(labels),
+        image_size=config.image_size,
+        channels=each,
+        mean=config.mean * (each // len(config.mean)),
+        std=config.std * (each // len(config.std)),
+    ).build()
+
+
+def brought(task: ImageClassification) -> DataConfig:
+    """Return the data options that convert images to the size and the colour mode of `task`."""
+    mode = "grey" if task.config.channels == 1 else "rgb"
+    return DataConfig(image_size=task.size, image_mode=mode, streaming=True)
+
+
+def _fields(config: VisionConfig) -> dict[str, Any]:
+    return {} if config.origin is None else config.origin.fields

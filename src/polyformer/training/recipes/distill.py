@@ -1,0 +1,127 @@
+"""Distillation in the training loop: a student with fewer layers learns from a finished run, the teacher.
+
+The recipe names the teacher (`distillation`), so that a distilled run is trained, resumed and read like any
+other run. The teacher is frozen and in evaluation mode, and is not saved with the model. See
+`polyformer.training.objectives.distillation` for the loss, `student` for the initial weights of the student.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.labels import IGNORED, next_labels
+from polyformer.data import Splits
+from polyformer.data.batching import Batch
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.outputs import ModelOutput
+from polyformer.nn.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
+from polyformer.training.objectives.distillation import DistillationConfig, distillation_loss
+from polyformer.training.recipes.recipe import ModelChoice, Recipe
+from polyformer.training.recipes.run import Run
+from polyformer.training.recipes.student import student_config
+from polyformer.training.tasks import Fitting, Task
+
+
+def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
+    """Return the recipe of a student of the run in `teacher`, with `layers` layers or half of the teacher's.
+
+    All other settings are copied from the recipe of the teacher.
+    """
+    folder = Path(teacher).absolute()
+    run = Run.open(folder)
+    config = student_config(run.result("cpu").config, layers)
+    return dataclasses.replace(
+        run.recipe,
+        model=ModelChoice(options=config.to_dict()),
+        distillation=DistillationConfig(teacher=str(folder)),
+    )
+
+
+class Distilling(Fitting):
+    """A task and its data with the distillation loss; `student` is the trained model."""
+
+    def __init__(
+        self,
+        task: Task,
+        splits: Splits,
+        seed: int,
+        student: Transformer,
+        teacher: Transformer,
+        config: DistillationConfig,
+    ):
+        check_distils(task, student.config)
+        if student.remembers:
+            raise InputError("distillation: a teacher says nothing to a memory; take a student without one")
+        super().__init__(task, splits, seed)
+        self.student, self.config = student, config
+        self.teacher = teacher.eval().requires_grad_(False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of labels, soft labels and, if configured, hidden states."""
+        output, taught = model(**batch), self._taught(batch)
+        chosen = labelled(self.student.config, batch)
+        logits = logits_at(self.student, output, chosen), logits_at(self.teacher, taught, chosen)
+        real = real_tokens(self.student.config, batch)
+        hidden = output.last_hidden_state[real], taught.last_hidden_state[real]
+        return distillation_loss(self.config, output.loss, logits, hidden)
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> ModelOutput:
+        self.teacher.to(batch["labels"].device)
+        if self.teacher.encoder is not None and self.teacher.decoder is not None:
+            return self.teacher(**batch)  # the decoder reads the labels
+        return self.teacher(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+
+
+def check_distils(task: Task, config: ModelConfig) -> None:
+    """Raise `InputError` for a task without soft labels, or with a loss beyond the loss of its labels."""
+    head = config.head
+    if type(task).loss is not Task.loss or not isinstance(
+        head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
+    ):
+        raise InputError(
+            f"distillation: {type(task).__name__} with the head {quote(head.kind)} is not learnt from a "
+            "teacher; classification, tagging and language modelling (masked or not) are"
+        )
+    if isinstance(head, ClassifyConfig) and (
+        head.num_labels == 1 or head.problem not in (None, "single_label")
+    ):
+        raise InputError(
+            "distillation: expected one of several labels for a text, got a head of another problem"
+        )
+
+
+def labelled(config: ModelConfig, batch: Batch) -> Tensor | None:
+    """Return a mask [B, T] of tokens with a predicted label; None for labels of whole texts."""
+    if isinstance(config.head, ClassifyConfig):
+        return None
+    labels, mask = batch["labels"], batch.get("attention_mask")
+    if config.encoder is None and isinstance(config.head, LanguageModelConfig):
+        labels = next_labels(labels, batch.get("document_ids"), None if mask is None else mask.bool())
+    return labels != IGNORED
+
+
+def logits_at(model: Transformer, output: ModelOutput, chosen: Tensor | None) -> Tensor:
+    """Return the logits [N, classes] of the head, only for the `chosen` tokens."""
+    if chosen is None:
+        return output.logits
+    head = model.config.head
+    if head.again or isinstance(head, TagConfig):
+        return output.logits[chosen]
+    # avoid logits [B, T, V]: a masked language model predicts only a seventh of the tokens
+    return model.next_logits(
+        dataclasses.replace(output, last_hidden_state=output.last_hidden_state[chosen, None])
+    )
+
+
+def real_tokens(config: ModelConfig, batch: Batch) -> Tensor:
+    """Return a mask [B, T] of the last hidden states that belong to tokens instead of padding."""
+    if config.encoder is not None and config.decoder is not None:
+        return batch["labels"] != IGNORED
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool)

@@ -1,0 +1,193 @@
+"""A checkpoint for the commands: inference of a task with a trained model, without a recipe.
+
+The tokenizer defines the special tokens of a text (`encode_for_model`), config.json the names of the labels.
+For a polyformer model with a tokenizer without special tokens, texts get the tokens of the polyformer tasks.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyformer.core.errors import InputError, quote
+from polyformer.data import Collate, Tokenizer
+from polyformer.data.answers import encode_marked, marked_windows
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.models.architectures import Transformer
+from polyformer.models.checkpoints import config_of, from_pretrained
+from polyformer.models.config import ModelConfig, longest
+from polyformer.nn.heads import ClassifyConfig, TagConfig
+from polyformer.training.tasks.choose import packed, shares_of_choices
+from polyformer.training.tasks.qa import AnsweringConfig, answers
+from polyformer.training.tasks.text import batched, required
+
+COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
+"""The command for each head; for a language model it depends on the stacks."""
+
+KINDS = {"answer": "qa", "generate": "lm"}
+"""The kind of task if its name differs from the command."""
+
+MARKS = {"generate": ("{bos} $A", "{bos} $A $B"), "translate": ("$A {eos}", "$A $B {eos}")}
+LABELLED = "{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"
+"""Input format of models of the polyformer tasks, for a single text and for two texts."""
+
+
+class Reader:
+    """The `model` in `folder` and its `tokenizer`, for the command `wanted`.
+
+    Raises `InputError` for a model with another head, and without a tokenizer.
+    """
+
+    batch_tokens = 4096
+
+    def __init__(self, folder: Path, wanted: str, device: torch.device):
+        config = config_of(folder)
+        check_head(folder, config, wanted)
+        self.folder, self.tokenizer = folder, load_tokenizer(folder)
+        if config.origin is None and self.tokenizer.backend.post_processor is None:
+            mark(self.tokenizer, *MARKS.get(wanted, LABELLED))
+        self.model = from_pretrained(folder).to(device)
+        self.config, self.fields = config, config.origin.fields if config.origin else {}
+        self.language: str | None = None  # language of the texts
+        special = config.special
+        pads = (special.pad, self.tokenizer.pad_id, 0)
+        self.collate = Collate(next(token for token in pads if token is not None))
+        firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
+        self.first = next(token for token in firsts if token is not None)  # used for a text without tokens
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text with special tokens; raise `InputError` for too long texts."""
+        encoded = self.tokenizer.encode_batch_for_model(texts, language=self.language)
+        return [self.checked(text, ids) for text, (ids, _) in zip(texts, encoded)]
+
+    def _encode_pairs(self, texts: Sequence[str], pairs: Sequence[str]) -> list[dict[str, list[int]]]:
+        encoded = self.tokenizer.encode_batch_for_model(texts, pairs, language=self.language)
+        typed = self.config.embedding.type_vocab_size > 1
+        return [
+            {"input_ids": self.checked(text, ids), **({"token_type_ids": types} if typed else {})}
+            for text, (ids, types) in zip(texts, encoded)
+        ]
+
+    def checked(self, text: str, ids: list[int]) -> list[int]:
+        """Return the ids of a text if the model supports the length; an empty text gets a single token."""
+        limit = longest(self.config)
+        if limit is not None and len(ids) > limit:
+            raise InputError(
+                f"text ({quote(text)}) has {len(ids)} tokens, and {self.folder} takes {limit}; shorten it, "
+                f"or make a model for more by polyformer convert {self.folder} OUT --max-positions {len(ids)}"
+            )
+        return ids or [self.first]
+
+    @torch.no_grad()
+    def classify(
+        self, model: Transformer, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> list[dict[str, float]]:
+        """Return the probability of each label for every text or pair; for regression, the values."""
+        head = self.config.head
+        assert isinstance(head, ClassifyConfig)
+        labels, scores = self._labels(head), [{}] * len(texts)
+        rows: Sequence[Any] = self.encode(texts) if pairs is None else self._encode_pairs(texts, pairs)
+        for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
+            shares = model(**batch).logits
+            if head.problem == "multi_label":
+                shares = shares.sigmoid()
+            elif head.problem != "regression" and len(labels) > 1:
+                shares = shares.softmax(-1)
+            for i, share in zip(chosen, shares.tolist()):
+                scores[i] = dict(zip(labels, share))
+        return scores
+
+    def choose(self, model: Transformer, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        """Return the probability of each choice for every {text, choices}."""
+        texts = [(question["text"], question["choices"]) for question in questions]
+        pad = self.collate.pad_id
+        rows = [packed(self._encode_pairs([text] * len(choices), choices), pad) for text, choices in texts]
+        return shares_of_choices(model, rows, pad, self.batch_tokens)
+
+    @torch.no_grad()
+    def tag(self, model: Transformer, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Return the tag of every word of every sentence: the tag of its first token.
+
+        A word without tokens gets the tag of the first token of the sentence.
+        """
+        head, texts = self.config.head, [" ".join(words) for words in sentences]
+        assert isinstance(head, TagConfig)
+        labels, encoded = self._labels(head), encode_marked(self.tokenizer, texts)
+        rows = [self.checked(text, encoding.ids) for text, encoding in zip(texts, encoded)]
+        tags: list[list[str]] = [[]] * len(sentences)
+        for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
+            for i, guess in zip(chosen, model(**batch).logits.argmax(-1).tolist()):
+                places = word_places(sentences[i], encoded[i].offsets)
+                tags[i] = [labels[guess[place]] for place in places]
+        return tags
+
+    def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
+        """Return the answer to the question of each row, a span of its context, which is read in windows."""
+        usual, typed = AnsweringConfig(), self.config.embedding.type_vocab_size > 1
+        length = min(usual.max_length, longest(self.config) or usual.max_length)
+        questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
+        encoded = []
+        for pair in encode_marked(self.tokenizer, questions, contexts):
+            windows = marked_windows(pair, length=length, stride=usual.stride, typed=typed)
+            encoded.append((windows, [at for at, side in zip(pair.offsets, pair.sequence_ids) if side == 1]))
+        return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
+
+    def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:
+        """Return the names of the labels by their numbers; LABEL_0, ... without names."""
+        names = {int(number): name for number, name in (self.fields.get("id2label") or {}).items()}
+        return [names.get(number, f"LABEL_{number}") for number in range(head.num_labels)]
+
+
+def command_of(config: ModelConfig) -> str | None:
+    """Return the command for the head of a model, or None."""
+    if config.head.kind in ("language_model", "adaptive_softmax") and config.decoder is not None:
+        return "generate" if config.encoder is None else "translate"
+    return COMMANDS.get(config.head.kind)
+
+
+def check_head(folder: Path, config: object, wanted: str) -> None:
+    """Raise `InputError` for a model that does not support the command `wanted`."""
+    if not isinstance(config, ModelConfig):
+        raise InputError(f"{folder}: not a model of texts")
+    command = command_of(config)
+    if command != wanted:
+        way = (
+            f"use polyformer {command}"
+            if command
+            else (
+                f"train one from it by polyformer train --pretrained {folder} "
+                f"--task.kind {KINDS.get(wanted, wanted)}"
+            )
+        )
+        raise InputError(
+            f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
+        )
+
+
+def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
+    """Set the special tokens that `tokenizer` adds to texts for a model, given by their roles."""
+    from tokenizers import processors
+
+    roles = [role for role in ("bos", "eos", "cls", "sep") if f"{{{role}}}" in single]
+    ids = {role: required(getattr(tokenizer, f"{role}_id"), f"<{role}>") for role in roles}
+    names = {role: tokenizer.token(number) for role, number in ids.items()}
+    tokenizer.backend.post_processor = processors.TemplateProcessing(
+        single=single.format(**names),
+        pair=pair.format(**names),
+        special_tokens=[(names[role], ids[role]) for role in roles],
+    )
+
+
+def word_places(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the index of the first token of each of the words, which are joined by single spaces.
+
+    A token may include the space before its word; a word without tokens gets 0. `offsets` are the characters
+    of the tokens, empty for special tokens.
+    """
+    places, start = [], 0
+    for word in words:
+        stop = start + len(word)
+        places.append(next((i for i, (a, b) in enumerate(offsets) if a < stop and b >= start and b > a), 0))
+        start = stop + 1
+    return places

@@ -1,0 +1,169 @@
+"""The class `Recipe`: all settings of a training run; the same recipe gives the same run."""
+
+import dataclasses
+from typing import Any, Self
+
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.expression import first_name, with_options
+from polyformer.data import DataConfig, TokenizerConfig
+from polyformer.models.architectures import VisionConfig, decode_config
+from polyformer.models.checkpoints import config_of, keep_positions
+from polyformer.models.config import ModelConfig
+from polyformer.models.plugins import telling
+from polyformer.models.presets import model_config, overridden
+from polyformer.nn.stack import AttentionConfig
+from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from polyformer.training.objectives.distillation import DistillationConfig
+from polyformer.training.optimizers import AdamW
+from polyformer.training.recipes.pretrained_vectors import VectorsConfig
+from polyformer.training.schedules import Cosine
+from polyformer.training.tasks import LanguageModellingConfig, TaskConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelChoice(Config):
+    """A preset with changed options, written as one mapping, or only the name of the preset:
+
+        model: {preset: decoder-tiny, hidden_size: 192, decoder: {dropout: 0.2}}
+
+    A top-level option is set wherever the model has it, a nested option only at its position. `pretrained:
+    DIR` instead of the preset starts from a checkpoint of polyformer or transformers. Without both, the
+    mapping is a complete `ModelConfig`.
+    """
+
+    preset: str | None = None
+    pretrained: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "") -> Self:
+        """Parse the name of a preset, or a mapping of `preset` or `pretrained` and options."""
+        if isinstance(data, str):
+            return cls(preset=data)
+        if not isinstance(data, dict):
+            raise InputError(
+                f"{where or 'model'}: expected the name of a preset or a mapping, got {quote(data)}"
+            )
+        options = dict(data)
+        bases = {name: options.pop(name, None) for name in ("preset", "pretrained")}
+        for name, base in bases.items():
+            if not isinstance(base, str | None):
+                what = "the name of a preset" if name == "preset" else "a directory"
+                raise InputError(f"{where or 'model'}.{name}: expected {what}, got {quote(base)}")
+        if all(bases.values()):
+            raise InputError(f"{where or 'model'}: expected a preset or a pretrained checkpoint, got both")
+        return cls(**bases, options=options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mapping that `from_dict` reads."""
+        bases = {"preset": self.preset, "pretrained": self.pretrained}
+        return {**{name: base for name, base in bases.items() if base is not None}, **self.options}
+
+    def config(self) -> Any:
+        """Return the model configuration; raise `InputError`, with similar names, for unknown names."""
+        if self.pretrained is not None:
+            checkpoint: Any = config_of(self.pretrained)
+            if isinstance(checkpoint, VisionConfig):
+                return overridden(checkpoint, flattened(self.options))
+            if not isinstance(checkpoint, ModelConfig):
+                raise InputError(
+                    f"pretrained: {self.pretrained} reads neither text nor images, and such a model is "
+                    "trained from fresh weights only; name a preset"
+                )
+            return keep_positions(overridden(checkpoint, flattened(self.options)), checkpoint)
+        if self.preset is None:
+            config: Any = decode_config(self.options, "model")
+            return config
+        return model_config(self.preset, flattened(self.options))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """A training run."""
+
+    task: TaskConfig = LanguageModellingConfig()
+    model: ModelChoice = ModelChoice(preset="decoder-tiny")
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    optimizer: OptimizerConfig = AdamW()
+    schedule: ScheduleConfig = Cosine()
+    training: TrainingConfig = TrainingConfig()
+    vectors: VectorsConfig | None = None  # pretrained word vectors of the token table
+    distillation: DistillationConfig | None = None  # a teacher that provides initial layers and soft labels
+    imports: tuple[str, ...] = ()  # files and modules that register user-defined parts
+    seed: int = 0
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "") -> Self:
+        """Return the recipe described by `data`. It imports nothing: see `polyformer.models.plugins`.
+
+        A model that starts from a checkpoint uses the tokenizer of the checkpoint unless another is named.
+        """
+        names = data.get("imports") if isinstance(data, dict) else None
+        if isinstance(data, dict) and "tokenizer" not in data:
+            model = data.get("model")
+            checkpoint = model.get("pretrained") if isinstance(model, dict) else None
+            data = data if checkpoint is None else {**data, "tokenizer": {"path": checkpoint}}
+        with telling([name for name in names if isinstance(name, str)] if isinstance(names, list) else []):
+            return super().from_dict(data, where)
+
+    def model_config(self) -> ModelConfig:
+        """Return `ModelChoice.config`; an error mentions missing imports."""
+        with telling(self.imports):
+            return self.model.config()
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed: expected 0 or more, got {self.seed}")
+        if self.vectors is not None and (self.model.pretrained or self.distillation):
+            raise InputError(
+                "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"
+            )
+
+
+def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Convert {a: {b: 1}} to {"a.b": 1}; a mapping with a `kind` is a complete part and is not flattened."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict) and "kind" not in value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` updated recursively with `changes`. A change of `kind` replaces the whole part."""
+    result = dict(base)
+    for name, value in changes.items():
+        old = result.get(name)
+        if isinstance(old, str) and isinstance(value, dict) and "kind" not in value:
+            old = _written_out(name, old, value)
+        if (
+            isinstance(old, dict)
+            and isinstance(value, dict)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            result[name] = merged(old, value)
+        else:
+            result[name] = value
+    return result
+
+
+def _written_out(name: str, text: str, change: dict[str, Any]) -> dict[str, Any]:
+    """Return the mapping that `text`, the name of a preset or an expression, abbreviates."""
+    if name == "model":
+        return {"preset": text}
+    heads = {field.name for field in dataclasses.fields(AttentionConfig)}
+    is_pattern = first_name(text) in Pattern.registry
+    if name == "attention" and (is_pattern or heads & change.keys()):
+        return {"mechanism": text}
+    return {"pattern": text} if is_pattern else with_options(text, name)
+
+
+def nested(path: str, value: object) -> dict[str, Any]:
+    """Convert ("a.b", 1) to {a: {b: 1}}."""
+    name, _, rest = path.partition(".")
+    return {name: nested(rest, value) if rest else value}

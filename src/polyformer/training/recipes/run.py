@@ -1,0 +1,242 @@
+"""The folder of a run: its settings and its results.
+
+recipe.yaml        the resolved recipe: the same file trains the same model again
+run.json           versions, seed, progress, and finally the metrics
+tokenizer.json     together with config.json and model.safetensors the files for `from_pretrained`
+config.json
+model.safetensors
+metrics.csv        metrics during training; also metrics.jsonl
+checkpoints/       for resuming
+generator/         the generator of ELECTRA, also a model
+"""
+
+import dataclasses
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import atomic_write, read_bounded, write_json
+from polyformer.core.gguf import gguf_file
+from polyformer.core.limits import JSON_BYTES, YAML_BYTES
+from polyformer.core.parsing import parse_json
+from polyformer.core.paths import checked_path
+from polyformer.data import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
+from polyformer.models.architectures.record import RECIPE, RECORD
+from polyformer.models.architectures.saving import CONFIG, WEIGHTS, read_generation, write_generation
+from polyformer.training.checkpoint import Checkpoints, load_model
+from polyformer.training.environment import versions
+from polyformer.training.recipes.recipe import Recipe
+from polyformer.training.state import step_of
+from polyformer.training.tasks import (
+    Answering,
+    Choosing,
+    Classification,
+    LanguageModelling,
+    Tagging,
+    Task,
+    Translation,
+    Writing,
+)
+
+if TYPE_CHECKING:
+    from polyformer.training.recipes.reader import Reader
+    from polyformer.training.recipes.writer import Writer
+
+STEPS = "steps"  # in run.json after the end of training
+
+WANTED: dict[type[Task], str] = {
+    Answering: "answer",
+    Choosing: "choose",
+    Classification: "classify",
+    LanguageModelling: "generate",
+    Tagging: "tag",
+    Translation: "translate",
+    Writing: "translate",
+}
+"""The command for the model of a task."""
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R", bound="Reader")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run in `folder`; its parts are read on first access."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        """Return the run in `folder`; raise `InputError` if there is none."""
+        folder = checked_path(folder)
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder}: no such directory; expected a run of `polyformer train` or a checkpoint"
+            )
+        if not (folder / RECIPE).is_file():
+            raise InputError(
+                f"{folder}: not a run (it has no {RECIPE}); expected what `polyformer train` wrote"
+            )
+        return cls(folder)
+
+    def check_new(self) -> None:
+        """Raise `InputError` if the folder already contains a run."""
+        if (self.folder / RECIPE).exists():
+            way = f"go on with it by --resume {self.folder}, or choose another --out"
+            raise InputError(f"{self.folder} already holds a run; {way}")
+
+    def begin(self, recipe: Recipe, tokenizer: Tokenizer | None, model: Transformer, **facts: Any) -> None:
+        """Write the inputs of the run, with `facts` for run.json, at the start of training."""
+        if not (self.folder / RECIPE).exists():
+            if tokenizer is not None:
+                tokenizer.save(self.folder)
+            write_generation(model, self.folder)
+            write_json(self.folder / CONFIG, model.config.to_dict())
+        write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
+        atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: marks a run
+
+    def record(self, **facts: Any) -> None:
+        """Add entries to run.json."""
+        write_json(self.folder / RECORD, {**self.facts, **facts})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the content of run.json."""
+        file = self.folder / RECORD
+        if not file.exists():
+            return {}
+        # Perplexities may be infinite.
+        return parse_json(read_bounded(file, JSON_BYTES), file, dict, finite=False)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the last training has ended, so that the folder contains its final weights."""
+        file = self.folder / RECORD
+        return (self.folder / WEIGHTS).is_file() and (not file.exists() or STEPS in self.facts)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Return the recipe in the folder; raise `InputError` that names the file if it is damaged."""
+        path = self.folder / RECIPE
+        try:
+            return Recipe.from_yaml(read_bounded(path, YAML_BYTES).decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: damaged ({error})") from error
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the run."""
+        return load_tokenizer(self.folder)
+
+    @cached_property
+    def task(self) -> Task:
+        """Return the task of the recipe, without data."""
+        return self.recipe.task.build(self.tokenizer if self.recipe.task.tokenized else None)
+
+    def task_of(self, kind: type[T]) -> T:
+        """Return the task if it is of `kind`; raise `InputError` otherwise."""
+        if not isinstance(self.task, kind):
+            raise InputError(
+                f"{self.folder}: a run of the task {quote(self.recipe.task.kind)}, which cannot do this"
+            )
+        return self.task
+
+    def measured(self, device: str = "auto") -> nn.Module:
+        """Return the module for the metrics: the model, with its auxiliary models if there are any."""
+        if not self.finished:
+            return self._unfinished(device)[1]
+        return self.task.training_module(self.model(device), self.folder)
+
+    def model(self, device: str = "auto") -> Transformer:
+        """Return the trained model; for an unfinished run, the model of its last checkpoint."""
+        if not self.finished:
+            return self._unfinished(device)[0]
+        model: Any = load_pretrained(self.folder).to(choose_device(device))
+        return model
+
+    def result(self, device: str = "auto") -> Transformer:
+        """Return the model of a finished run; raise `InputError` if it is unfinished and may change."""
+        if not self.finished:
+            way = f"go on with: polyformer train --resume {self.folder}"
+            raise InputError(
+                f"{self.folder}: this run has not ended, so nothing can learn from it yet; {way}"
+            )
+        return self.model(device)
+
+    def _unfinished(self, device: str) -> tuple[Transformer, nn.Module]:
+        """Return the model of the last checkpoint, and the module that is measured."""
+        latest = Checkpoints(self.folder).latest()
+        if latest is None:
+            way = f"go on with: polyformer train --resume {self.folder}"
+            raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
+        place = choose_device(device)
+        model: Any = build_model(read_config(self.folder))
+        joined = self.task.training_module(model)
+        load_model(latest, joined)
+        model.generation = read_generation(self.folder)
+        print(f"{self.folder} has not ended: this is its step {step_of(latest)}", file=sys.stderr)
+        joined.to(place).eval()
+        return model.eval(), joined
+
+
+def reader(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Reader, Transformer]":
+    """Return the reader for the task `kind` and the model in `folder`, a run or a checkpoint."""
+    from polyformer.training.recipes.reader import Reader
+
+    return _opened(folder, kind, Reader, device)
+
+
+def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Writer, Transformer]":
+    """Return the same for a task that generates text."""
+    from polyformer.training.recipes.writer import Writer
+
+    return _opened(folder, kind, Writer, device)
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether `path` is a GGUF file, or a folder that is not a run."""
+    folder = checked_path(path)
+    return gguf_file(folder) is not None or (folder.is_dir() and not (folder / RECIPE).is_file())
+
+
+def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
+    if is_checkpoint(folder):
+        loaded = checkpoint(Path(folder), WANTED[kind], choose_device(device))
+        return loaded, loaded.model
+    run = Run.open(folder)
+    return run.task_of(kind), run.model(device)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if it is unavailable."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' was asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def new_folder(name: str, root: str | Path = "runs") -> Path:
+    """Create and return a new folder ROOT/NAME-NUMBER."""
+    number = 1
+    while True:
+        folder = Path(root, f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise InputError(
+                f"cannot write {folder}: {error.strerror}; choose another place with --out"
+            ) from error
+        else:
+            return folder

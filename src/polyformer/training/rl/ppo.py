@@ -1,0 +1,122 @@
+"""Proximal policy optimisation: policies act in batches of environments, and training uses their steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictSequential
+from torch import Tensor
+from torchrl.collectors import Collector
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from polyformer.models.architectures.policy import Policy
+from polyformer.training.rl.actor import Remembering, modules_of, remembering_environment
+from polyformer.training.rl.rollouts import Rollout
+from polyformer.training.rl.rows import rows_of
+
+
+class Actors:
+    """`rows` environments in which `policy` acts, as a batch in this process.
+
+    Every call starts new episodes from its seed, so that the result is a function of the seed, the weights
+    and torch's random state.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        environment: str,
+        wrappers: Sequence[str],
+        options: dict[str, Any],
+        rows: int,
+        steps: int,
+    ):
+        self.policy = policy
+        device = next(policy.parameters()).device
+        self.env = remembering_environment(rows_of(environment, wrappers, options, rows, device), policy)
+        self.actor = TensorDictSequential(*modules_of(policy))
+        self.collector = Collector(
+            self.env,
+            self.actor,
+            frames_per_batch=rows * steps,
+            reset_at_each_iter=True,
+            return_same_td=True,
+        )
+
+    @torch.no_grad()
+    def act(self, seed: int) -> TensorDictBase:
+        """Return observations and actions of all steps [T] of every row [N], in the collector's format."""
+        self.collector.set_seed(seed, static_seed=True)
+        return next(self.collector.iterator())
+
+
+@torch.no_grad()
+def episodes(actors: Actors, seed: int, most: int) -> tuple[Tensor, Tensor]:
+    """Return the sum of rewards and the length of an episode per row [N], with sampled actions.
+
+    Episodes end after at most `most` steps.
+    """
+    actors.env.set_seed(seed)
+    now = actors.env.reset()
+    going = torch.ones(now.shape, dtype=torch.bool, device=now["done"].device)
+    returns, lengths = torch.zeros_like(going, dtype=torch.float), torch.zeros_like(going, dtype=torch.long)
+    with set_exploration_type(ExplorationType.RANDOM):
+        for _ in range(most):
+            stepped, now = actors.env.step_and_maybe_reset(actors.actor(now))
+            returns += stepped["next", "reward"].squeeze(-1) * going
+            lengths += going
+            going = going & ~stepped["next", "done"].squeeze(-1)
+            if not going.any():
+                break
+    return returns, lengths
+
+
+def objective(policy: Policy, clip: float, entropy: float, value: float) -> ClipPPOLoss:
+    """Return the clipped PPO loss with its coefficients; actions and values share a pass of the trunk."""
+    actor, critic = modules_of(policy)
+    return ClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=clip,
+        entropy_coeff=entropy,
+        critic_coeff=value,
+        loss_critic_type="l2",
+        normalize_advantage=True,
+        functional=False,
+    )
+
+
+@torch.no_grad()
+def rollout(policy: Policy, steps: TensorDictBase, gamma: float, lambda_: float, segment: int) -> Rollout:
+    """Return the training data of `steps` [N, T], cut into runs of `segment` steps.
+
+    The advantages are generalized advantage estimates (Schulman et al. 2016) with the policy's own values.
+    """
+    remembering = Remembering(policy)
+    values = steps["state_value"]
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    cut = steps["next", "truncated"].squeeze(-1).clone()
+    cut[:, -1] = True  # the next value is missing where an episode was truncated and after the last step
+    after: Any = steps["next"][cut]
+    hidden, _ = policy.hidden(
+        after["observation"][:, None],
+        torch.zeros(len(after), 1, dtype=torch.bool, device=values.device),
+        remembering.state_of(after),
+    )
+    following[cut] = policy.values(hidden)[:, 0]
+    steps["next", "state_value"] = following
+    GAE(gamma=gamma, lmbda=lambda_, value_network=None)(steps)
+    runs: Any = steps.reshape(-1, segment)
+    memory = remembering.state_of(runs[:, 0])
+    return Rollout(
+        runs["observation"],
+        runs["is_init"].squeeze(-1),
+        runs["action"],
+        runs["action_log_prob"],
+        runs["advantage"].squeeze(-1),
+        runs["value_target"].squeeze(-1),
+        memory.map(torch.clone),
+    )

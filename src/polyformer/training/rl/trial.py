@@ -1,0 +1,144 @@
+"""Episodes in which a Decision Transformer acts, conditioned on target returns. Chen et al. 2021, section 3.
+
+The return-to-go starts at the target return, and each reward is subtracted from it. Discrete actions are
+sampled from the model's probabilities, as in the paper's code for Atari.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.models.architectures import TrajectoryTransformer
+from polyformer.models.architectures.trajectory import TrajectoryState
+from polyformer.training.rl.making import make_environment, side_by_side
+from polyformer.training.tasks.act import Acting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Options of a trial. The same trial of the same model has the same episodes.
+
+    environment, options, wrappers: as in gymnasium. returns: target returns. episodes: per target return; all
+    run as a batch. max_steps: limit of an episode (default: the environment's limit).
+    """
+
+    environment: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
+    returns: tuple[float, ...]
+    episodes: int = 20
+    max_steps: int | None = None
+    seed: int = 0
+
+    def make(self) -> Any:
+        """Make an environment of the trial."""
+        return make_environment(self.environment, self.options, self.wrappers)
+
+    def __post_init__(self) -> None:
+        if not self.returns or not np.isfinite(self.returns).all():
+            raise InputError(f"returns: expected finite numbers to ask for, got {list(self.returns)}")
+        for name in ("episodes", "max_steps"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+
+
+class Actor:
+    """A model that acts in several episodes at once, step by step, with the past in a state."""
+
+    def __init__(self, model: TrajectoryTransformer, task: Acting, seed: int):
+        self.model, self.task = model, task
+        self.generator = torch.Generator().manual_seed(seed)
+        self.device = next(model.parameters()).device
+        self.state: TrajectoryState | None = None
+        self.previous: Tensor | None = None
+
+    @torch.no_grad()
+    def act(self, observations: np.ndarray, returns: np.ndarray, step: int) -> np.ndarray:
+        """Return the actions of this step, choices [N] or vectors [N, A].
+
+        observations: [N, S]. returns: returns-to-go [N].
+        """
+        states = self._tensor(self.task.scaled_states(observations))
+        wanted = self._tensor(self.task.scaled_returns(returns))[:, None]
+        steps = torch.full((len(states),), step, device=self.device)
+        scores, self.state = self.model.act(
+            states, wanted, steps, self.previous, self.state, self.task.config.context
+        )
+        if not self.task.config.discrete:
+            return scores.double().cpu().numpy()
+        chances = scores.double().softmax(-1).cpu()
+        return torch.multinomial(chances, 1, generator=self.generator)[:, 0].numpy()
+
+    def took(self, actions: np.ndarray, going: np.ndarray) -> None:
+        """Record the actions of this step; keep only the episodes that continue (`going`: booleans [N])."""
+        vectors = np.eye(len(self.task.usual))[actions] if self.task.config.discrete else actions
+        self.previous = self._tensor(vectors)
+        if not going.all() and self.state is not None:
+            rows = torch.from_numpy(np.flatnonzero(going)).to(self.device)
+            self.previous, self.state = self.previous[rows], self.state.reorder(rows)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(array, np.float32)).to(self.device)
+
+
+def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[float, list[float]]:
+    """Return the achieved returns of the episodes by target return.
+
+    Raises `InputError` for an environment that does not match the model.
+    """
+    steps, goals = _steps(model, task, trial), tuple(dict.fromkeys(trial.returns))
+    asked = np.repeat(np.array(goals, np.float64), trial.episodes)
+    total, alive = np.zeros(len(asked)), np.arange(len(asked))
+    actor = Actor(model, task, trial.seed)
+    with contextlib.closing(side_by_side(len(asked), trial.make)) as environments:
+        # all target returns share the same seeds
+        seeds = [trial.seed * trial.episodes + number for number in range(trial.episodes)]
+        seen, _ = environments.reset(seed=seeds * len(goals))
+        space = environments.single_action_space
+        actions = np.zeros((len(asked), *space.shape), space.dtype)
+        for step in range(steps):
+            chosen = actor.act(seen[alive], asked[alive] - total[alive], step)
+            if not task.config.discrete:
+                chosen = np.clip(chosen, space.low, space.high)
+            actions[alive] = chosen
+            seen, rewards, terminated, truncated, _ = environments.step(actions)
+            total[alive] += rewards[alive]
+            going = ~(terminated | truncated)[alive]
+            actor.took(chosen, going)
+            alive = alive[going]
+            if not len(alive):
+                break
+    return dict(zip(goals, total.reshape(len(goals), trial.episodes).tolist()))
+
+
+def _steps(model: TrajectoryTransformer, task: Acting, trial: Trial) -> int:
+    """Return the limit of steps; raises `InputError` for other sizes than the model's or long episodes."""
+    environment = trial.make()
+    limit, actions = environment.spec.max_episode_steps, environment.action_space
+    discrete = hasattr(actions, "n")
+    size = int(actions.n) if discrete else actions.shape[0]
+    has = _sizes(environment.observation_space.shape[0], size, discrete)
+    environment.close()
+    reads = _sizes(task.state_size, len(task.usual), bool(task.config.discrete))
+    if has != reads:
+        raise InputError(
+            f"environment {trial.environment}: it has {has}, and the model was trained on {reads}; name the "
+            "one where its episodes were recorded"
+        )
+    table = model.config.max_timesteps
+    steps = min(trial.max_steps or limit or table, limit or table)
+    if steps > table:
+        raise InputError(
+            f"environment {trial.environment}: its episodes have up to {steps} steps, and the model's table "
+            f"{table}; train with --model.max_timesteps {steps}, or cut them with --max-steps {table}"
+        )
+    return steps
+
+
+def _sizes(seen: int, actions: int, discrete: bool) -> str:
+    return f"observations of {seen} numbers and {actions} {'choices' if discrete else 'numbers in an action'}"

@@ -1,0 +1,90 @@
+"""Tasks: training objectives with their data preparation and metrics."""
+
+from polyformer.core.registry import import_modules
+from polyformer.training.tasks.act import Acting, ActingConfig
+from polyformer.training.tasks.agent import Agent, AgentConfig
+from polyformer.training.tasks.base import HeldOut, Task, TaskConfig
+from polyformer.training.tasks.choose import Choosing, ChoosingConfig
+from polyformer.training.tasks.classify import (
+    Classification,
+    ClassificationConfig,
+    PairClassification,
+    PairClassificationConfig,
+)
+from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
+from polyformer.training.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
+from polyformer.training.tasks.denoise import Denoising, DenoisingConfig
+from polyformer.training.tasks.electra import Electra, ElectraConfig
+from polyformer.training.tasks.fitting import Fitting
+from polyformer.training.tasks.image import ImageConfig, ImageModelling
+from polyformer.training.tasks.labels import OneLabel
+from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
+from polyformer.training.tasks.mlm import MaskedModelling, MaskedModellingConfig
+from polyformer.training.tasks.qa import Answering, AnsweringConfig
+from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
+from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
+from polyformer.training.tasks.tag import Tagging, TaggingConfig
+from polyformer.training.tasks.text import TextTask, TextTaskConfig
+from polyformer.training.tasks.text_to_text import Part, TextToText, TextToTextConfig
+from polyformer.training.tasks.tlm import TranslationModelling, TranslationModellingConfig
+from polyformer.training.tasks.translate import Translation, TranslationConfig
+from polyformer.training.tasks.workers import Workers
+from polyformer.training.tasks.writing import Writing, WritingConfig
+
+__all__ = [
+    "Acting",
+    "ActingConfig",
+    "Agent",
+    "AgentConfig",
+    "Answering",
+    "AnsweringConfig",
+    "Choosing",
+    "ChoosingConfig",
+    "Classification",
+    "ClassificationConfig",
+    "ContrastiveModelling",
+    "ContrastiveModellingConfig",
+    "Denoising",
+    "DenoisingConfig",
+    "Electra",
+    "ElectraConfig",
+    "Fitting",
+    "HeldOut",
+    "ImageClassification",
+    "ImageClassificationConfig",
+    "ImageConfig",
+    "ImageModelling",
+    "LanguageModelling",
+    "LanguageModellingConfig",
+    "MaskedModelling",
+    "MaskedModellingConfig",
+    "NextSentenceConfig",
+    "OneLabel",
+    "PairClassification",
+    "PairClassificationConfig",
+    "Part",
+    "SentenceOrderConfig",
+    "SentencePairs",
+    "SpanCorruption",
+    "SpanCorruptionConfig",
+    "Summarization",
+    "SummarizationConfig",
+    "Tagging",
+    "TaggingConfig",
+    "Task",
+    "TaskConfig",
+    "TextTask",
+    "TextTaskConfig",
+    "TextToText",
+    "TextToTextConfig",
+    "Translation",
+    "TranslationConfig",
+    "TranslationModelling",
+    "TranslationModellingConfig",
+    "Workers",
+    "Writing",
+    "WritingConfig",
+]
+
+import_modules(__name__)

@@ -1,0 +1,236 @@
+"""Actions from recorded episodes: predict each action from the return to go and the previous steps.
+
+Rows are windows of `context` steps; returns are not discounted; the loss is the mean squared error of vectors
+or the cross-entropy of choices. Chen et al. 2021 (Decision Transformer), section 3.
+
+Deviation: returns are divided by the largest return of the training data, instead of a constant per
+environment as in the paper.
+
+Without returns the same model is behaviour cloning; learning only from the best episodes is %BC of the paper
+(section 5.1). For Minari data sets, the task knows the environment of the recording.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyformer.core.errors import InputError
+from polyformer.data.batching import Batch
+from polyformer.data.episodes import ROLES, Episodes
+from polyformer.data.minari_source import environment_of, is_minari
+from polyformer.data.windows import Windows
+from polyformer.models.architectures import TrajectoryConfig
+from polyformer.models.architectures.trajectory import squared_error
+from polyformer.training.config import at_least
+from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
+
+Numbers = tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActingConfig(TaskConfig):
+    """Offline reinforcement learning: predict the actions of recorded episodes.
+
+    Options of None are taken from the training episodes.
+    """
+
+    context: int = 20  # steps per row, of three tokens each
+    conditioned: bool = True  # on returns; False: behaviour cloning, with 0 instead of returns
+    best_episodes: float = 1.0  # fraction of training episodes, with the largest returns, to learn from
+    discrete: bool | None = None  # an action is a choice, not a vector
+    usual_action: Numbers | None = None  # the mean vector, or the frequency of each choice
+    bounded: bool | None = None  # all actions are between -1 and 1
+    state_mean: Numbers | None = None
+    state_std: Numbers | None = None
+    return_scale: float | None = None  # returns are divided by it
+    # Returns of episodes: minimum, quartiles, maximum, used by `polyformer evaluate`; and their mean.
+    asked: Numbers | None = None
+    mean_return: float | None = None
+    environment: str | None = None  # gymnasium id of the environment for evaluation
+    environment_options: dict[str, Any] | None = None  # its keyword arguments
+    environment_wrappers: tuple[str, ...] = ()  # 'module:Class' each, the innermost first
+
+    needs: ClassVar[tuple[str, ...]] = ROLES
+    kind: ClassVar[str] = "act"
+    paper: ClassVar[str] = "Chen et al. 2021 (Decision Transformer)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, context=self.context)
+        if not 0 < self.best_episodes <= 1:
+            raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
+
+    def situated(self, path: str | None) -> Self:
+        """Return this with the environment of a Minari data set, unless an environment is set."""
+        known = environment_of(path) if path is not None and is_minari(path) else None
+        if known is None or self.environment is not None:
+            return self
+        name, options, wrappers = known
+        return dataclasses.replace(
+            self, environment=name, environment_options=options, environment_wrappers=wrappers
+        )
+
+    def resolve(self, rows: Rows) -> Self:
+        """Return this with the statistics of the training episodes for all options that are None."""
+        if not hasattr(rows, "__len__"):
+            raise InputError("data.streaming: episodes are held in memory; set it to false")
+        episodes = Episodes.of(rows)
+        if episodes.discrete and episodes.actions.min() < 0:
+            raise InputError(f"actions: a choice is a number from 0 on, got {episodes.actions.min()}")
+        if episodes.discrete:
+            usual = np.bincount(episodes.actions) / len(episodes.actions)
+        else:
+            usual = episodes.actions.mean(0, dtype=np.float64)
+        observations, whole = episodes.observations.astype(np.float64), episodes.whole
+        statistics = {
+            "discrete": episodes.discrete,
+            "usual_action": tuple(usual.tolist()),
+            "bounded": not episodes.discrete and bool(np.abs(episodes.actions).max() <= 1),
+            "state_mean": tuple(observations.mean(0).tolist()),
+            "state_std": tuple((observations.std(0) + 1e-6).tolist()),  # as in the code of the paper
+            "return_scale": float(np.abs(episodes.returns).max()) or 1.0,
+            "asked": tuple(np.percentile(whole, [0, 25, 50, 75, 100]).tolist()),
+            "mean_return": float(whole.mean()),
+        }
+        missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
+
+    def build(self, tokenizer: Any = None) -> "Acting":
+        """Return the task; it has no tokenizer."""
+        return Acting(self)
+
+
+class Acting(Task):
+    """Offline reinforcement learning, with metrics over every step of the held-out episodes:
+
+    loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
+    accuracy, baseline_accuracy  of choices: the fraction that is predicted correctly
+    """
+
+    sums = 5
+
+    def __init__(self, config: ActingConfig):
+        super().__init__(config)
+        if config.usual_action is None or config.state_mean is None or config.state_std is None:
+            raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")
+        self.config, self.state_size = config, len(config.state_mean)
+        self.usual = torch.tensor(config.usual_action, dtype=torch.float64)
+        self.mean, self.deviation = (
+            np.array(numbers, np.float32) for numbers in (config.state_mean, config.state_std)
+        )
+        self.max_timesteps: int | None = None  # of the adapted model
+
+    def adapt(self, config: Any) -> Any:
+        """Return `config`, of a trajectory model, with the sizes of states and actions."""
+        if not isinstance(config, TrajectoryConfig):
+            raise InputError("model: this task needs a model of trajectories, such as the preset dt-gym")
+        head = dataclasses.replace(
+            config.head,
+            state_size=self.state_size,
+            action_size=len(self.usual),
+            bounded=config.head.bounded and bool(self.config.bounded),
+        )
+        self.max_timesteps = config.max_timesteps
+        return dataclasses.replace(config, head=head)
+
+    def training_batches(self, rows: Any, seed: int) -> Windows:
+        """Return windows of all episodes in random order."""
+        return self._windows(best(rows, self.config.best_episodes), seed, shuffle=True)
+
+    def held_out(self, rows: Rows) -> HeldOut:
+        """Return windows of all episodes in order."""
+        return HeldOut(self._windows(rows, 0, shuffle=False), {})
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss over the steps of `batch`."""
+        return self._loss(self._actions(model, batch), batch)
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of steps without padding."""
+        return int(batch["attention_mask"].sum())
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed losses of the model and the usual action, the correct choices, and the steps."""
+        predicted, real = self._actions(model, batch).double(), batch["attention_mask"].bool()
+        usual, steps = self.usual.to(predicted.device), real.sum().double()
+        # clamped, so that the baseline has a large instead of an infinite loss for choices absent in training
+        usual = (usual.clamp_min(1e-6).log() if self.config.discrete else usual).expand_as(predicted)
+        losses = [self._loss(actions, batch) * steps for actions in (predicted, usual)]
+        correct = [self._correct(actions, batch)[real].sum().double() for actions in (predicted, usual)]
+        return torch.stack([*losses, *correct, steps])
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the class; accuracies only for choices."""
+        *sums, steps = totals
+        names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")[: 4 if self.config.discrete else 2]
+        return {name: total / max(steps, 1) for name, total in zip(names, sums)}
+
+    def scaled_states(self, observations: np.ndarray) -> np.ndarray:
+        """Return observations [N, S] normalized for the model."""
+        return (observations - self.mean) / self.deviation
+
+    def scaled_returns(self, returns: np.ndarray) -> np.ndarray:
+        """Return returns [N] scaled for the model."""
+        scale = np.array(self.config.return_scale if self.config.conditioned else np.inf, np.float32)
+        return returns / scale
+
+    def _actions(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).actions
+
+    def _loss(self, actions: Tensor, batch: Batch) -> Tensor:
+        real = batch["attention_mask"].bool()
+        if self.config.discrete:
+            return F.cross_entropy(actions[real], batch["labels"][real])
+        return squared_error(actions, batch["labels"].to(actions.dtype), real)
+
+    def _correct(self, actions: Tensor, batch: Batch) -> Tensor:
+        """Return a mask [B, T] of steps where the most probable choice was taken; all False for vectors."""
+        real = batch["attention_mask"].bool()
+        return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
+
+    def _windows(self, rows: Any, seed: int, shuffle: bool) -> Windows:
+        config, episodes = self.config, Episodes.of(rows)
+        self._check(episodes)
+        scaled = dataclasses.replace(
+            episodes,
+            observations=self.scaled_states(episodes.observations),
+            returns=self.scaled_returns(episodes.returns),
+        )
+        size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
+        return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
+
+    def _check(self, episodes: Episodes) -> None:
+        """Raise `InputError` for episodes with other sizes than in training, or that are too long."""
+        discrete, size = self.config.discrete, episodes.observations.shape[1]
+        if size != self.state_size:
+            raise InputError(
+                f"observations: expected {self.state_size} numbers a step, as the training episodes have, "
+                f"got {size}"
+            )
+        size = 1 if episodes.discrete else episodes.actions.shape[1]
+        if episodes.discrete != discrete or size != (1 if discrete else len(self.usual)):
+            raise InputError("actions: expected them as the training episodes have them, choices or vectors")
+        if episodes.discrete and not 0 <= episodes.actions.min() <= episodes.actions.max() < len(self.usual):
+            raise InputError(
+                f"actions: expected choices from 0 to {len(self.usual) - 1}, as the training episodes have, "
+                f"got {episodes.actions.min()} to {episodes.actions.max()}"
+            )
+        if self.max_timesteps is not None and episodes.longest > self.max_timesteps:
+            raise InputError(
+                f"max_timesteps: an episode has {episodes.longest} steps, and the model's table "
+                f"{self.max_timesteps}; set --model.max_timesteps {episodes.longest}, or cut the episode"
+            )
+
+
+def best(rows: Rows, share: float) -> Rows:
+    """Return the fraction `share` of the episodes with the largest returns, at least one episode."""
+    if share == 1:
+        return rows
+    episodes = list(rows)
+    order = sorted(range(len(episodes)), key=lambda number: -sum(episodes[number]["rewards"]))
+    kept = set(order[: max(1, round(share * len(episodes)))])
+    return [episode for number, episode in enumerate(episodes) if number in kept]

@@ -1,0 +1,196 @@
+"""The pre-training of ETC: predict masked tokens, and identify masked sentences from their context.
+
+    loss = (1 - w) * masked language modelling + w * contrastive        w = contrastive_weight
+
+Both losses come from one pass over rows of a document together with its masked sentences, see
+`polyformer.training.objectives.contrastive`; single tokens are masked in the other sentences. Documents are
+cut between sentences, into rows of limited global tokens and long tokens. Ainslie et al. 2020, section 3.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import ETC
+from polyformer.attention.positions import EtcLabelsConfig
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer, mask_tokens
+from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.structured import documents_of, split_sentences, structured
+from polyformer.models.config import ModelConfig
+from polyformer.models.outputs import ModelOutput
+from polyformer.nn.heads import HeadConfig, MaskedConfig
+from polyformer.training.config import at_least
+from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
+from polyformer.training.tasks.masking import CorruptingTask
+from polyformer.training.tasks.metrics import exp, stacked
+from polyformer.training.tasks.text import TextTaskConfig, required
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastiveModellingConfig(TextTaskConfig):
+    """Contrastive predictive coding (ETC): predict masked tokens and recognize masked sentences."""
+
+    row_length: int = 256  # long tokens per row, without global tokens and masked sentences
+    global_tokens: int = 32  # sentences per row; also set in the model
+    mask_share: float = 0.15  # fraction of masked tokens in visible sentences
+    sentence_share: float = 0.15  # fraction of sentences that are masked completely
+    contrastive_weight: float = 0.2
+    temperature: float = 1.0
+
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    shortest: ClassVar[int] = 1
+    kind: ClassVar[str] = "cpc"
+    paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, global_tokens=self.global_tokens)
+        for name in ("mask_share", "sentence_share", "contrastive_weight"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(f"{name}: expected a share in (0, 1), got {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise InputError(f"temperature: expected a number above 0, got {self.temperature}")
+
+    @property
+    def longest_row(self) -> tuple[str, int]:
+        """Return the long and global tokens in total."""
+        return "row_length + global_tokens", self.row_length + self.global_tokens
+
+    def build(self, tokenizer: Tokenizer) -> "ContrastiveModelling":
+        """Return the task with `tokenizer`."""
+        return ContrastiveModelling(self, tokenizer)
+
+
+class ContrastiveModelling(CorruptingTask):
+    """Contrastive predictive coding, with the metrics of masked language modelling and the contrastive loss.
+
+    contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
+    sentences in a batch; `loss` is the training loss.
+    """
+
+    config: ContrastiveModellingConfig
+    stacks = "encoder"
+    sums = 6
+    head: HeadConfig = MaskedConfig()
+
+    def __init__(self, config: ContrastiveModellingConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.cls, self.mask = required(tokenizer.cls_id, "<cls>"), required(tokenizer.mask_id, "<mask>")
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows of global and long tokens of whole sentences."""
+        limits = {"global_tokens": self.config.global_tokens, "long_tokens": self.config.row_length}
+        prepared: list[Row] = []
+        for row in rows:
+            sentences = self.tokenizer.encode_batch(split_sentences(row["text"]))
+            prepared += [self._structured(document) for document in documents_of(sentences, **limits)]
+        return prepared
+
+    def _structured(self, sentences: Sequence[Sequence[int]]) -> Row:
+        return structured(sentences, global_id=self.cls, global_tokens=self.config.global_tokens)
+
+    @property
+    def corrupt(self) -> Corrupt:
+        """Return a function that masks whole sentences, and tokens of the others."""
+        return self._mask
+
+    def _mask(self, row: Row, generator: np.random.Generator) -> Row:
+        is_long = row["token_type_ids"] == 1
+        ids, numbers = row["input_ids"][is_long], row["segment_ids"][is_long]
+        sentences = [ids[numbers == number] for number in range(numbers[-1] + 1)]
+        masked = hide_sentences(
+            sentences,
+            generator,
+            mask_id=self.mask,
+            global_id=self.cls,
+            global_tokens=self.config.global_tokens,
+            share=self.config.sentence_share,
+        )
+        chosen = masked["segment_ids"][(masked["pair_ids"] > 0) & (masked["document_ids"] == 0)]
+        visible = (masked["token_type_ids"] == 1) & (masked["document_ids"] == 0)
+        visible &= ~np.isin(masked["segment_ids"], chosen)
+        masked["labels"] = np.full_like(masked["input_ids"], -100)
+        masked["input_ids"][visible], masked["labels"][visible] = mask_tokens(
+            masked["input_ids"][visible],
+            generator,
+            mask_id=self.mask,
+            ordinary_ids=self.tokenizer.ordinary_ids,
+            share=self.config.mask_share,
+        )
+        return masked
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """Return the config with this task's number of global tokens in its pattern and position scheme."""
+        config = super().adapt(config)
+        assert config.encoder is not None
+        attention = config.encoder.attention
+        mechanism, position = attention.mechanism, config.encoder.position
+        if not isinstance(mechanism, SoftmaxConfig) or not isinstance(mechanism.pattern, ETC):
+            raise InputError("model: this task needs the pattern ETC; use etc-base, or attention=ETC(...)")
+        count = {"global_tokens": self.config.global_tokens}
+        mechanism = dataclasses.replace(mechanism, pattern=dataclasses.replace(mechanism.pattern, **count))
+        if isinstance(position, EtcLabelsConfig):
+            position = dataclasses.replace(position, **count)
+        attention = dataclasses.replace(attention, mechanism=mechanism)
+        encoder = dataclasses.replace(config.encoder, attention=attention, position=position)
+        return dataclasses.replace(config, encoder=encoder)
+
+    @property
+    def positions(self) -> int:
+        """Return the number of global and long tokens."""
+        return self.config.global_tokens + self.config.row_length
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return (1 - w) * masked language modelling + w * contrastive."""
+        output, predicted, encoded = self._run(model, batch)
+        assert output.loss is not None
+        weight = self.config.contrastive_weight
+        return (1 - weight) * output.loss + weight * self._contrastive(predicted, encoded)
+
+    def _run(self, model: nn.Module, batch: Batch) -> tuple[ModelOutput, Tensor, Tensor]:
+        """Return the output, and vectors [pairs, D] of masked sentences: from their context and
+        themselves.
+        """
+        output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
+        return output, *pairs_of(output.last_hidden_state, batch["pair_ids"])
+
+    def _contrastive(self, predicted: Tensor, encoded: Tensor) -> Tensor:
+        if not len(predicted):
+            return predicted.sum()  # 0, but part of the autograd graph
+        return contrastive_loss(predicted, encoded, temperature=self.config.temperature)
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed loss, correct predictions and number of masked tokens, then of sentences."""
+        output, predicted, encoded = self._run(model, batch)
+        assert output.loss is not None
+        labels, tokens, pairs = batch["labels"], self.weight(batch), len(predicted)
+        diagonal = torch.arange(pairs, device=predicted.device)
+        nearest = (predicted @ encoded.T).argmax(-1) if pairs else diagonal
+        return stacked(
+            output.loss.double() * tokens,
+            (output.logits.argmax(-1) == labels).sum(),
+            tokens,
+            self._contrastive(predicted, encoded).double() * pairs,
+            (nearest == diagonal).sum(),
+            pairs,
+            device=labels.device,
+        )
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the class."""
+        nats, correct, tokens, pair_nats, correct_pairs, pairs = totals
+        masked_loss, contrastive = nats / max(tokens, 1), pair_nats / max(pairs, 1)
+        weight = self.config.contrastive_weight
+        return {
+            "loss": (1 - weight) * masked_loss + weight * contrastive,
+            "perplexity": exp(masked_loss),
+            "accuracy": correct / max(tokens, 1),
+            "contrastive_loss": contrastive,
+            "contrastive_accuracy": correct_pairs / max(pairs, 1),
+        }

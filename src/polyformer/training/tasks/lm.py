@@ -1,0 +1,300 @@
+"""Language modelling: predict the next token; measured by perplexity, per token and per word.
+
+Every document is <bos> text <eos>; documents are packed into rows and do not attend to each other. With
+`feed: in_order`, the rows of a batch continue the texts of the previous batch (polyformer.data.segments), as
+required by recurrent models; the last token of a row then predicts the first token of the next row.
+"""
+
+import dataclasses
+import itertools
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError
+from polyformer.core.labels import IGNORED, next_labels
+from polyformer.data import Batches, Stream, Tokenizer, pack
+from polyformer.data.batching import Batch, Row
+from polyformer.data.neighbours import Neighbours
+from polyformer.data.prepared.in_order import MappedSegments
+from polyformer.data.prepared.rows import MappedBatches
+from polyformer.data.prepared.text import PreparedText
+from polyformer.data.segments import Segments, rows_at
+from polyformer.models.architectures import Transformer
+from polyformer.models.config import ModelConfig
+from polyformer.models.generation import Draft, Generated, GenerationConfig, Mixture, Retrieval
+from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
+from polyformer.nn.memory import NoMemoryConfig
+from polyformer.training import share_rows
+from polyformer.training.config import at_least
+from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
+from polyformer.training.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
+from polyformer.training.tasks.workers import ALONE, Workers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModellingConfig(TextTaskConfig):
+    """Language model: predict the next token of a text."""
+
+    feed: Literal["packed", "in_order"] = "packed"  # rows in random order, or continuing their texts
+    row_length: int = 256  # tokens per row: the maximum context without a memory
+    overlap: int = 1  # tokens that a held-out row repeats from the previous row, as uncounted context
+    ngram_order: int = 0  # of the n-gram model for comparison; 0 for none
+    prompt: str = ""  # of the sample at the end of a run
+    neighbours: tuple[str, ...] = ()  # folders from `polyformer datastore neighbours` for the texts
+
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    kind: ClassVar[str] = "lm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, ngram_order=self.ngram_order)
+        if not 1 <= self.overlap < self.row_length:
+            raise InputError(
+                f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"
+            )
+
+    def resolve(self, rows: Rows) -> Self:
+        """Return this with absolute paths of the neighbour folders, so that a run can be resumed anywhere."""
+        if isinstance(rows, PreparedText) and self.ngram_order:
+            raise InputError(
+                "ngram_order: n-grams are counted in memory, and prepared text may not fit into it; set 0"
+            )
+        folders = tuple(str(Path(folder).absolute()) for folder in self.neighbours)
+        return dataclasses.replace(self, neighbours=folders)
+
+    def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
+        """Return the task with `tokenizer`."""
+        return LanguageModelling(self, tokenizer)
+
+
+class LanguageModelling(TextTask):
+    """Language modelling, with metrics from `nats`, the sum of -ln P over every held-out token and <eos>:
+
+    loss             nats / tokens
+    perplexity       exp(loss), per token: comparable only under the same tokenizer
+    word_perplexity  exp(nats / words), as published for WikiText. Words are separated by white space,
+                     and the end of every line counts as one more (the <eos> of the corpus)
+    bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
+
+    The last two are omitted if the tokenizer loses part of the text, because its tokens then carry less
+    information than the words. The Unicode form of a character (NFC or NFD) is not part of the text.
+    """
+
+    config: LanguageModellingConfig
+    stacks = "decoder"
+    head: HeadConfig = LanguageModelConfig()
+
+    def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
+        if config.neighbours:
+            self.head = SemiparametricConfig()
+
+    @cached_property
+    def neighbours(self) -> Neighbours | None:
+        """Return the tokens that followed the nearest contexts of each token; None if not used."""
+        folders = self.config.neighbours
+        return Neighbours(folders, self.tokenizer) if folders else None
+
+    @property
+    def continues(self) -> bool:
+        """Return whether the rows of a batch continue the rows of the previous batch."""
+        return self.config.feed == "in_order"
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """Return the config as for other text tasks.
+
+        Raises `InputError` for a memory with rows in random order, and unless both or neither of neighbours
+        and the head that reads them are used.
+        """
+        fitted = super().adapt(config)
+        if bool(self.config.neighbours) != isinstance(fitted.head, SemiparametricConfig):
+            raise InputError(
+                "task.neighbours: it and the head 'semiparametric' go together; name the folders that "
+                "polyformer datastore neighbours made of the texts, or leave both out"
+            )
+        stack = fitted.decoder
+        if stack is not None and not isinstance(stack.memory, NoMemoryConfig) and not self.continues:
+            raise InputError(
+                "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
+            )
+        return fitted
+
+    @property
+    def packs(self) -> bool:
+        """Return True: rows contain parts of several documents."""
+        return True
+
+    def documents(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Return the token ids of every text, between <bos> and <eos>."""
+        return [[self.bos, *ids, self.eos] for ids in self.encoded(rows)]
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return packed rows of exactly `row_length` tokens; a shorter text gives one padded row."""
+        documents = self.documents(rows)
+        return self._packed(documents, last="drop") or self._packed(documents)
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Return packed rows, the last of them padded, each with `overlap` tokens of the previous row."""
+        return self._packed(self.documents(rows), overlap=self.config.overlap)
+
+    def _packed(self, documents: Sequence[Sequence[int]], **options: Any) -> list[Row]:
+        """Return rows of `pack`, with the neighbours of their tokens if the task uses them."""
+        length, pad = self.config.row_length, self.collate.pad_id
+        rows: list[Row] = list(pack(documents, length, pad_id=pad, **options))
+        if self.neighbours is not None:
+            near = self.neighbours.of(documents)
+            ends = itertools.accumulate(map(len, documents), initial=0)
+            places = [range(start, stop) for start, stop in itertools.pairwise(ends)]
+            for row, where in zip(rows, pack(places, length, pad_id=-1, **options)):
+                row["neighbour_ids"] = rows_at(near, where["input_ids"])
+        return rows
+
+    def training_batches(
+        self, rows: Any, seed: int
+    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
+        """Return packed rows, or with `feed: in_order` segments of continued documents."""
+        if not self.continues or isinstance(rows, PreparedText):
+            return super().training_batches(rows, seed)
+        if not hasattr(rows, "__len__"):
+            raise InputError("task.feed: 'in_order' lays out all documents, and these data are streamed")
+        return self._segments(rows, self.rows, seed)
+
+    def held_out(self, rows: Rows, side_by_side: int | None = None) -> HeldOut:
+        """Return held-out batches; in order, whole documents in `side_by_side` rows."""
+        if not self.continues:
+            return super().held_out(rows)
+        kept = list(rows if hasattr(rows, "__len__") else itertools.islice(rows, STREAMED_ROWS))
+        return HeldOut(self._segments(kept, side_by_side or self.rows), self.counted(rows, kept))
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """Return <bos> and <eos>."""
+        return self.bos, self.eos
+
+    def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
+        """Return batches of prepared text; in order, continued documents."""
+        if self.config.neighbours:
+            raise InputError("task.neighbours: not with prepared text; name the text itself as data")
+        if not self.continues:
+            return super().mapped_batches(text, seed)
+        if len(text.parts) > 1:
+            raise InputError("task.feed: 'in_order' reads a single folder of prepared text, not a mixture")
+        return MappedSegments(
+            self.framed(text)[0], self.config.row_length, self.rows, seed, self.collate.pad_id
+        )
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of a batch."""
+        return self.config.batch_tokens // self.config.row_length
+
+    def _segments(self, rows: Sequence[Row], side_by_side: int, seed: int | None = None) -> Segments:
+        """Return segments of the documents of `rows`, shuffled if a seed is given."""
+        pad = self.collate.pad_id
+        documents = self.documents(list(rows))
+        near = None if self.neighbours is None else self.neighbours.of(documents)
+        length, shuffle = self.config.row_length, seed is not None
+        return Segments(documents, length, side_by_side, seed or 0, shuffle, pad, near)
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
+        """Return metrics; a recurrent model reads segments in order, each process its rows."""
+        if not self.continues or not getattr(model, "remembers", False):
+            return super().measure(model, held, workers)
+        device = next(model.parameters()).device
+        total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
+        for _, whole in held.batches.epoch(0):
+            batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
+            if not len(batch["input_ids"]):
+                break  # every batch has fewer rows than processes
+            output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
+            total, state = total + loss_total(output.loss, self.weight(batch)), output.state
+        return self.metrics(workers.add(total).tolist(), held.counts)
+
+    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+        """Return metrics; in order, the text is read as one row.
+
+        In this case the metrics include the number of predicted tokens, and the memory sizes.
+        """
+        if not self.continues:
+            return super().measure_rows(model, rows, workers)
+        held = self.held_out(rows, side_by_side=1)
+        tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
+        memory = getattr(getattr(model, "decoder", None), "memory", None)
+        sizes = {"memory_length": 0} if memory is None else memory.sizes
+        return {**self.measure(model, held, workers), "tokens": tokens, **sizes}
+
+    def count(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Return the words and bytes of the text; empty if the tokenizer loses part of it."""
+        texts = [composed(row["text"]) for row in rows]
+        encoded = self.tokenizer.encode_batch(texts)
+        if any(composed(self.tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
+            return {}
+        words = sum(len(text.split()) + text.count("\n") for text in texts)
+        return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of tokens with a next token in their document."""
+        if "shift_labels" in batch:
+            return int((batch["shift_labels"] != IGNORED).sum())
+        return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the class; the last two only with `counts`."""
+        nats, tokens = totals
+        return text_metrics(nats, tokens, counts)
+
+    def generate(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+    ) -> list[str]:
+        """Return continuations of `prompt`, which starts a document."""
+        generated = self.write(model, prompt, config, streamer)
+        return generated.texts(self.tokenizer.decode, config.stop)
+
+    def write(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+        draft: Draft | None = None,
+        mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
+    ) -> Generated:
+        """Return the same as tokens, with statistics of a draft (see
+        `polyformer.models.generation.generate`).
+        """
+        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
+        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
+        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
+
+    def start(self, prompt: str) -> list[int]:
+        """Return the token ids of a document that starts with `prompt`."""
+        return [self.bos, *self.tokenizer.encode(prompt)]
+
+
+def composed(text: str) -> str:
+    """Return `text` in NFC."""
+    return unicodedata.normalize("NFC", text)
+
+
+def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
+    """Return the metrics for `nats` of a text: see `LanguageModelling`."""
+    metrics = perplexity_metrics(nats, tokens)
+    if counts:
+        metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))
+        metrics["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
+    return metrics

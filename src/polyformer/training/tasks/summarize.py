@@ -1,0 +1,95 @@
+"""Summarization: generate a short text from a long text; measured by ROUGE, next to a baseline.
+
+The encoder reads the first `max_length` tokens of the source: an attention pattern
+(`model.encoder.attention Window(64) | Global(1)`) makes thousands of tokens cheap. Liu et al. 2018; ROUGE by
+Lin 2004; the baseline of the first three sentences, which is hard to beat, See et al. 2017, section 6.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import nn
+
+from polyformer.core.errors import InputError
+from polyformer.data import Tokenizer
+from polyformer.data.batching import Row
+from polyformer.data.rouge import rouge, scorer
+from polyformer.data.summaries import lead
+from polyformer.models.architectures import Transformer
+from polyformer.training.config import at_least
+from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.writing import Writing, WritingConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SummarizationConfig(WritingConfig):
+    """Summarization: generate a short text from a long text."""
+
+    max_length: int = 512  # tokens of a source, including <eos>; longer sources are truncated
+    max_summary: int = 96  # tokens of a summary, including <eos>; longer summaries are truncated
+
+    kind: ClassVar[str] = "summarize"
+    paper: ClassVar[str] = "Liu et al. 2018; See et al. 2017"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, max_summary=self.max_summary)
+        if self.max_summary > self.max_length:
+            raise InputError(
+                f"max_summary: expected at most max_length, {self.max_length}, got {self.max_summary}"
+            )
+
+    def build(self, tokenizer: Tokenizer) -> "Summarization":
+        """Return the task with `tokenizer`."""
+        return Summarization(self, tokenizer)
+
+
+class Summarization(Writing):
+    """Summarization, with metrics: loss (nats per target token) and perplexity.
+
+    `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
+    sentences of the sources.
+    """
+
+    config: SummarizationConfig
+
+    def __init__(self, config: SummarizationConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        scorer()  # raises now if it is missing, instead of at the end of training
+
+    def room(self, width: int) -> int:
+        """Return `max_summary`."""
+        return self.config.max_summary
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the first `max_length` tokens of each text, including a final <eos>."""
+        limit = self.config.max_length - 1
+        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each summary; a longer summary is truncated to `max_summary` tokens, without <eos>."""
+        return [ids[: self.config.max_summary] for ids in super().encode_targets(texts)]
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return pairs, and note the number of truncated sources and summaries."""
+        prepared = self.prepare_held_out(rows)
+        limits = {
+            "sources": ("source", self.config.max_length),
+            "summaries": ("target", self.config.max_summary),
+        }
+        for name, (column, limit) in limits.items():
+            sizes = [len(ids) + 1 for ids in self.tokenizer.encode_batch([row[column] for row in rows])]
+            if cut := sum(size > limit for size in sizes):
+                self.notes.append(f"{cut} of {len(rows)} {name} are cut to {limit} tokens")
+        return prepared
+
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+        """Return ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
+        assert isinstance(model, Transformer)
+        pairs = list(rows)
+        targets = [pair["target"] for pair in pairs]
+        scores = rouge(self.translated(model, [pair["source"] for pair in pairs], workers), targets)
+        first = rouge([lead(pair["source"]) for pair in pairs], targets)
+        return {**scores, **{f"lead3_{name}": value for name, value in first.items()}}

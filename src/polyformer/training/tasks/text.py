@@ -1,0 +1,280 @@
+"""Text tasks: texts for the tokenizer, rows of token ids, batches, and the vocabulary of the model."""
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from polyformer.core.errors import InputError, quote
+from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
+from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.prepared.framed import FramedText
+from polyformer.data.prepared.in_order import MappedSegments
+from polyformer.data.prepared.rows import MappedBatches, PackedText
+from polyformer.data.prepared.text import PreparedText
+from polyformer.data.segments import Segments
+from polyformer.data.tokenizer_loading import build_tokenizer
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
+from polyformer.training.config import at_least
+from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
+from polyformer.training.tasks.metrics import loss_total, perplexity_metrics
+
+STREAMED_ROWS = 10_000  # maximum number of rows of streamed validation data
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTaskConfig(TaskConfig):
+    """Base of tasks with rows of token ids.
+
+    `text_columns`: the texts that a tokenizer is trained on; `length_option`: the option with the maximum
+    number of tokens per row, which is at least `shortest`.
+    """
+
+    tokenized: ClassVar[bool] = True
+    text_columns: ClassVar[tuple[str, ...]] = ("text",)
+    length_option: ClassVar[str] = "row_length"
+    shortest: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self.shortest, **{self.length_option: getattr(self, self.length_option)})
+        check_batch_size(self.batch_tokens, *self.longest_row)
+
+    @property
+    def longest_row(self) -> tuple[str, int]:
+        """Return the name of the longest row for error messages, and its number of tokens."""
+        return self.length_option, getattr(self, self.length_option)
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        """Return the texts that a tokenizer for this task is trained on."""
+        return (row[column] for row in rows for column in self.text_columns)
+
+    def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
+        """Return the tokenizer of `config`, trained on `texts(rows)` if needed, or of prepared text."""
+        if isinstance(rows, PreparedText):
+            return rows.tokenizer_for(config)
+        return build_tokenizer(config, self.texts(rows))
+
+
+class TextTask(Task):
+    """A task with rows of token ids. Default metrics: loss (nats per label) and perplexity."""
+
+    stacks: ClassVar[str]
+    """The required model: "decoder", "encoder" or "encoder-decoder"."""
+    head: HeadConfig
+    sums = 2
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config)
+        self.config, self.tokenizer = config, tokenizer
+        self.collate = Collate(0 if tokenizer.pad_id is None else tokenizer.pad_id)
+
+    @abc.abstractmethod
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Convert rows of text to rows of token ids and labels, for training."""
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Convert rows of text for evaluation."""
+        return self.prepare(rows)
+
+    def count(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Return counts of held-out text that `metrics` needs in addition to the sums over batches."""
+        return {}
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """Return the special tokens before and after each document, or None.
+
+        They are set for tasks with documents packed end to end, as in prepared text.
+        """
+        return None
+
+    def encoded(self, rows: Sequence[Row]) -> list[Sequence[int]]:
+        """Return the tokens of the text of each row, which prepared text already contains."""
+        if rows and "input_ids" in rows[0]:
+            return [row["input_ids"] for row in rows]
+        return [*self.tokenizer.encode_batch([row["text"] for row in rows])]
+
+    @property
+    def corrupt(self) -> Corrupt | None:
+        """Return a function applied to a training row each time it enters a batch, or None."""
+        return None
+
+    @property
+    def corrupt_held_out(self) -> Corrupt | None:
+        """Return the same for evaluation."""
+        return None
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the sum of the loss over the labels, and the number of labels."""
+        return loss_total(model(**batch).loss, self.weight(batch))
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return loss (nats per label) and perplexity exp(loss)."""
+        return perplexity_metrics(*totals)
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """Return `config` with the vocabulary, special tokens, positions and head of this task.
+
+        Raises:
+            InputError: the wrong stacks, or attention that cannot separate packed documents although the task
+                packs them.
+        """
+        if not isinstance(config, ModelConfig):
+            raise InputError(f"model: this task needs {self.stacks} stacks, got a model that reads no text")
+        has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
+        if has != self.stacks:
+            raise InputError(
+                f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
+            )
+        if self.packs:
+            for stack in (config.encoder, config.decoder):
+                if stack is not None:
+                    stack.attention.mechanism.require("packs")
+        tokenizer = self.tokenizer
+        return dataclasses.replace(
+            config,
+            vocab_size=len(tokenizer),
+            special=SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id),
+            head=self.fit_head(config.head),
+            max_position_embeddings=self.positions,
+        )
+
+    @property
+    def packs(self) -> bool:
+        """Return whether a row may contain several documents, which the model must separate."""
+        return False
+
+    @property
+    def positions(self) -> int:
+        """Return the number of tokens in the longest row that the model reads or generates."""
+        return getattr(self.config, self.config.length_option)
+
+    def fit_head(self, head: HeadConfig) -> HeadConfig:
+        """Return the model's head if it has the right type, else the head of the task."""
+        adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
+        return head if adaptive or isinstance(head, type(self.head)) else self.head
+
+    def training_batches(
+        self, rows: Any, seed: int
+    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
+        """Return batches of `rows`: prepared in memory, streamed (no length), or of prepared text."""
+        if isinstance(rows, PreparedText):
+            return self.mapped_batches(rows, seed)
+        plan = partial(by_tokens, max_tokens=self.batch_tokens)
+        options: dict[str, Any] = {
+            "plan": plan,
+            "collate": self.collate,
+            "seed": seed,
+            "corrupt": self.corrupt,
+        }
+        if hasattr(rows, "__len__"):
+            return Batches(self.prepare(list(rows)), **options)
+        return Stream(rows, self.prepare, **options)
+
+    def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
+        """Return batches of rows that are read from files on demand."""
+        length = getattr(self.config, self.config.length_option)
+        parts = [PackedText(framed, length, self.collate.pad_id) for framed in self.framed(text)]
+        rows = self.batch_tokens // length
+        return MappedBatches(parts, text.rates, rows, self.collate, seed, self.corrupt)
+
+    def framed(self, text: PreparedText) -> list[FramedText]:
+        """Return the parts of prepared text with the tokens of `frame`.
+
+        Raises `InputError` for text of another tokenizer, and for a task that packs no documents.
+        """
+        if self.frame is None:
+            raise InputError(
+                f"data: {text.name} is prepared text, which the tasks lm, mlm and electra read, as packed "
+                "rows with masks of their own; name the text itself"
+            )
+        text.check_tokenizer(self.tokenizer, "tokenizer")
+        return [FramedText(part, *self.frame) for part in text.parts]
+
+    def held_out(self, rows: Rows) -> HeldOut:
+        """Return `rows` of text prepared for evaluation; only the first `STREAMED_ROWS` of streamed rows."""
+        kept = list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
+        prepared = self.prepare_held_out(kept)
+        longest = int(row_lengths(prepared).max(initial=1))  # may exceed the maximum of training
+        plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
+        batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
+        return HeldOut(batches, self.counted(rows, kept))
+
+    def counted(self, rows: Rows, kept: Sequence[Row]) -> dict[str, float]:
+        """Return `count` of the rows that are kept; prepared text contains its counts."""
+        return rows.counts if isinstance(rows, PreparedText) else self.count(kept)
+
+    def batched(
+        self, model: nn.Module, rows: Sequence[list[int] | Row], max_tokens: int = 0
+    ) -> Iterator[tuple[list[int], Batch]]:
+        """Return `batched` with the padding and, by default, the `batch_tokens` of the task."""
+        return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
+
+
+class EncoderTask(TextTask):
+    """A task of an encoder with rows between <cls> and <sep>."""
+
+    stacks = "encoder"
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+
+
+def batched(
+    model: nn.Module, rows: Sequence[list[int] | Row], collate: Collate, max_tokens: int
+) -> Iterator[tuple[list[int], Batch]]:
+    """Yield batches for prediction, on the model's device, each with the numbers of its rows.
+
+    `rows` are token ids, or dicts of these and more; a batch has at most `max_tokens` tokens, or one row.
+    """
+    device = next(model.parameters()).device
+    inputs = [row if isinstance(row, dict) else {"input_ids": row} for row in rows]
+    lengths = row_lengths(inputs)
+    limit = max(max_tokens, int(lengths.max(initial=1)))
+    for numbers in by_tokens(lengths, None, max_tokens=limit):
+        batch = collate([inputs[number] for number in numbers])
+        yield numbers.tolist(), {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def with_tables(config: ModelConfig, **least: int) -> ModelConfig:
+    """Return `config` with minimum sizes of its embedding tables, such as type_vocab_size."""
+    sizes = {name: max(getattr(config.embedding, name), number) for name, number in least.items()}
+    return dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, **sizes))
+
+
+def starting_from_pad(config: ModelConfig) -> ModelConfig:
+    """Return `config` with a decoder that starts from <pad> if the tokenizer has no <bos>, as in T5."""
+    if config.special.bos is not None:
+        return config
+    start = required(config.special.pad, "<bos> or <pad>")
+    return dataclasses.replace(config, special=dataclasses.replace(config.special, bos=start))
+
+
+def check_batch_size(batch_tokens: int, name: str, longest: int) -> None:
+    """Raise `InputError` if a batch is too small for the longest row, called `name` in the message."""
+    if batch_tokens < longest:
+        raise InputError(f"batch_tokens: expected {name}, {longest}, or more, got {batch_tokens}")
+
+
+def required(token_id: int | None, role: str) -> int:
+    """Return the id of a special token; raise `InputError` if the tokenizer has none."""
+    if token_id is None:
+        raise InputError(
+            f"tokenizer: it has no {role} token, which this task needs; train one with another algorithm"
+        )
+    return token_id
+
+
+def too_long(name: str, length: int, limit: int, way: str) -> InputError:
+    """Return an error for a text of `length` tokens; `way` is a value of task.too_long that avoids it."""
+    return InputError(
+        f"{name} has {length} tokens, more than task.max_length {limit}; "
+        f"raise it, or set task.too_long to {quote(way)}"
+    )

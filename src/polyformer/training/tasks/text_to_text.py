@@ -1,0 +1,298 @@
+"""T5's mixture: several tasks as text to text, distinguished by a prefix, learned by one model.
+
+    sst2 sentence: a gripping film            ->  positive
+    translate English to German: Go.          ->  Geh.
+    summarize: The long text ...              ->  A short one.
+    The cat <0> the <1> .                     ->  <0> sat on <1> mat          (span corruption, no prefix)
+
+Examples are drawn in proportion to the numbers of examples of the tasks, each limited to `limit`, or
+more uniformly with a `temperature` (`polyformer.data.mixing`). A predicted label counts only if it matches
+exactly. Raffel et al. 2020, sections 2.4, 3.1.4 and 3.5.2.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
+from polyformer.data.batching import Batch, Row, row_lengths
+from polyformer.data.mixing import Mixture, OneAfterAnother, mixing_rates
+from polyformer.data.rouge import rouge
+from polyformer.data.sentinels import add_sentinels, sentinel_ids
+from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
+from polyformer.models.architectures import Transformer
+from polyformer.models.generation import BeamConfig
+from polyformer.nn.heads import HeadConfig, LanguageModelConfig
+from polyformer.training.config import at_least
+from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.metrics import exp, loss_total
+from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.writing import Writing, WritingConfig
+
+SENTINELS = 100  # as in T5, or more if rows need them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part(Config):
+    """A task of a mixture: its data have the columns source and target, or text for span corruption."""
+
+    form: Literal["classify", "translate", "summarize", "spans"] = "classify"
+    prefix: str = ""  # before every source
+    data: DataConfig = DataConfig()
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # replacements of the targets
+
+    def __post_init__(self) -> None:
+        if self.form == "spans" and (self.prefix or self.words):
+            raise InputError("prefix, words: texts whose spans are removed have none; leave them out")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the columns that are read."""
+        return ("text",) if self.form == "spans" else ("source", "target")
+
+    def situated(self, folder: str) -> DataConfig:
+        """Return the data with paths in `folder`."""
+        if self.data.path is None or self.data.streaming:
+            raise InputError("parts: expected data with a path, read in memory; set data.path")
+        paths = {role: getattr(self.data, role) for role in ("path", "validation", "test")}
+        inside = {
+            role: path if path.startswith("hub:") else str(Path(folder) / path)
+            for role, path in paths.items()
+            if path is not None
+        }
+        return dataclasses.replace(self.data, **inside)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextToTextConfig(WritingConfig):
+    """T5's mixture: several tasks at once, each as text to text with a separate prefix."""
+
+    folder: str = ""  # folder of the files of the parts
+    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
+    limit: int = 2**16  # K: maximum number of examples that count per part
+    temperature: float = 1.0  # T
+    epoch_size: int | None = None  # examples per epoch; None: the sum of the counted examples
+    max_length: int = 128  # tokens of a source, including <eos>; longer sources are truncated
+    max_target: int = 64  # tokens of a target, including <eos>; longer targets are truncated
+    density: float = 0.15  # fraction of tokens that span corruption removes
+    mean_span: float = 3.0  # mean length of a span, in tokens
+    beam: BeamConfig = BeamConfig(num_beams=1)
+
+    needs: ClassVar[tuple[str, ...]] = ("task", "source", "target")
+    kind: ClassVar[str] = "text_to_text"
+    paper: ClassVar[str] = "Raffel et al. 2020, sections 2.4 and 3.5.2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(2, max_target=self.max_target, max_length=self.max_length)
+        if self.epoch_size is not None:
+            at_least(1, epoch_size=self.epoch_size)
+        mixing_rates([1], self.limit, self.temperature)
+        span_counts(self.text_length, self.density, self.mean_span)
+
+    @property
+    def text_length(self) -> int:
+        """Return the number of tokens of a text before spans are removed."""
+        return text_length(max(3, self.max_length), self.density, self.mean_span)
+
+    @property
+    def own_sources(self) -> dict[str, tuple[DataConfig, tuple[str, ...]]]:
+        """Return the data of each part, and the columns that are read."""
+        if not self.parts:
+            raise InputError("parts: expected a task or more; name them in a recipe, as `t5` does")
+        return {name: (part.situated(self.folder), part.needs) for name, part in self.parts.items()}
+
+    @property
+    def own_data(self) -> Splits:
+        """Return the rows of all parts, {task, source, target}, with prefixes and replaced targets."""
+        splits = [
+            [None if rows is None else self._rows(name, rows) for rows in load(data, needs)]
+            for name, (data, needs) in self.own_sources.items()
+        ]
+        train, validation, test = (
+            [row for rows in column if rows for row in rows] for column in zip(*splits)
+        )
+        return Splits(train, validation or None, test or None)  # type: ignore[arg-type]
+
+    def _rows(self, name: str, rows: Rows) -> list[Row]:
+        part = self.parts[name]
+        if part.form == "spans":
+            return [{"task": name, "source": part.prefix + row["text"], "target": ""} for row in rows]
+        targets = [row["target"] for row in rows]
+        if part.words and (strange := {*targets} - {*part.words}):
+            raise InputError(f"parts.{name}.words: no word for {quote(min(strange))}")
+        return [
+            {"task": name, "source": part.prefix + row["source"], "target": part.words.get(target, target)}
+            for row, target in zip(rows, targets)
+        ]
+
+    def resolve(self, rows: Rows) -> Self:
+        """Return this with an absolute folder, so that a run can be resumed anywhere."""
+        return dataclasses.replace(self, folder=str(Path(self.folder).absolute()))
+
+    def texts(self, rows: Rows) -> Iterator[str]:
+        """Return the sources and targets of all parts."""
+        return (text for row in rows for text in (row["source"], row["target"]) if text)
+
+    def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
+        """Return the tokenizer, with a sentinel for every span if there is span corruption."""
+        tokenizer = super().tokenizer(config, rows)
+        if all(part.form != "spans" for part in self.parts.values()):
+            return tokenizer
+        spans = span_counts(self.text_length, self.density, self.mean_span)[1]
+        return add_sentinels(tokenizer, max(SENTINELS, spans))
+
+    def build(self, tokenizer: Tokenizer) -> "TextToText":
+        """Return the task with `tokenizer`."""
+        return TextToText(self, tokenizer)
+
+
+class TextToText(Writing):
+    """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
+    part.
+
+    `finish` adds NAME_accuracy (exact matches of targets) and NAME_majority (the accuracy of the most
+    frequent target), NAME_bleu, or NAME_rouge1, _rouge2 and _rougeL.
+    """
+
+    config: TextToTextConfig
+    head: HeadConfig = LanguageModelConfig()
+
+    def __init__(self, config: TextToTextConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.names = list(config.parts)
+        self.sums = 2 * len(self.names)
+        self.sentinels: list[int] = []
+        if any(part.form == "spans" for part in config.parts.values()):
+            spans = span_counts(config.text_length, config.density, config.mean_span)[1]
+            self.sentinels = sentinel_ids(tokenizer, spans)
+
+    @property
+    def positions(self) -> int:
+        """Return the length of the longer of source and target."""
+        return max(self.config.max_length, self.config.max_target)
+
+    def room(self, width: int) -> int:
+        """Return `max_target`."""
+        return self.config.max_target
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the first `max_length` tokens of each text, including a final <eos>."""
+        limit = self.config.max_length - 1
+        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each target; a longer target is truncated to `max_target` tokens, without <eos>."""
+        return [ids[: self.config.max_target] for ids in super().encode_targets(texts)]
+
+    def grouped(self, rows: Rows) -> dict[str, list[Row]]:
+        """Return the rows of each part, in the order of the parts."""
+        groups: dict[str, list[Row]] = {name: [] for name in self.names}
+        for row in rows:
+            groups[row["task"]].append(row)
+        return groups
+
+    def prepare_part(self, name: str, rows: Sequence[Row]) -> list[Row]:
+        """Return token ids of a part; for spans, texts with placeholder labels of the final length."""
+        if self.config.parts[name].form != "spans":
+            return [{**row, "spans": False} for row in self.prepare_held_out(rows)]
+        encoded = self.tokenizer.encode_batch([row["source"] for row in rows])
+        ids = np.array([token for document in encoded for token in document], np.int32)
+        step = self.config.text_length
+        texts = [ids[start : start + step] for start in range(0, len(ids), step)]
+        return [
+            {"input_ids": text, "labels": np.zeros(self._target_length(len(text)), np.int32), "spans": True}
+            for text in texts
+            if len(text) > 1
+        ]
+
+    def _target_length(self, length: int) -> int:
+        return corrupted_lengths(length, self.config.density, self.config.mean_span)[1]
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return pairs of all parts, one part after the other."""
+        return [row for name, part in self.grouped(rows).items() for row in self.prepare_part(name, part)]
+
+    def corrupt_spans(self, row: Row, generator: np.random.Generator) -> Row:
+        """Remove spans of a text; other rows are unchanged. Drops entries that no model reads."""
+        kept = {name: value for name, value in row.items() if name != "spans"}
+        if not row["spans"]:
+            return kept
+        options = {"density": self.config.density, "mean_span": self.config.mean_span}
+        ids, labels = corrupt_spans(
+            row["input_ids"], generator, sentinel_ids=self.sentinels, eos_id=self.eos, **options
+        )
+        return {**kept, "input_ids": ids, "labels": labels}
+
+    def training_batches(self, rows: Any, seed: int) -> Any:
+        """Return batches of the mixture, and note its rates."""
+        parts = [self.prepare_part(name, part) for name, part in self.grouped(rows).items()]
+        empty = [name for name, part in zip(self.names, parts) if not part]
+        if empty:
+            raise InputError(f"parts.{empty[0]}: no example to learn from; name other data, or leave it out")
+        sizes, limit = [len(part) for part in parts], self.config.limit
+        rates = mixing_rates(sizes, limit, self.config.temperature)
+        shares = ", ".join(
+            f"{name} {rate:.1%} ({size:,} examples)" for name, rate, size in zip(self.names, rates, sizes)
+        )
+        self.notes.append(f"mixture: {shares}")
+        size = self.config.epoch_size or sum(min(size, limit) for size in sizes)
+        plan = partial(by_tokens, max_tokens=self.batch_tokens)
+        return Mixture(parts, rates, size, plan, self.collate, seed, self.corrupt_spans)
+
+    def held_out(self, rows: Rows) -> HeldOut:
+        """Return batches of a single part each, with its number."""
+        parts = []
+        for number, (name, part) in enumerate(self.grouped(rows).items()):
+            prepared = [{**row, "part": number} for row in self.prepare_part(name, part)]
+            longest = int(row_lengths(prepared).max(initial=1))
+            plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
+            parts.append(Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_spans))
+        return HeldOut(OneAfterAnother(parts), {})
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed loss and the number of labels, of each part."""
+        inputs = {name: tensor for name, tensor in batch.items() if name != "part"}
+        totals = torch.zeros(len(self.names), 2, dtype=torch.float64, device=batch["part"].device)
+        totals[int(batch["part"][0])] = loss_total(model(**inputs).loss, self.weight(inputs))
+        return totals.flatten()
+
+    def metrics(self, totals: list[float], counts: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the class."""
+        nats, labels = totals[::2], totals[1::2]
+        loss = sum(nats) / max(sum(labels), 1)
+        each = {f"{name}_loss": part / count for name, part, count in zip(self.names, nats, labels) if count}
+        return {"loss": loss, "perplexity": exp(loss), **each}
+
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+        """Return the metrics of the texts generated for the sources of each part, according to its form."""
+        assert isinstance(model, Transformer)
+        scores: dict[str, float] = {}
+        for name, part in self.grouped(rows).items():
+            form = self.config.parts[name].form
+            if part and form != "spans":
+                texts = self.translated(model, [row["source"] for row in part], workers)
+                values = measured(form, texts, [row["target"] for row in part])
+                scores |= {f"{name}_{metric}": value for metric, value in values.items()}
+        return scores
+
+
+def measured(form: str, texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """Return metrics of `texts`: accuracy and the accuracy of the most frequent target, BLEU, or ROUGE."""
+    if form == "translate":
+        import sacrebleu
+
+        return {"bleu": sacrebleu.corpus_bleu([*texts], [[*targets]]).score}
+    if form == "summarize":
+        return rouge(texts, targets)
+    right = sum(text == target for text, target in zip(texts, targets, strict=True))
+    most = max(list(targets).count(target) for target in {*targets})
+    return {"accuracy": right / len(targets), "majority": most / len(targets)}

@@ -1,1 +1,0 @@
-"""Models of recorded episodes in environments: target returns and achieved returns."""
