@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from polyformer.models.presets import list_models as list_models
     from polyformer.models.presets import model_config as model_config
     from polyformer.models.presets import register as register
+    from polyformer.training.recipes import Recipe as Recipe
+    from polyformer.training.recipes import fit as fit
 
 __version__ = "0.1.0"
 
@@ -39,6 +41,7 @@ __getattr__, __dir__ = lazy_names(
         "ModelConfig": "models.config",
         "ModelOutput": "models.outputs",
         "ModelState": "models.outputs",
+        "Recipe": "training.recipes",
         "Relative": "attention.functional.relative",
         "Transformer": "models.architectures",
         "attach": "models.attached.attach",
@@ -46,6 +49,7 @@ __getattr__, __dir__ = lazy_names(
         "create_model": "models.presets",
         "detach": "models.attached.attach",
         "explain": "models.attached.explain",
+        "fit": "training.recipes",
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",
         "model_config": "models.presets",

@@ -38,8 +38,8 @@ NO_DISTANCES = (
 """The reason why linear attention accepts no position scheme that changes scores.
 
 With b[i - j] added to scores, numerators and denominators are Toeplitz products, by FFT in n log n (Luo et
-al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers, which docs/results.md measures. A step of
-decoding would need all keys again, because every token changes the distances of all keys.
+al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers. docs/results/mechanisms.md has its time. A
+decoding step would need all keys again, because every token changes the distances of all keys.
 """
 
 
