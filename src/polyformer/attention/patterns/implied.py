@@ -61,9 +61,9 @@ class Causal(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Padding(Pattern):
-    """Padding mask: queries see real keys only.
+    """Padding mask: queries see only non-padding keys.
 
-    Real keys are marked by `context.kv_valid`; without it all keys are real.
+    `context.kv_valid` marks these keys; without it no key is padding.
     """
 
     def in_residue_class(self, stride: int) -> Pattern:

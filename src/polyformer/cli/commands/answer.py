@@ -1,6 +1,6 @@
-"""Answer questions from a text with a trained model: the questions given, or each line of standard input.
+"""Answer questions from a text with a trained model: the arguments, or each line of standard input.
 
-Prints one answer a line, a piece of the text; an empty line where the model finds none.
+Prints one answer per line, a piece of the text. The line is empty if the model finds no answer.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Distil a trained run (the teacher) into a smaller, faster model of the same kind (the student).
 
 The student has half of the teacher's layers (or --layers), starts with their weights, and is trained on the
-teacher's predictions, the labels and the teacher's hidden states, as DistilBERT. Task, data, tokenizer and
-training are the teacher's unless set otherwise. Prints the metrics and the speed of both; the result is a
-run like any other.
+teacher's predictions, the labels and the teacher's hidden states, as in DistilBERT. Task, data, tokenizer and
+training settings are the teacher's by default. Prints the metrics and the speed of both models. The result is
+an ordinary run.
 """
 
 from collections.abc import Callable

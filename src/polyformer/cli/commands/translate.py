@@ -1,6 +1,6 @@
-"""Translate texts with a trained model, or summarise them: the texts given, or each line of standard input.
+"""Translate texts with a trained model, or summarise them: the arguments, or each line of standard input.
 
-A run writes for each text what it was trained to write: a translation, a summary.
+A run generates the kind of text that it was trained on, a translation or a summary.
 """
 
 from dataclasses import dataclass
