@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer import InputError, documentation
+from polyformer import InputError
 from polyformer.attention.patterns import Full, Global, Pattern, PerHead, Window
 from polyformer.attention.positions import AlibiConfig, PositionConfig, SinusoidalConfig
+from polyformer.cli import documentation
 from polyformer.cli.plots import pages as module
 from polyformer.cli.plots.pages import pages
 from polyformer.cli.plots.pattern import MASKED, SKIPPED, pictures
