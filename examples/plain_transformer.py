@@ -105,7 +105,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 
 # Section 3.2.2. A single average can look for only one thing. Several heads look for different things, each
-# in a smaller space, at about the cost of one head in the full space. Each matrix below serves all heads.
+# in a smaller space, at about the cost of one head in the full space. Each layer below serves all heads.
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_H) W^O with head_i = attention(x W^Q_i, y W^K_i, y W^V_i)."""
 
@@ -121,8 +121,8 @@ class MultiHeadAttention(nn.Module):
         return self.output(attention(q, k, v, visible).transpose(1, 2).flatten(2))
 
 
-# Section 3.2.3. Attention has three uses, which differ in the tokens that are visible. In the encoder and in
-# cross-attention all source tokens are, except padding. In the decoder a token sees only itself and earlier
+# Section 3.2.3. Attention has three uses, which differ in the tokens that are visible. The encoder and the
+# cross-attention see all source tokens except padding. In the decoder a token sees only itself and earlier
 # tokens: training predicts all words at once, and no prediction may read the word that it has to predict.
 def not_padding(ids: Tensor) -> Tensor:
     """Return a mask [B, 1, 1, S], the same for all heads and queries."""
@@ -142,7 +142,7 @@ def feed_forward(d_model: int, d_ff: int) -> nn.Sequential:
 
 # Section 3.4. Source, target and output layer share one table: to predict a word is to produce its vector.
 class Embedding(nn.Module):
-    """Token vectors plus positions, and the output layer."""
+    """Token vectors plus positions, with dropout (section 5.4), and the output layer."""
 
     def __init__(self, vocabulary: int, d_model: int, dropout: float):
         super().__init__()
@@ -170,8 +170,8 @@ def positions(length: int, d_model: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
-# Section 5.1. The paper trains on 4.5 million English-German sentence pairs. This grammar makes 2.5 million
-# short ones: articles and adjectives depend on gender and case, and the verb may split or move to the end.
+# Section 5.1. The paper has 4.5 million English-German pairs, split into parts of words. This grammar makes
+# 2.5 million, in whole words. Articles and adjectives depend on gender and case, and verbs may split.
 NOUNS = "man/Mann/0, dog/Hund/0, bird/Vogel/0, teacher/Lehrer/0, woman/Frau/1, cat/Katze/1, mouse/Maus/1, "
 NOUNS += "cow/Kuh/1, child/Kind/2, girl/Mädchen/2, horse/Pferd/2, sheep/Schaf/2"
 # The article and the adjective's ending for genders 0, 1 and 2, then for an object of gender 0.
@@ -252,8 +252,8 @@ def train(model: Transformer, pairs: list[Pair], steps: int) -> None:
 
 
 # Section 6.1. The likeliest first word does not always begin the likeliest sentence, so the search extends
-# several beginnings ("beams"). Every word lowers the probability of a sentence. A penalty for length divides
-# its logarithm, because otherwise short translations would win.
+# several beginnings ("beams"). Every word lowers the probability of a sentence, so its logarithm is divided by
+# a length penalty. Without it, short translations would win.
 @torch.no_grad()
 def beam_search(model: Transformer, source: Tensor, beams: int = 4, alpha: float = 0.6) -> list[int]:
     """Return the translation of source [S] with the best log P / penalty (Wu et al. 2016, equation 14)."""
@@ -264,7 +264,7 @@ def beam_search(model: Transformer, source: Tensor, beams: int = 4, alpha: float
     for length in range(1, longest + 1):
         logits = model.decode(texts, memory.expand(len(texts), -1, -1), source.expand(len(texts), -1))
         totals = log_p[:, None] + logits[:, -1].log_softmax(-1)  # [beams, V]
-        # Each beam has one way to end, so at least half of twice as many extensions do not end.
+        # A beam can end only with END, so at least half of these extensions do not end.
         log_p, index = totals.flatten().topk(min(2 * beams, totals.numel()))
         texts = torch.cat([texts[index // totals.shape[1]], index[:, None] % totals.shape[1]], 1)
         ended = (texts[:, -1] == END) | (length == longest)
