@@ -252,8 +252,8 @@ def train(model: Transformer, pairs: list[Pair], steps: int) -> None:
 
 
 # Section 6.1. The likeliest first word does not always begin the likeliest sentence, so the search extends
-# several beginnings ("beams"). Every word lowers the probability of a sentence, so its logarithm is divided by
-# a length penalty. Without it, short translations would win.
+# several beginnings ("beams"). Every word lowers the probability of a sentence. Its logarithm is therefore
+# divided by a length penalty; otherwise short translations would win.
 @torch.no_grad()
 def beam_search(model: Transformer, source: Tensor, beams: int = 4, alpha: float = 0.6) -> list[int]:
     """Return the translation of source [S] with the best log P / penalty (Wu et al. 2016, equation 14)."""
