@@ -216,8 +216,7 @@ def batches(pairs: list[Pair], tokens: int) -> Iterator[list[Tensor]]:
                 groups.append([])
             groups[-1].append(pair)
         for group in random.sample(groups, len(groups)):
-            sides = ([torch.tensor(ids) for ids in side] for side in zip(*group))
-            yield [nn.utils.rnn.pad_sequence(side, batch_first=True, padding_value=PAD) for side in sides]
+            yield [nn.utils.rnn.pad_sequence([*map(torch.tensor, side)], True, PAD) for side in zip(*group)]
 
 
 # Section 5.3. With the norm after the sum, large early steps ruin the model. So the learning rate rises for
@@ -279,6 +278,7 @@ def beam_search(model: Transformer, source: Tensor, beams: int = 4, alpha: float
 
 def main(steps: int) -> None:
     """Train, then translate sentences that were not in the training data."""
+    torch.set_num_threads(1)  # The matrices are small: several threads would wait for each other.
     random.seed(0)
     torch.manual_seed(0)
     texts = list(dict.fromkeys(sentence_pair() for _ in range(20_000)))

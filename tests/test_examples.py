@@ -73,6 +73,16 @@ def test_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert polyformer.from_pretrained(out).config.vocab_size <= 1000
 
 
+def test_plain_transformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Its model has tests of its own (test_plain_transformer.py)."""
+    text = run("plain_transformer.py", monkeypatch, capsys, "150")
+    first, _, last = numbers(r"loss (\S+)", text)
+    assert last < first - 1
+    (right,) = numbers(r"(\d+) of 100 new sentences", text)
+    assert right > 10
+    assert len(re.findall(r"(?m)^\w.* -> \w", text)) == 5
+
+
 def test_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     text = run("trainer.py", monkeypatch, capsys, "20")
     (losses,) = re.findall(r"held-out loss: (\S+) before, (\S+) after 20 steps", text)
