@@ -219,8 +219,8 @@ def batches(pairs: list[Pair], tokens: int) -> Iterator[list[Tensor]]:
             yield [nn.utils.rnn.pad_sequence([*map(torch.tensor, side)], True, PAD) for side in zip(*group)]
 
 
-# Section 5.3. With the norm after the sum, large early steps ruin the model. So the learning rate rises for
-# `warmup` steps. It then falls as 1 / sqrt(step).
+# Section 5.3. With the norm after the sum ("post-norm"), large early steps ruin the model. So the learning
+# rate rises for `warmup` steps. It then falls as 1 / sqrt(step).
 def learning_rate(step: int, d_model: int, warmup: int = 4000) -> float:
     """Return the rate of equation 3; the first step is 1."""
     return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
@@ -236,7 +236,7 @@ def smoothed_loss(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Ten
 
 
 def train(model: Transformer, pairs: list[Pair], steps: int) -> None:
-    """Train on small batches; the paper's base model takes 100,000 steps of 25,000 tokens (section 5.2)."""
+    """Train on small batches; the paper takes 100,000 steps of 25,000 tokens (sections 5.1 and 5.2)."""
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)  # section 5.3
     for step, (source, target) in zip(range(1, steps + 1), batches(pairs, tokens=600)):
         optimizer.param_groups[0]["lr"] = learning_rate(step, model.embedding.table.shape[1], warmup=200)
