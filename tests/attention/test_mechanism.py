@@ -23,7 +23,7 @@ from polyformer.core.errors import InputError
 
 def test_by_default_a_mechanism_can_do_everything_but_remember_and_spread():
     for ability in ABILITIES:
-        if ability not in ("remembers", "spreads"):
+        if ability not in ("supports_recurrence", "supports_context_parallel"):
             MechanismConfig().require(ability)
     assert Mechanism().new_state(3) is None
 
@@ -37,7 +37,7 @@ def test_what_is_not_there_is_refused_with_the_way_out():
         Blind().require("causal")
     message = "mechanism '' cannot run in a decoder: it sees later tokens; use 'softmax', which takes"
     assert str(caught.value) == f"{message} sparse patterns"
-    Blind().require("packs")
+    Blind().require("supports_packing")
 
 
 @pytest.mark.parametrize("kind", ONCE_PLAIN)

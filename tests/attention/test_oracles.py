@@ -208,7 +208,7 @@ def contexts(config: MechanismConfig) -> list[Context]:
     documents = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     documents[0, 5:], documents[1, 3:] = 1, 1
     limits: list[dict[str, Any]] = [{}, {"kv_valid": valid}]
-    if config.packs and not getattr(config, "whole", 0):
+    if config.supports_packing and not getattr(config, "whole", 0):
         limits.append({"kv_valid": valid, "q_doc": documents, "kv_doc": documents})
     causal = (False, True) if config.causal else (False,)
     return [Context(LENGTH, LENGTH, causal=flag, **limit) for flag in causal for limit in limits]

@@ -8,7 +8,9 @@ import torch
 from polyformer import InputError, create_model
 from polyformer.attention.mechanisms.base import MechanismConfig
 
-UNRELATED = sorted(kind for kind, mechanism in MechanismConfig.kinds.items() if not mechanism.relates)
+UNRELATED = sorted(
+    kind for kind, mechanism in MechanismConfig.kinds.items() if not mechanism.supports_score_bias
+)
 
 
 @pytest.mark.parametrize("kind", UNRELATED)

@@ -144,7 +144,7 @@ def test_every_mechanism_is_predicted_or_refused_by_name() -> None:
         config = model_config(preset, {"vocab_size": 50, **size, "attention": cls.examples()[0]})
         for context in (1, 4):
             setting = Setting(mesh=ParallelConfig(context=context), length=64)
-            refused = "over processes" if context > 1 and not cls.spreads else None
+            refused = "over processes" if context > 1 and not cls.supports_context_parallel else None
             with nullcontext() if refused is None else pytest.raises(InputError, match=refused):
                 assert predict(config, setting).memory.activations > 0
 

@@ -29,7 +29,7 @@ def test_what_one_cannot_the_stack_cannot() -> None:
     from polyformer.attention.patterns import GlobalEnd
 
     mixed = AlternateConfig(mechanisms=(NEAR, SoftmaxConfig(pattern=GlobalEnd(1))))
-    assert mixed.packs
+    assert mixed.supports_packing
     with pytest.raises(InputError, match="mechanism 'alternate' cannot run in a decoder"):
         create_model("decoder-tiny", attention=mixed)
 

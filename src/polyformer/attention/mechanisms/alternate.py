@@ -22,8 +22,8 @@ class AlternateConfig(MechanismConfig):
 
     kind: ClassVar[str] = "alternate"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
-    remembers: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.mechanisms:

@@ -37,17 +37,19 @@ class ScoreTerms(Protocol):
 
 ABILITIES = {
     "causal": "run in a decoder: it sees later tokens",
-    "packs": "keep documents packed in one row apart",
-    "caches": "go on from a state",
-    "relates": "take positions that change scores",
-    "remembers": "attend to a memory of earlier segments",
-    "spreads": "take a sequence that is spread over processes",
+    "supports_packing": "keep documents packed in one row apart",
+    "supports_kv_cache": "go on from a state",
+    "supports_score_bias": "take positions that change scores",
+    "supports_recurrence": "attend to a memory of earlier segments",
+    "supports_context_parallel": "take a sequence that is spread over processes",
 }
 """Abilities that a mechanism may lack, by the class attribute that declares them."""
 
 WAYS_OUT = {
-    "packs": "give each document rows of its own (--task.packed false, where the task has it)",
-    "relates": "take a position that changes none, such as 'learned', 'sinusoidal', 'rope' or 'none'",
+    "supports_packing": "give each document rows of its own (--task.packed false, where the task has it)",
+    "supports_score_bias": (
+        "take a position that changes none, such as 'learned', 'sinusoidal', 'rope' or 'none'"
+    ),
 }
 """Alternatives to an ability, other than another mechanism."""
 
@@ -57,10 +59,10 @@ class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
     Class attributes declare the abilities of a member (`ABILITIES`); errors name the alternative `instead`:
-    `causal`; `packs`; `caches`; `relates`: accepts the score terms of a position scheme; `remembers`: accepts
-    more keys than queries, with the keys of a memory first, and has a KV cache as state; `spreads`: accepts
-    one process's share of the tokens of a sequence. `reasons`: the reason why a member lacks an ability, if
-    its equation does not show it.
+    `causal`; `supports_packing`; `supports_kv_cache`; `supports_score_bias`: accepts the score terms of a
+    position scheme; `supports_recurrence`: accepts more keys than queries, with the keys of a memory first,
+    and has a KV cache as state; `supports_context_parallel`: accepts one process's share of the tokens of a
+    sequence. `reasons`: the reason why a member lacks an ability, if its equation does not show it.
 
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights
@@ -70,11 +72,11 @@ class MechanismConfig(Config):
 
     option: ClassVar[str] = "model.attention"
     causal: ClassVar[bool] = True
-    packs: ClassVar[bool] = True
-    caches: ClassVar[bool] = True
-    relates: ClassVar[bool] = True
-    remembers: ClassVar[bool] = False
-    spreads: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = True
+    supports_kv_cache: ClassVar[bool] = True
+    supports_score_bias: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False

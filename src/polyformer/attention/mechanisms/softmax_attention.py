@@ -33,8 +33,8 @@ class SoftmaxConfig(MechanismConfig):
 
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
-    remembers: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
     kind: the head's.
     """
-    config.attention.mechanism.require("spreads")
+    config.attention.mechanism.require("supports_context_parallel")
     feedforwards = [config.feedforward.at(layer) for layer in range(config.num_hidden_layers)]
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
@@ -30,7 +30,7 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
             (part.kind for part in feedforwards if not (part.tokenwise or part.exchanges)), None
         ),
         "norm": None if config.norm.tokenwise else config.norm.kind,
-        "head": None if head.spreads else kind,
+        "head": None if head.supports_context_parallel else kind,
         "convolution": None if config.convolution is None else "convolution",
         "global_projections": "true" if config.attention.global_projections else None,
         "layerdrop": "above 0" if config.layerdrop and stack.training else None,

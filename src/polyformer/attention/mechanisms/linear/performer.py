@@ -56,9 +56,9 @@ class PerformerConfig(MechanismConfig):
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )
@@ -66,7 +66,7 @@ class PerformerConfig(MechanismConfig):
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.floor < 0:
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 

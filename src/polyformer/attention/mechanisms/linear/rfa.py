@@ -59,9 +59,9 @@ class RFAConfig(MechanismConfig):
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )
@@ -69,7 +69,7 @@ class RFAConfig(MechanismConfig):
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sigma <= 0:
             raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
         if self.floor < 0:

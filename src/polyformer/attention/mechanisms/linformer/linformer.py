@@ -64,16 +64,16 @@ class LinformerConfig(MechanismConfig):
     kind: ClassVar[str] = "linformer"
     paper: ClassVar[str] = "Wang et al. 2020, section 4"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
     def __post_init__(self) -> None:
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sharing not in SHARING:
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:

@@ -75,7 +75,7 @@ class SinkhornConfig(MechanismConfig):
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
-    relates: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_length", "iterations"):
