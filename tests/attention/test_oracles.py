@@ -150,7 +150,7 @@ def sinkhorn(config: Any, head: Head) -> Array:
 
 def alternate(config: Any, head: Head) -> Array:
     """Outside a stack there is one layer, the first."""
-    first = config.at(0)
+    first = config.for_layer(0)
     return ORACLES[first.kind](first, head)
 
 

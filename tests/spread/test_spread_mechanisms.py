@@ -34,7 +34,7 @@ def few_tokens() -> None:
 
 def check_mechanism(config: MechanismConfig, length: int) -> None:
     torch.manual_seed(5)
-    mechanism = config.at(0).build(HEADS, 6).double().eval()
+    mechanism = config.for_layer(0).build(HEADS, 6).double().eval()
     for parameter in mechanism.parameters():
         torch.nn.init.normal_(parameter)
 

@@ -43,7 +43,7 @@ def test_ties_are_made_with_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> 
     from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 
     tied: list[tuple[object, object]] = []
-    monkeypatch.setattr(SoftmaxAttention, "tie", lambda self, first: tied.append((self, first)))
+    monkeypatch.setattr(SoftmaxAttention, "share_parameters", lambda self, first: tied.append((self, first)))
     model = create_model("decoder-tiny", num_hidden_layers=3)
     assert model.decoder is not None
     first, *others = (layer.attention.mechanism for layer in model.decoder.layers)  # type: ignore[union-attr]

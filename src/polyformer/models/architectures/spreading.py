@@ -22,7 +22,7 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
     kind: the head's.
     """
     config.attention.mechanism.require("supports_context_parallel")
-    feedforwards = [config.feedforward.at(layer) for layer in range(config.num_hidden_layers)]
+    feedforwards = [config.feedforward.for_layer(layer) for layer in range(config.num_hidden_layers)]
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
         "depth": None if stack.depth is None else config.depth.kind,
@@ -50,7 +50,7 @@ def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of slots of every process, for all layers of a stack."""
-    mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
+    mechanisms = [config.attention.mechanism.for_layer(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
     return choose_runs(patterns, whole, processes)
 

@@ -80,7 +80,7 @@ class StackConfig(Config):
 
     def _check_feedforward(self) -> None:
         """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
-        parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
+        parts = [self.feedforward.for_layer(layer) for layer in range(self.num_hidden_layers)]
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
             raise InputError(
@@ -172,7 +172,7 @@ class Stack(nn.Module):
         self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
-            layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
+            layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
         self.convolution = None
         if config.convolution is not None:
             self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.feature_attention import (
     NO_DISTANCES,
@@ -55,7 +55,7 @@ class RFAConfig(MechanismConfig):
     orthogonal: bool = False
     redraw_every: int | None = None  # training steps; null for never
     floor: float = 0.01  # of denominators; 0 for the raw estimate
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
@@ -83,7 +83,7 @@ class RFAConfig(MechanismConfig):
         """Return the config that computes all pairs at once."""
         return dataclasses.replace(self, backend="definition")
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the sums over the sine and cosine of every row."""
         return numbers(heads, width, 2 * self.features)
 
