@@ -87,7 +87,7 @@ def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: 
     monkeypatch.setattr(interval_tiles, "BLOCK", 20)
     monkeypatch.setattr(interval_attention, "room", lambda like: held)
     monkeypatch.setattr(centroids, "room", lambda like: held)
-    monkeypatch.setattr(interval_attention, "KEPT", kept)
+    monkeypatch.setattr(interval_attention, "MAX_SAVED", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []
     for form in (config, config.definition()):

@@ -59,10 +59,10 @@ class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
     Class attributes declare the capabilities of a member (`CAPABILITIES`); errors name the alternative
-    `instead`: `causal`; `supports_packing`; `supports_kv_cache`; `supports_score_bias`: accepts the score terms of a
-    position scheme; `supports_recurrence`: accepts more keys than queries, with the keys of a memory first,
-    and has a KV cache as state; `supports_context_parallel`: accepts one process's share of the tokens of a
-    sequence. `reasons`: the reason why a member lacks a capability, if its equation does not show it.
+    `instead`. `supports_score_bias`: accepts the score terms of a position scheme. `supports_recurrence`:
+    accepts more keys than queries, with the keys of a memory first, and has a KV cache as state.
+    `supports_context_parallel`: accepts the tokens of one process out of a longer sequence. `reasons`: why a
+    member lacks a capability, if its equation does not show it.
 
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.expression import read
+from polyformer.attention.patterns.expression import build_pattern
 from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.errors import InputError
@@ -106,7 +106,7 @@ class Pattern:
         """
         return None
 
-    def mapped(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
+    def map_parts(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
         """Return this pattern with `function` applied to each pattern that it is composed of."""
         return function(self)
 
@@ -176,7 +176,7 @@ class Pattern:
         Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
         """
         expected = "an expression like 'Window(256) | Global(1)'"
-        return read(parse_expression(text, "pattern", expected), text, Pattern.registry)
+        return build_pattern(parse_expression(text, "pattern", expected), text, Pattern.registry)
 
     @staticmethod
     def parse(data: object) -> "Pattern | None":

@@ -41,13 +41,13 @@ class Blockwise(BlockPattern):
                 f"got {self.permutation}"
             )
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether permutation[query] == key, within one run of the permutation."""
         number = len(self.permutation)
-        sent = torch.tensor(self.permutation, device=query.device)[query % number]
-        return query - query % number + sent == key
+        target = torch.tensor(self.permutation, device=query.device)[query % number]
+        return query - query % number + target == key
 
-    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return the block that the permutation names."""
         inside = block % len(self.permutation)
         return (block - inside + self.permutation[inside],)

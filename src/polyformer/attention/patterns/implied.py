@@ -61,9 +61,9 @@ class Causal(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Padding(Pattern):
-    """Padding mask: queries see real keys only.
+    """Padding mask: queries see non-padding keys only.
 
-    Real keys are marked by `context.kv_valid`; without it all keys are real.
+    `context.kv_valid` marks them; without it no key is padding.
     """
 
     def in_residue_class(self, stride: int) -> Pattern:
@@ -77,12 +77,12 @@ class Padding(Pattern):
         return context.kv_valid[b, kv_idx]
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the runs of slots that are real in some, and in all, batch rows."""
+        """Return the runs of slots that are not padding in some, and in all, batch rows."""
         if context.kv_valid is None:
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
             return super().keys(context, start, stop)
-        return context.once(self, lambda: _real(context.kv_valid))
+        return context.once(self, lambda: _key_runs(context.kv_valid))
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
@@ -113,7 +113,7 @@ class Documents(Pattern):
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():
             return super().keys(context, start, stop)
-        spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
+        spans = context.once(self, lambda: _document_spans(context.q_doc, context.kv_doc))
         first, last = (edges[:, start:stop] for edges in spans)
         return Keys(
             clip(int(first.min()), int(last.max()), context.kv_len),
@@ -147,14 +147,14 @@ def runs(flags: Tensor) -> tuple[Interval, ...]:
     return tuple(zip(starts, stops))
 
 
-def _real(valid: Tensor | None) -> Keys:
-    """Return the slots that are real in some and in all batch rows."""
+def _key_runs(valid: Tensor | None) -> Keys:
+    """Return the slots that are not padding in some, and in all, batch rows."""
     assert valid is not None, "Padding asks only where the context has it"
     valid = valid.bool().cpu()
     return Keys(runs(valid.any(0)), runs(valid.all(0)))
 
 
-def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
+def _document_spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the first key slot and the last plus 1 of every query's document, [B, Tq] each.
 
     Document numbers are sorted in each row.

@@ -36,13 +36,13 @@ class Links(BlockPattern):
             raise InputError(f"Links: table, expected a list of block numbers for each block, got {table}")
         object.__setattr__(self, "table", table)
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether key is in table[query]."""
         matrix = context.once((self, query.device), lambda: self._matrix(query.device))
         height, width = matrix.shape
         return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
 
-    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return table[block]."""
         return self.table[block] if block < len(self.table) else ()
 

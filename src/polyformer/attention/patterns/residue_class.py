@@ -12,7 +12,9 @@ from polyformer.core.sequence.context import Context
 
 def pattern_in_residue_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
     """Return `pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
-    return pattern.mapped(lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride))
+    return pattern.map_parts(
+        lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride)
+    )
 
 
 def residue_class_context(context: Context, stride: int) -> Context:
@@ -47,7 +49,7 @@ class InResidueClass(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return pattern(slot of i, slot of j) in the context of the call."""
-        place = original(self.context, self.apart, context, b, q_idx, kv_idx)
+        place = original_indices(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
@@ -64,13 +66,13 @@ class InResidueClass(Pattern, named=False):
         )
 
 
-def original(
+def original_indices(
     context: Context, stride: int, inner: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the batch row, query and key of `context` for indices in the classes' context `inner`.
 
-    Tokens added to fill the classes map to any real token: no query sees them, and their outputs are not
-    used.
+    Tokens added to fill the classes map to some token of the call: no query sees them, and their outputs are
+    not used.
     """
     row = torch.div(b, stride, rounding_mode="floor")
     rest = b - row * stride
@@ -83,8 +85,8 @@ def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: b
     neighbour.
     """
     after = length - front - x.shape[1]
-    before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
+    padding_before, padding_after = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
     if not edge:
-        before_it, after_it = torch.zeros_like(before_it), torch.zeros_like(after_it)
-    whole = torch.cat([before_it, x, after_it], 1)
-    return whole.unflatten(1, (-1, stride)).mT.flatten(0, 1)
+        padding_before, padding_after = torch.zeros_like(padding_before), torch.zeros_like(padding_after)
+    padded = torch.cat([padding_before, x, padding_after], 1)
+    return padded.unflatten(1, (-1, stride)).mT.flatten(0, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_base import check_size, last_positions, side_of
+from polyformer.attention.patterns.block_base import check_size, last_positions, side_positions
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Interval
@@ -46,7 +46,7 @@ class Whole(DocumentEndPattern):
         short = last_positions(context) < self.tokens
         if side == "kv":
             return short
-        _, length, shift = side_of(context, side)
+        _, length, shift = side_positions(context, side)
         return short[:, (torch.arange(length) + shift).clamp(0, context.kv_len - 1)]
 
     @classmethod

@@ -9,7 +9,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.core.sequence.context import Context
 
-GRAIN = 64
+SPAN_MULTIPLE = 64
 """Spans are rounded up to a multiple of this, so that there are few layouts and heads can share them."""
 
 
@@ -49,12 +49,12 @@ class Spans(Pattern, named=False):
         return self.run is None and len(self.spans) == 1
 
 
-def rounded(span: float) -> int:
-    """Return `span` rounded up to a multiple of `GRAIN`."""
-    return -int(-span // GRAIN) * GRAIN
+def round_up_span(span: float) -> int:
+    """Return `span` rounded up to a multiple of `SPAN_MULTIPLE`."""
+    return -int(-span // SPAN_MULTIPLE) * SPAN_MULTIPLE
 
 
-def fading(spans: Tensor, distance: Tensor, ramp: int) -> Tensor:
+def log_span_mask(spans: Tensor, distance: Tensor, ramp: int) -> Tensor:
     """Return log clip((ramp + span - distance) / ramp, 0, 1), minus infinity for invisible keys."""
     seen = ((ramp + spans - distance) / ramp).clamp(max=1.0)
     tiny = torch.finfo(seen.dtype).tiny

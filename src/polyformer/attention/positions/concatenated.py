@@ -55,9 +55,9 @@ class ConcatenatedConfig(PositionConfig):
         learned = PositionConfig.from_dict({"kind": "learned", "offset": 2}, "vectors")
         return cls(width=6), cls(width=5, vectors=learned)
 
-    def longer(self, before: int, after: int) -> "ConcatenatedConfig":
+    def with_max_positions(self, before: int, after: int) -> "ConcatenatedConfig":
         """Return the configuration with `vectors` for `after` positions."""
-        return dataclasses.replace(self, vectors=self.vectors.longer(before, after))
+        return dataclasses.replace(self, vectors=self.vectors.with_max_positions(before, after))
 
     def build(self, shape: Shape) -> "Concatenated":
         """Return the module of the scheme for a whole stack."""
@@ -67,7 +67,7 @@ class ConcatenatedConfig(PositionConfig):
 class Concatenated(Position):
     """The module of the position vectors, and the matrix W if the widths require it."""
 
-    widens = True
+    projects_input = True
 
     def __init__(self, config: ConcatenatedConfig, shape: Shape):
         super().__init__()

@@ -72,7 +72,7 @@ class Grid(Position):
         if layer:
             return x
         place = pos - self.first
-        self._check(place)
+        self._check_places(place)
         rest = place.clamp_min(0) if self.first else place
         before = x
         # The last axis varies fastest; after it, the quotient is the index of the axis before.
@@ -82,7 +82,7 @@ class Grid(Position):
         x = x + self.tables[0](rest)
         return torch.where((place < 0).unsqueeze(-1), before, x) if self.first else x
 
-    def _check(self, pos: Tensor) -> None:
+    def _check_places(self, pos: Tensor) -> None:
         """Raise `InputError` for places beyond the grid if checking is cheap; elsewhere the lookup raises."""
         if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
             return

@@ -240,7 +240,7 @@ def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
         for side in ("encoder", "decoder"):
             stack, known = getattr(config, side), getattr(checkpoint, side)
             if stack is not None and known is not None and stack.position == known.position:
-                position = stack.position.longer(before, after)
+                position = stack.position.with_max_positions(before, after)
                 changes[side] = dataclasses.replace(stack, position=position)
     return dataclasses.replace(config, **changes)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.positions import Position, Site, Terms
+from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
@@ -206,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         # A store is searched by content, so `mix` gets the queries before rotation.
         content = q
         q, k = _rotated(q, k, context, position, site)
-        terms = Terms(position, site)
+        terms = BoundPosition(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
             return self._join(y if mix is None else mix(y, content), active), state

@@ -23,7 +23,7 @@ from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.composition import And, Or, Without
 from polyformer.attention.patterns.implied import Padding
 from polyformer.attention.patterns.residue_class import (
-    original,
+    original_indices,
     pattern_in_residue_class,
     residue_class_context,
     residue_class_table,
@@ -163,7 +163,7 @@ def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
     inner = residue_class_context(context, stride)
 
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        row, query, key = original(context, stride, inner, b, q_idx, kv_idx)
+        row, query, key = original_indices(context, stride, inner, b, q_idx, kv_idx)
         return score_mod(score, row, h, query, key)
 
     return at_slots

@@ -117,7 +117,7 @@ class Kernel:
     """A feature map of factor * x and its directions W [M, D].
 
     `floor` is the lower bound of denominators, for sine maps as a share of phi(x) . phi(x): see
-    `weights.bounded`.
+    `weights.floor_denominators`.
     """
 
     map: FeatureMap
@@ -144,7 +144,7 @@ class Kernel:
         """Return the values [..., width] of x [..., D], and the part of their scale without the norm."""
         return self.map.values(linear(x, self.rows))
 
-    def weighed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the log weights [...] of x [..., D] plus the norm part of their scales."""
         if not self.map.norm:
             return weight
@@ -153,7 +153,7 @@ class Kernel:
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [..., width] and scale [...] of x [..., D]: phi(x) = e^scale * values."""
         values, rest = self.values(x)
-        return values, self.weighed(x, x.new_zeros(x.shape[:-1])) + rest
+        return values, self.add_norm(x, x.new_zeros(x.shape[:-1])) + rest
 
     def backward(self, x: Tensor, values: Tensor, grad_values: Tensor, grad_scale: Tensor | None) -> Tensor:
         """Return the gradient of x: W^T grad_a + grad_scale * norm * x.

@@ -9,14 +9,14 @@ from torch import Tensor
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
 from polyformer.core.ops.room import room
 
-LEAST_BLOCK, MOST_BLOCK = 32, 128
+MIN_BLOCK, MAX_BLOCK = 32, 128
 """Limits of the tokens per block, which is otherwise the window size.
 
 Smaller products are inefficient on any processor; in larger blocks, half or more of the scores are outside
 the windows.
 """
 
-UNSEEN = 1e30
+MASKED = 1e30
 """Subtracted from the scores of masked keys: larger than any score."""
 
 
@@ -26,9 +26,9 @@ class WindowBlocks:
     A query attends to a key if |spot of query - spot of key - middle| <= radius.
     """
 
-    def __init__(self, windows: Windows, length: int, itself: bool, like: Tensor):
-        self.length, self.itself = length, itself
-        self.block = min(max(windows.size, LEAST_BLOCK), MOST_BLOCK, length)
+    def __init__(self, windows: Windows, length: int, attend_self: bool, like: Tensor):
+        self.length, self.attend_self = length, attend_self
+        self.block = min(max(windows.size, MIN_BLOCK), MAX_BLOCK, length)
         self.count = -(-length // self.block)
         self.back = min(-(-(windows.size - 1) // self.block), self.count - 1)
         self.ahead = 0 if windows.causal else self.back
@@ -78,8 +78,8 @@ class Round:
         self.place = torch.empty_like(self.order)
         self.place[self.order] = torch.arange(blocks.length, device=order.device)
         own = spots[: number + 1].index_select(1, self.order).unsqueeze(-1)
-        self.query_spots = blocks.queries(own - blocks.middle, fill=4 * UNSEEN)
-        self.key_spots = blocks.keys(own, fill=-4 * UNSEEN).mT
+        self.query_spots = blocks.queries(own - blocks.middle, fill=4 * MASKED)
+        self.key_spots = blocks.keys(own, fill=-4 * MASKED).mT
 
     def queries(self, x: Tensor) -> Tensor:
         """Return x [L, D] as blocks of queries."""
@@ -105,7 +105,7 @@ class Round:
             # Comparisons that write floats are vectorized; comparisons to bool and masked fills are not.
             radius = self.blocks.radius
             unseen = unseen.gt_(radius) if number == own else unseen.le_(radius)
-            scores.sub_(unseen, alpha=UNSEEN)
-        if not self.blocks.itself:
-            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-UNSEEN)
+            scores.sub_(unseen, alpha=MASKED)
+        if not self.blocks.attend_self:
+            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-MASKED)
         return scores

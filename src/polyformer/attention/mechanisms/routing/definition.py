@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import weighed, with_terms
+from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.ops.softmax import softmax
@@ -41,13 +41,13 @@ class RoutedHeads:
 
 def definition(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
     """Return the attention output [B, H, Tq, Dv]."""
-    allowed = attended(heads, context, window, share_queries)
-    scores = with_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
+    allowed = attention_mask(heads, context, window, share_queries)
+    scores = add_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
     weights, _ = softmax(scores, allowed)
-    return weighed(weights, heads.v, heads.terms)
+    return weighted_values(weights, heads.v, heads.terms)
 
 
-def attended(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
+def attention_mask(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
     """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
     same = same_cluster(heads, context)
     query_slot, slot = slots(context, same.device)
@@ -61,7 +61,7 @@ def attended(heads: RoutedHeads, context: Context, window: int, share_queries: b
 
 
 def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
-    """Return whether query and key are real tokens of the same document and cluster, [B, H, Tq, Tk].
+    """Return whether query and key are non-padding tokens of the same document and cluster, [B, H, Tq, Tk].
 
     Causality is not applied: later keys are included.
     """

@@ -12,14 +12,14 @@ class Workspace:
     """Named buffers that are reused for every tile."""
 
     def __init__(self, like: Tensor):
-        self.like, self.held = like, dict[str, Tensor]()
+        self.like, self.buffers = like, dict[str, Tensor]()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return the buffer `name` with this shape; its values are what was last written to it."""
         count = math.prod(shape)
-        if name not in self.held or len(self.held[name]) < count:
-            self.held[name] = self.like.new_empty(count)
-        return self.held[name][:count].view(shape)
+        if name not in self.buffers or len(self.buffers[name]) < count:
+            self.buffers[name] = self.like.new_empty(count)
+        return self.buffers[name][:count].view(shape)
 
     def queries(self, x: Tensor, tile: Tiles) -> Tensor:
         """Return the rows of x [N, D] for the queries of tiles, [n, Q, D]."""

@@ -36,7 +36,7 @@ from polyformer.core.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)
-class Sorting:
+class SortingOptions:
     """Options of the sorting of blocks of `size` tokens.
 
     `noisy`: whether Gumbel noise is added (training). `cut`: the number of sorted blocks that all queries
@@ -51,7 +51,7 @@ class Sorting:
 
 
 def definition(
-    q: Tensor, k: Tensor, v: Tensor, net: SortingNet, sorting: Sorting, context: Context
+    q: Tensor, k: Tensor, v: Tensor, net: SortingNet, sorting: SortingOptions, context: Context
 ) -> Tensor:
     """Return the attention output [B, H, Tq, D] of q [B, H, Tq, D] and k, v [B, H, Tk, D].
 
@@ -73,7 +73,7 @@ def definition(
     return attention @ v
 
 
-def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> Tensor:
+def permutation(k: Tensor, net: SortingNet, sorting: SortingOptions, causal: bool) -> Tensor:
     """Return S [H, N, N] for the keys [H, n, D] of a document."""
     blocks = k.split(sorting.size, 1)
     if causal:
@@ -84,17 +84,19 @@ def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> T
     scores = (scores + gumbel(scores) if sorting.noisy else scores) / sorting.temperature
     earlier = torch.ones_like(scores[0], dtype=torch.bool).tril(-1)
     allowed = earlier if causal else torch.ones_like(earlier)
-    log = _less(scores, allowed, rows=True)
+    log = _normalize(scores, allowed, rows=True)
     for _ in range(sorting.iterations):
         if causal:  # balance the columns of rows 0 .. i and keep only row i
-            log = torch.stack([_less(log[:, : i + 1], allowed[: i + 1])[:, i] for i in range(len(blocks))], 1)
+            log = torch.stack(
+                [_normalize(log[:, : i + 1], allowed[: i + 1])[:, i] for i in range(len(blocks))], 1
+            )
         else:
-            log = _less(log, allowed)
-        log = _less(log, allowed, rows=True)
+            log = _normalize(log, allowed)
+        log = _normalize(log, allowed, rows=True)
     return log.exp()
 
 
-def _less(log: Tensor, allowed: Tensor, rows: bool = False) -> Tensor:
+def _normalize(log: Tensor, allowed: Tensor, rows: bool = False) -> Tensor:
     """Return log [H, N, N] minus the log of the sums of the allowed entries in each column (or row)."""
     log = log.masked_fill(~allowed, -torch.inf)
     sums = safe_logsumexp(log).unsqueeze(2) if rows else safe_logsumexp(log.mT).unsqueeze(1)
@@ -115,7 +117,7 @@ def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def weights(
-    q: Tensor, k: Tensor, places: tuple[Tensor, Tensor], rank: int, sorting: Sorting, causal: bool
+    q: Tensor, k: Tensor, places: tuple[Tensor, Tensor], rank: int, sorting: SortingOptions, causal: bool
 ) -> Tensor:
     """Return the weights [H, n] of the query q [H, D] of token `rank` over the n tokens of its document."""
     (shares, mass), block = places, rank // sorting.size

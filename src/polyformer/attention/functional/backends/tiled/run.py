@@ -22,7 +22,7 @@ from polyformer.attention.functional.backends.tiled.batched_tiles import Batched
 from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables
 from polyformer.attention.functional.backends.tiled.relative_gradients import RelativeGradients
 from polyformer.attention.functional.backends.tiled.relative_terms import RelativeTerms
-from polyformer.attention.functional.backends.tiled.row_backward import Gradients, Inputs, row_backward
+from polyformer.attention.functional.backends.tiled.row_backward import Gradients, TileInputs, row_backward
 from polyformer.attention.functional.backends.tiled.row_forward import row_forward
 from polyformer.attention.functional.backends.tiled.score_mod_gradients import checked, tables_with_gradients
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
@@ -163,7 +163,7 @@ class _TiledAttention(torch.autograd.Function):
                 terms = None
                 if distances is not None and grad_distances is not None:
                     terms = RelativeGradients(item, distances, grad_distances, lock)
-                inputs = Inputs(
+                inputs = TileInputs(
                     item.by_query(q), item.gathered("keys", k), item.gathered("values", v), terms, call.tables
                 )
                 grads = Gradients(

@@ -68,7 +68,7 @@ def tiles(row: Row, width: int) -> list[Tile]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Tiling:
     """The tiles of a head, for each run of queries that sees a key.
 
     `room` is the largest number of heads to compute together, `scores` the number of scores of a head, and
@@ -81,7 +81,7 @@ class Plan:
     asked: int
 
 
-def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
+def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Tiling:
     """Return the plan for `heads` heads, counted over the batch rows.
 
     The context caches it because all layers need the same plan. If it depends only on lengths, it is cached
@@ -93,21 +93,21 @@ def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Pl
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Plan:
+def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Tiling:
     q_len, kv_len, offset, causal, image = bare
     context = Context(q_len, kv_len, causal=causal, q_start=offset, image=image)
     return _plan(pattern, context, heads, sizes)
 
 
-def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
+def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Tiling:
     if context.q_len == 0:
-        return Plan((), 1, 0, 0)
+        return Tiling((), 1, 0, 0)
     block, largest = _best(pattern, context, heads, sizes)
     rows = [tuple(tiles(row, _width(block, sizes))) for row in pattern.layout(context, block)]
     tiles_of_rows = [tile for row in rows for tile in row]
     scores = sum((tile.stop - tile.start) * tile.width for tile in tiles_of_rows)
     asked = sum((tile.stop - tile.start) * count(tile.masked) for tile in tiles_of_rows)
-    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores, asked)
+    return Tiling(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores, asked)
 
 
 def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from polyformer.attention.patterns.layout import Keys, intersect
 from polyformer.core.sequence.context import Context
 
 
-def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
+def pattern_in_part(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
     """Return `pattern` for a part of the call: its query 0 is query `query`, its key 0 is key `key`, of
     `whole`.
 
@@ -18,15 +18,15 @@ def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
     All others are evaluated on the queries and keys of `whole`.
     """
 
-    def moved(part: Pattern) -> Pattern:
+    def in_part(part: Pattern) -> Pattern:
         own = part.relative(whole) or isinstance(part, (Documents, Padding))
-        return part if own else AtSlots(part, whole, query, key)
+        return part if own else InPart(part, whole, query, key)
 
-    return pattern.mapped(moved)
+    return pattern.map_parts(in_part)
 
 
 @dataclasses.dataclass(frozen=True)
-class AtSlots(Pattern, named=False):
+class InPart(Pattern, named=False):
     """A pattern for a part of a call, evaluated on the slots of the whole call."""
 
     pattern: Pattern
@@ -65,4 +65,4 @@ class AtSlots(Pattern, named=False):
 
     def head_pattern(self, head: int) -> Pattern:
         """Return the pattern of this head, for the same part."""
-        return at_slots(self.pattern.head_pattern(head), self.whole, self.query, self.key)
+        return pattern_in_part(self.pattern.head_pattern(head), self.whole, self.query, self.key)
