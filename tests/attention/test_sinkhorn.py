@@ -243,7 +243,7 @@ def test_a_place_of_subnormal_mass_is_empty_and_has_finite_gradients():
 
 def test_longer_texts_are_refused():
     module, (q, k, v) = built(max_length=9), tensors(10)
-    message = "more than the 9 tokens that the sorting network was made for; cut it, or make the mechanism"
+    message = "more than 9 tokens, the limit of the sorting network; shorten it, or build the mechanism"
     with pytest.raises(InputError, match=message):
         module(q, k, v, Context(10, 10), None, None)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]]).expand(2, -1)
@@ -263,7 +263,7 @@ def test_longer_documents_are_refused_in_a_graph_too():
     compiled = torch.compile(run, backend="aot_eager")
     fits, too_long = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1, 2]), torch.tensor([0] * 3 + [1] * 7)
     torch.testing.assert_close(compiled(fits), run(fits))
-    with pytest.raises(RuntimeError, match="more than the 6 tokens that the sorting network was made for"):
+    with pytest.raises(RuntimeError, match="more than 6 tokens, the limit of the sorting network"):
         compiled(too_long)
 
 

@@ -87,6 +87,7 @@ class MechanismConfig(Config):
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
         """Return the data of a mechanism; a pattern or its expression becomes softmax attention over it."""
+        # "Window(64)" is short for softmax attention over this pattern.
         pattern = Pattern.parse(data)
         if pattern is not None:
             return {"kind": "softmax", "pattern": pattern}
@@ -150,6 +151,7 @@ def _with_backend(data: dict[str, object]) -> dict[str, object]:
     if not isinstance(plain, bool):
         return data
     rest = {name: value for name, value in data.items() if name != "plain"}
+    # `plain=False` was the default, as `backend="auto"` is now.
     return {**rest, "backend": "definition"} if plain else rest
 
 

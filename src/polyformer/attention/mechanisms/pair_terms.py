@@ -63,6 +63,7 @@ class PairTerms:
         if position is None:
             return None
         far = position.farthest
+        # Farther distances share an entry, so that the tables of a long text stay short.
         near = context if far is None else context.within_distances((-far, far))
         relative, score_mod = position.relative(q, k, near), position.score_mod(q, k, context)
         if relative is None and score_mod is None:
@@ -101,6 +102,7 @@ class PairTerms:
                 scores = scores + _table_rows(relative.bias, pairs.h, entry)
         if self.score_mod is None:
             return scores
+        # The score function comes after all terms, as in `attend`.
         return self.score_mod(scores, pairs.b, pairs.h, pairs.q_idx, pairs.kv_idx).expand_as(scores)
 
     def values(self, weights: Tensor, pairs: Pairs) -> Tensor | None:

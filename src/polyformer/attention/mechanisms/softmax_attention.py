@@ -41,7 +41,7 @@ class SoftmaxConfig(MechanismConfig):
         if self.pattern is not None and not self.pattern.causal():
             # The config is frozen; an instance attribute overrides the class attribute.
             object.__setattr__(self, "causal", False)
-            object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
+            object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
 
     def changed(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""

@@ -54,6 +54,7 @@ def tile_attention(
     """
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
+        # [n, Q, D] for queries, [n, L, D] for keys.
         queries, content = (_gather_rows(x, tiles.queries) for x in (rows.q, rows.content))
         keys, values = (_gather_rows(x, tiles.keys) for x in (rows.k, rows.v))
         scores = terms.scores(queries @ keys.mT * terms.scale, tiles.pairs, content, keys)

@@ -46,6 +46,7 @@ class BlockPattern(Pattern, named=False):
         if positions_are_traced(context):
             return super().keys(context, start, stop)
         keys = block_slots(context, "kv", self.size)
+        # `some` has a block that any query block sees, `full` a block that all of them see.
         seen = [
             set(self.visible_blocks(context, block, keys.last))
             for block in block_slots(context, "q", self.size).between(start, stop)
@@ -89,6 +90,7 @@ class BlockSlots:
         """Return the numbers of the blocks in slots start <= i < stop of any row."""
         blocks: set[int] = set()
         for starts, numbers in zip(self.starts, self.numbers):
+            # The run that contains slot `start` may begin before it.
             first = max(0, bisect.bisect_right(starts, start) - 1)
             blocks.update(numbers[first : bisect.bisect_left(starts, stop)])
         return blocks
@@ -102,6 +104,7 @@ def block_slots(context: Context, side: Side, size: int) -> BlockSlots:
 def _block_slots(context: Context, side: Side, size: int) -> BlockSlots:
     positions, length, shift = side_positions(context, side)
     if positions is None:
+        # Without a table, position = slot + shift, so the blocks are regular.
         edges = [0, *range(size - shift % size, length, size)] if length else []
         numbers = [(edge + shift) // size for edge in edges]
         intervals = _intervals_by_block(edges, numbers, length)
@@ -112,6 +115,7 @@ def _block_slots(context: Context, side: Side, size: int) -> BlockSlots:
     for edges, numbers in rows:
         for number, intervals in _intervals_by_block(edges, numbers, length).items():
             some.setdefault(number, []).extend(intervals)
+    # A slot can be `full` only where all batch rows have the same block.
     agreed = torch.where((blocks == blocks[:1]).all(0), blocks[0], -1)
     full = _intervals_by_block(*_runs_of_equals(agreed), length) if len(rows) > 1 else some
     last = max((max(numbers, default=-1) for _, numbers in rows), default=-1)
@@ -136,6 +140,7 @@ def last_positions(context: Context) -> Tensor:
     end = torch.full_like(slots, context.kv_len - 1)
     if context.kv_doc is not None:
         documents = context.kv_doc.cpu().contiguous()
+        # Document numbers are sorted within a row: bisection finds each document's last slot.
         end = torch.searchsorted(documents, documents, right=True) - 1
     if context.kv_valid is not None:
         real = torch.where(context.kv_valid.bool().cpu(), slots, 0)
@@ -153,6 +158,7 @@ def last_positions(context: Context) -> Tensor:
 def _runs_of_equals(row: Tensor) -> tuple[list[int], list[int]]:
     """Return the starts of the runs of equal numbers in a row [T], and the numbers."""
     changes = torch.ones_like(row, dtype=torch.bool)
+    # A run starts at slot 0 and wherever the number changes.
     changes[1:] = row[1:] != row[:-1]
     edges = changes.nonzero().flatten()
     return edges.tolist(), row[edges].tolist()
@@ -172,6 +178,7 @@ def periodic_slots(context: Context, side: Side, period: int, least: int) -> Key
     def make() -> Keys:
         positions, length, shift = side_positions(context, side)
         if positions is None:
+            # The first interval may begin before slot 0; it is clipped below.
             first = least - shift - (least - shift) // period * period - period
             some = unite(
                 (max(0, start), min(start + period - least, length)) for start in range(first, length, period)

@@ -38,6 +38,7 @@ class BlockWindow(BlockPattern):
 
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether -after <= query - key <= before, counted in blocks."""
+        # query and key are numbers of blocks, not of positions.
         return (key >= query - self.before) & (key <= query + self.after)
 
     def visible_blocks(self, context: Context, block: int, last: int) -> range:

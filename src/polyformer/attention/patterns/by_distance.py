@@ -57,6 +57,7 @@ class ByDistance(Pattern, named=False):
     def step(self) -> int:
         """Return the greatest common divisor of all distances seen."""
         runs_seen = _runs_seen(self)
+        # Two neighbouring distances have no common divisor but 1.
         if any(last > first for first, last in runs_seen):
             return 1
         return math.gcd(*(first for first, _ in runs_seen)) or 1
@@ -66,6 +67,7 @@ class ByDistance(Pattern, named=False):
 def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
     """Return the runs of visible distances, each as (least, greatest), beginning with the farthest key."""
     before, after = pattern.ends()
+    # From the farthest earlier key to the farthest later key: keys in ascending order.
     distance = torch.arange(before, -after - 1, -1)
     seen = pattern.sees(distance).expand(len(distance))
     return tuple((before - stop + 1, before - start) for start, stop in runs(seen))
@@ -76,6 +78,8 @@ def _keys_around(pattern: ByDistance, width: int) -> Keys:
     """Return the keys of `width` consecutive queries, relative to the first query; earlier keys
     are negative.
     """
+    # Query i sees keys i - greatest .. i - least. Over i = 0 .. width - 1 their union is `some`, their
+    # intersection `full`.
     some = unite((-greatest, width - least) for least, greatest in _runs_seen(pattern))
     full = unite((width - 1 - greatest, 1 - least) for least, greatest in _runs_seen(pattern))
     merged = _without_narrow_gaps(some)
@@ -98,6 +102,7 @@ def _without_narrow_gaps(intervals: tuple[Interval, ...]) -> tuple[Interval, ...
 
 def _shifted(intervals: tuple[Interval, ...], by: int, length: int) -> tuple[Interval, ...]:
     """Return the sorted intervals moved by `by` slots and clipped to 0..length."""
+    # Move only the intervals that overlap 0..length.
     first = bisect.bisect_right(intervals, -by, key=lambda interval: interval[1])
     last = bisect.bisect_left(intervals, length - by, key=lambda interval: interval[0])
     return tuple((max(0, start + by), min(stop + by, length)) for start, stop in intervals[first:last])

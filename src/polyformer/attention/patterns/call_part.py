@@ -19,6 +19,7 @@ def pattern_in_part(pattern: Pattern, whole: Context, query: int, key: int) -> P
     """
 
     def in_part(part: Pattern) -> Pattern:
+        # Documents and padding read tables, and the context of the part has its section of them.
         own = part.relative(whole) or isinstance(part, (Documents, Padding))
         return part if own else InPart(part, whole, query, key)
 
@@ -36,11 +37,13 @@ class InPart(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return pattern(i + query, j + key), evaluated in the whole call."""
+        # Indices of the part become indices of the whole call.
         return self.pattern.allows(self.whole, b, h, q_idx + self.query, kv_idx + self.key)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the pattern in the whole call, clipped to the part."""
         keys = self.pattern.keys(self.whole, start + self.query, stop + self.query)
+        # Back to indices of the part; keys outside of it belong to other parts.
         some, full = (
             intersect(((a - self.key, b - self.key) for a, b in runs), ((0, context.kv_len),))
             for runs in (keys.some, keys.full)

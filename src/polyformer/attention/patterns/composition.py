@@ -25,6 +25,7 @@ class _BinaryPattern(Pattern):
 
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:
         super().__init_subclass__(named, **options)
+        # `Pattern.__and__` and `__or__` find the class here, without a circular import.
         Pattern.operators[cls.sign] = cls.of
 
     @classmethod
@@ -86,6 +87,7 @@ class And(_BinaryPattern, named=False):
         left, right = self.left.distance_range(), self.right.distance_range()
         if left is None or right is None:
             return left or right
+        # Both limits apply to every visible pair.
         return max(left[0], right[0]), min(left[1], right[1])
 
     def step(self) -> int:
@@ -112,6 +114,7 @@ class Or(_BinaryPattern, named=False):
     def distance_range(self) -> tuple[int, int] | None:
         """Return the range from the least to the greatest of both; None if either has no limit."""
         left, right = self.left.distance_range(), self.right.distance_range()
+        # An unlimited part makes the union unlimited.
         return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
 
     def step(self) -> int:
@@ -143,4 +146,5 @@ class Without(_BinaryPattern, named=False):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the left, except keys that all queries see on the right."""
         left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
+        # Only `full` keys on the right are hidden from all queries; any `some` key may be hidden from one.
         return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))

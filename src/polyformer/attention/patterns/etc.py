@@ -53,7 +53,8 @@ class ETC(GlobalPattern):
     def __post_init__(self) -> None:
         if self.global_tokens < 1:
             raise InputError(
-                f"ETC: global_tokens: expected 1 or more, got {self.global_tokens}; without any use Window"
+                f"ETC: global_tokens: expected 1 or more, got {self.global_tokens}; "
+                "without global tokens use Window"
             )
         if self.radius < 1:
             raise InputError(f"ETC: radius: expected 1 token or more on each side, got {self.radius}")
@@ -71,10 +72,13 @@ class ETC(GlobalPattern):
         """Return g2g, g2l, l2g or l2l, as defined in the module's docstring."""
         query, key = self.is_global(context, "q", b, q_idx), self.is_global(context, "kv", b, kv_idx)
         near = context.distance(q_idx, kv_idx).abs() <= self.radius
+        # Without hard pieces: rows of global queries, columns of global keys, and the window.
         if not (self.hard_g2l or self.hard_l2g):
             return query | key | near
         own = context.same_segment(b, q_idx, kv_idx)
+        # g2g always; g2l within the segment.
         of_global = key | own if self.hard_g2l else query
+        # l2g within the segment; l2l within the window.
         of_long = torch.where(key, own, near) if self.hard_l2g else key | near
         return torch.where(query, of_global, of_long)
 
@@ -87,6 +91,7 @@ class ETC(GlobalPattern):
             self._keys_of_global(context, start, stop, keys),
             self._keys_of_long(context, start, stop, keys),
         )
+        # The row has only long queries, only global queries, or both.
         if not any(a < stop and start < b for a, b in queries.some):
             return of_long
         if any(a <= start and stop <= b for a, b in queries.full):
@@ -98,6 +103,7 @@ class ETC(GlobalPattern):
         edges = super().cuts(context)
         if not self.hard_g2l or not self._has_segments(context):
             return edges
+        # Global queries see different sentences, so a long row would need the keys of many.
         fine = (range(a, b, GLOBAL_ROW) for a, b in zip(edges[::2], edges[1::2]))
         return tuple(sorted({*edges, *(edge for run in fine for edge in run)}))
 
@@ -120,6 +126,7 @@ class ETC(GlobalPattern):
         if not self.hard_l2g or not self._has_segments(context):
             return Keys(unite((*some, *keys.some)), unite((*full, *keys.full)))
         seen = intersect(keys.some, _segment_keys(context, start, stop))
+        # Global keys inside the window follow the rule of segments, not of the window.
         return Keys(unite((*subtract(some, keys.full), *seen)), subtract(full, keys.some))
 
     @classmethod

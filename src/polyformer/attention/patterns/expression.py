@@ -20,10 +20,12 @@ def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> An
     Raises `InputError`, which quotes `text`, the whole expression, for anything but these names, literal
     arguments, `&`, `|` and parentheses.
     """
+    # & and | of the syntax tree become `And` and `Or`; no Python code is evaluated.
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
         left, right = build_pattern(node.left, text, registry), build_pattern(node.right, text, registry)
         return left & right if isinstance(node.op, ast.BitAnd) else left | right
     name = node.func if isinstance(node, ast.Call) else node
+    # A pattern is `Name` or `Name(arguments)`; attributes and other calls are refused.
     if not isinstance(name, ast.Name):
         raise InputError(
             f"pattern: expected names joined by & and |, got {quote(ast.unparse(node))} in {quote(text)}"
@@ -51,9 +53,11 @@ def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any])
         if name not in names:
             raise unknown(f"option of {where}", name, names)
     try:
+        # Python's rules for positional and keyword arguments, without calling the class.
         arguments = signature.bind(*positional, **keywords).arguments
     except TypeError as error:
         raise InputError(f"{where}: {error}") from None
+    # The same conversions and errors as for a value in a file.
     values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in arguments.items()}
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > PATTERN_NUMBER:

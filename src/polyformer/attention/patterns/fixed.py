@@ -46,13 +46,14 @@ class Summary(Pattern):
         check_size(type(self).__name__, stride=self.stride, columns=self.columns)
         if self.columns > self.stride:
             raise InputError(
-                f"{type(self).__name__}: columns, expected at most the {self.stride} positions of a block, "
+                f"{type(self).__name__}: columns: expected at most the {self.stride} positions of a block, "
                 f"got {self.columns}"
             )
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether j % stride >= stride - columns."""
         is_summary = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
+        # The second factor is always True; it adds the axis of the queries.
         return is_summary & (q_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
@@ -85,5 +86,6 @@ class Fixed(Summary):
         blocks = block_slots(context, "q", self.stride).between(start, stop)
         own = block_slots(context, "kv", self.stride)
         some = (interval for block in blocks for interval in own.some.get(block, ()))
+        # Queries of several blocks have no own block in common.
         full = (interval for block in blocks for interval in own.full.get(block, ()) if len(blocks) == 1)
         return Keys(unite((*summaries.some, *some)), unite((*summaries.full, *full)))

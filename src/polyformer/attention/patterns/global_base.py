@@ -37,6 +37,7 @@ class GlobalPattern(Pattern, named=False):
         everything = ((0, context.kv_len),)
         if queries is None or keys is None:
             return Keys(everything)
+        # Rows end at the edges of global runs, so usually all queries of a row are global or none.
         inside = any(a < stop and start < b for a, b in queries.some)
         whole = any(a <= start and stop <= b for a, b in queries.full)
         return Keys(everything if inside else keys.some, everything if whole else keys.full)
@@ -54,6 +55,7 @@ class GlobalPattern(Pattern, named=False):
         slots = self.static_slots(context, side)
         if slots is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
             return slots
+        # Read on the CPU once per call; all layers share the result.
         return context.once((self, side), lambda: self._runs(context, side))
 
     def _runs(self, context: Context, side: Side) -> Keys:
@@ -84,6 +86,7 @@ class DocumentEndPattern(GlobalPattern, named=False):
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Look up `index` in a table for the whole context."""
         self._check(context)
+        # One table per call, in which all heads and layers look up their indices.
         table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
         return table[0, index] if table.shape[0] == 1 else table[b, index]
 
@@ -110,6 +113,7 @@ class GlobalKeys(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return chosen(j)."""
+        # The first factor is always True; it adds the axis of the queries.
         return (q_idx >= 0) & self.tokens.is_global(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:

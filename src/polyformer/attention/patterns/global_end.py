@@ -52,6 +52,7 @@ class GlobalEnd(DocumentEndPattern):
         ends = last_positions(context)
         positions, length, shift = side_positions(context, side)
         slots = torch.arange(length) + shift
+        # Queries are some of the key slots: take the ends of their documents.
         if side == "q":
             ends = ends[:, slots.clamp(0, context.kv_len - 1)]
         return (slots if positions is None else positions) > ends - self.tokens

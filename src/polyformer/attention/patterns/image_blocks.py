@@ -51,6 +51,7 @@ class _LocalBlocks(Pattern):
         query = context.query_position(b, q_idx) - first
         key = query - context.distance(q_idx, kv_idx)  # other documents are masked
         seen = self.sees(query, key) & (key >= 0)
+        # Tokens before the image have negative places: they see and are seen by everything.
         return seen | (query < 0) | ((key < 0) & (key >= -first)) if first else seen
 
     def cuts(self, context: Context) -> tuple[int, ...]:
@@ -73,6 +74,7 @@ class _LocalBlocks(Pattern):
         q_pos = context.q_pos
         assert q_pos is not None
         pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
+        # Slot minus position: the slot at which the document of each query begins.
         begins = torch.arange(start, stop) + context.offset - pos
         per_begin: list[Keys] = []
         for begin in begins.unique().tolist():
@@ -126,6 +128,7 @@ class Local1D(_LocalBlocks):
         """Return whether block - memory <= key < block + query_block, with block the first place of the
         query's block.
         """
+        # The first place of the query's block.
         block = query // self.query_block * self.query_block
         return (key >= block - self.memory) & (key < block + self.query_block)
 
@@ -133,6 +136,7 @@ class Local1D(_LocalBlocks):
         """Return the places from `memory` before the first block to the end of the last block."""
         size = self.query_block
         block, last = first // size * size, (stop - 1) // size * size
+        # From the first block's memory to the last block's end; `full` is what all blocks share.
         some, full = (block - self.memory, last + size), (last - self.memory, block + size)
         return Keys((some,), (full,) if full[0] < full[1] else ())
 
@@ -176,8 +180,8 @@ class Local2D(_LocalBlocks):
         if context.image is not None and self.shape != context.image[1:]:
             _, height, width = context.image
             raise InputError(
-                f"Local2D: the shape {'x'.join(map(str, self.shape))} is not that of the {height}x{width} "
-                f"patches; use shape=[{height}, {width}]"
+                f"Local2D: shape: expected {height}x{width}, the rows and columns of patches, "
+                f"got {'x'.join(map(str, self.shape))}; use shape=[{height}, {width}]"
             )
         if context.image is not None or (torch.compiler.is_compiling() and context.kv_pos is not None):
             return
@@ -185,13 +189,14 @@ class Local2D(_LocalBlocks):
         if length > math.prod(self.shape) + 1:
             raise InputError(
                 f"Local2D: {length} tokens do not fit the shape {'x'.join(map(str, self.shape))}, which has "
-                f"{math.prod(self.shape)} places and one for a start token; give the shape of your images"
+                f"{math.prod(self.shape)} places and one for a start token; use the shape of your images"
             )
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the pixel `key` is in the rectangle around the block of the pixel `query`."""
         (height, width), (above, left, right) = self.query, self.memory
         line = self.shape[1] * self.channels
+        # First row and first column of the query's block.
         top = query // line // height * height
         side = query % line // self.channels // width * width
         row, column = key // line, key % line // self.channels
@@ -205,6 +210,7 @@ class Local2D(_LocalBlocks):
             begin, end = max(first - row * line, 0), min(stop - row * line, line)
             keys = self._row_keys(row, begin // self.channels, (end - 1) // self.channels)
             some.extend(keys.some)
+            # Only keys that the queries of all rows see need no mask.
             full = keys.full if full is None else intersect(full, keys.full)
         return Keys(unite(some), full or ())
 
@@ -214,6 +220,7 @@ class Local2D(_LocalBlocks):
         top = row // height * height
         rows = range(max(top - above, 0), top + height)
         begin, end = first // width * width, last // width * width
+        # Over all columns of the row: the widest rectangle, and the narrowest.
         some = self._rectangle(rows, begin - left, end + width + right)
         return Keys(some, self._rectangle(rows, end - left, begin + width + right))
 

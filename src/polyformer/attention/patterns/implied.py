@@ -23,6 +23,7 @@ class Full(Pattern):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True."""
+        # True, in the shape to which both indices broadcast.
         return (q_idx >= 0) & (kv_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
@@ -52,6 +53,7 @@ class Causal(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys 0 .. i."""
         first, last = start + context.offset, stop - 1 + context.offset
+        # The last query sees the most keys; keys up to the first query need no mask.
         return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
 
     def relative(self, context: Context) -> bool:
@@ -117,6 +119,7 @@ class Documents(Pattern):
         first, last = (edges[:, start:stop] for edges in spans)
         return Keys(
             clip(int(first.min()), int(last.max()), context.kv_len),
+            # Empty if the queries are in several documents.
             clip(int(first.max()), int(last.min()), context.kv_len),
         )
 
@@ -142,6 +145,7 @@ def implied(context: Context) -> Pattern | None:
 
 def runs(flags: Tensor) -> tuple[Interval, ...]:
     """Return the runs of True in a [T] bool tensor, as intervals."""
+    # 1 where a run starts, -1 just after its end.
     edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
     starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     return tuple(zip(starts, stops))
@@ -162,4 +166,5 @@ def _document_spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor
     assert q_doc is not None, "Documents asks only where the context has them"
     assert kv_doc is not None
     kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
+    # Equal numbers are neighbours: bisection from the left and from the right.
     return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)

@@ -26,6 +26,7 @@ class Marked(GlobalPattern):
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return the mark of the caller; without marks no token is global."""
         marks = context.q_marked if side == "q" else context.kv_marked
+        # `index < 0` is False for all tokens, in the shape of `index`.
         return index < 0 if marks is None else look_up(marks, b, index)
 
     def static_slots(self, context: Context, side: Side) -> Keys | None:

@@ -116,6 +116,7 @@ class Program:
         """
         values = dict(enumerate(inputs))
         for operation in self.operations:
+            # The mod computed this value under `no_grad`, so it gets no gradient here either.
             if operation.constant and torch.is_grad_enabled():
                 with torch.no_grad():
                     value = operation.run(values)
@@ -165,6 +166,7 @@ def _input(x: Tensor) -> Tensor:
 def _live_operations(operations: list[Operation], ref: ValueRef | None) -> tuple[Operation, ...]:
     """Return the operations that the value in `ref` depends on."""
     wanted, kept = set() if ref is None else {ref.number}, []
+    # Backwards from the result, keep the operations whose values are read.
     for operation in reversed(operations):
         if operation.out.number in wanted:
             kept.append(operation)
@@ -176,6 +178,7 @@ def _has_custom_function(node: Any, before: int) -> bool:
     """Return whether a graph made since number `before` has a custom autograd function, which is no
     operation.
     """
+    # Nodes older than `before` belong to captured tensors and are not followed.
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -232,6 +235,7 @@ class OperationRecorder(TorchDispatchMode):
         if varies and func in VALUE_READS:
             raise BranchError
         out = func(*args, **kwargs)
+        # `new_zeros` and similar do not read values: the result is the same for all pairs.
         if func in OPTIONS_ONLY:
             varies = False
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
@@ -266,6 +270,7 @@ class OperationRecorder(TorchDispatchMode):
         if func is aten.index.Tensor:
             table, index = args
             ref = self.ref(table)
+            # A lookup is elementwise if every axis of the table is selected by one scalar index.
             picks = all(x is not None and x.dim() == 0 and x.dtype in INDICES for x in index)
             return picks and len(index) == table.dim() and (ref is None or not ref.varies)
         known = torch.Tag.pointwise in func.tags or func in ELEMENTWISE
@@ -292,9 +297,11 @@ def index_with_scalars(table: Tensor, index: Any) -> Tensor:
     entries = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_scalar, entries)):
         return table[index]
+    # Only scalar indices: a single lookup, which a program can repeat for all pairs.
     if len(entries) <= table.dim() and all(_is_scalar(x) or type(x) is int for x in entries):
         index = [x if isinstance(x, Tensor) else torch.tensor(x, device=table.device) for x in entries]
         return aten.index.Tensor(table, index)
+    # Scalars among slices: select their axes one by one, then apply the other entries.
     rest, axis = [], 0
     for place, entry in enumerate(entries):
         if _is_scalar(entry):

@@ -77,8 +77,8 @@ class Mod:
                 traced, value = program(function, inputs)
         except BranchError:
             raise InputError(
-                f"{name}: it asks for the value of an index or a score (if, and, or, not, int(), .item()), "
-                "which stand for all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
+                f"{name}: it reads the value of an index or a score (if, and, or, not, int(), .item()), "
+                "but these represent all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
             ) from None
         check_value(name, value)
         return cls(function, name, traced, start)
@@ -87,6 +87,7 @@ class Mod:
         """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that
         broadcasts to theirs.
         """
+        # `start` turns queries of the call into slots.
         places = (*places[:-2], places[-2] + self.start, places[-1])
         if all(x.dim() == 0 for x in places):
             value = self.function(*places)  # called by FlexAttention, under its vmap
@@ -124,8 +125,10 @@ def run_vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(*(x.shape for x in places))
     if 0 in shape:
         return torch.zeros(shape, dtype=places[0].dtype if len(places) == 5 else torch.bool)
+    # Leading axes of size 1 give all indices the same number of axes.
     aligned = [x.view(*[1] * (len(shape) - x.dim()), *x.shape) for x in places]
     call = function
+    # A vmap per axis with several indices; the last one applied is the outermost and maps axis 0.
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
             call = torch.vmap(call, in_dims=tuple(None if x.shape[axis] == 1 else 0 for x in aligned))

@@ -72,6 +72,7 @@ class PerHead(_PatternCycle):
         """Return patterns[h % number of patterns](i, j)."""
         allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
         for index, pattern in enumerate(self.patterns[1:], 1):
+            # Head h has pattern h, modulo their number.
             of_this_pattern = h % len(self.patterns) == index
             allowed = torch.where(of_this_pattern, pattern.allows(context, b, h, q_idx, kv_idx), allowed)
         return allowed
@@ -81,6 +82,7 @@ class PerHead(_PatternCycle):
         per_pattern = [pattern.keys(context, start, stop) for pattern in self.patterns]
         combined = per_pattern[0]
         for keys in per_pattern[1:]:
+            # One layout for all heads: keys that any head needs, and keys that no head masks.
             combined = Keys((combined | keys).some, (combined & keys).full)
         return combined
 

@@ -57,6 +57,7 @@ class Random(BlockPattern):
         """Return whether key is in draws(query) or, if not causal, query is in draws(key)."""
         query, key = query.long(), key.long()
         seen = _is_in(key, self._draws(query))
+        # A causal query cannot see the later blocks that drew its block.
         return seen if context.causal else seen | _is_in(query, self._draws(key))
 
     def visible_blocks(self, context: Context, block: int, last: int) -> set[int]:
@@ -79,6 +80,7 @@ class Random(BlockPattern):
         drawn: list[Tensor] = []
         for number in range(self.blocks):
             top = block - self.blocks + number
+            # The same steps as in `draws`, for all blocks at once.
             draw = _hash(self.seed, block, number) % (top.clamp_min(0) + 1)
             draw = torch.where(_is_in(draw, drawn), top, draw)
             drawn.append(torch.where(top < 0, -1, draw))
@@ -121,6 +123,7 @@ def _hash(seed: int, block: Number, number: int) -> Number:
 def _scramble(x: Number) -> Number:
     """Return a permutation of the 32-bit integers that scatters neighbours (xor-shifts and odd products)."""
     x = x & 0xFFFFFFFF
+    # Masked to 32 bits after each product, so that Python integers and int64 tensors agree.
     x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
     return x ^ (x >> 16)

@@ -22,6 +22,7 @@ def residue_class_context(context: Context, stride: int) -> Context:
 
     It contains only documents, validity and causality; patterns that need more use the original context.
     """
+    # `front` slots before the first query complete its group of `stride` slots.
     first, front = divmod(context.offset, stride)
     queries, keys = -(-(front + context.q_len) // stride), -(-context.kv_len // stride)
     tables = {}
@@ -55,12 +56,14 @@ class InResidueClass(Pattern, named=False):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the slots from the first query to the last, divided by the step."""
         step, offset = self.apart, self.context.offset
+        # Neighbours in a class are `step` slots apart in the call.
         first = max((start + context.offset) * step - offset, 0)
         last = min((stop + context.offset) * step - offset, self.context.q_len)
         if first >= last:
             return Keys(())
         keys = self.pattern.keys(self.context, first, last)
         return Keys(
+            # Rounded outwards for keys to visit, and inwards for keys without a mask.
             unite((a // step, (b - 1) // step + 1) for a, b in keys.some),
             unite((-(-a // step), b // step) for a, b in keys.full),
         )
@@ -74,6 +77,7 @@ def original_indices(
     Tokens added to fill the classes map to some token of the call: no query sees them, and their outputs are
     not used.
     """
+    # Row b of the classes is class b % stride of batch row b // stride.
     row = torch.div(b, stride, rounding_mode="floor")
     rest = b - row * stride
     query = (q_idx + inner.offset) * stride + rest - context.offset
@@ -89,4 +93,5 @@ def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: b
     if not edge:
         padding_before, padding_after = torch.zeros_like(padding_before), torch.zeros_like(padding_after)
     padded = torch.cat([padding_before, x, padding_after], 1)
+    # [B, T] -> [B, T / stride, stride] -> [B, stride, T / stride] -> [B * stride, T / stride]
     return padded.unflatten(1, (-1, stride)).mT.flatten(0, 1)

@@ -48,6 +48,7 @@ class ChainedScoreMods:
 def chain_score_mods(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
     """Return the functions that are not None as one function in sequence; None if there are none."""
     some = tuple(mod for mod in mods if mod is not None)
+    # A single function needs no wrapper and keeps its name.
     if len(some) < 2:
         return some[0] if some else None
     return ChainedScoreMods(some)
@@ -55,6 +56,7 @@ def chain_score_mods(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
 
 def steps_of(mod: ScoreMod | None) -> Iterator[tuple[str, ScoreMod]]:
     """Yield the name and function of each step."""
+    # Chains may be nested: yield the steps of all parts.
     if isinstance(mod, ChainedScoreMods):
         for part in mod.mods:
             yield from steps_of(part)

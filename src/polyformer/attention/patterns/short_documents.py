@@ -43,6 +43,7 @@ class Whole(DocumentEndPattern):
 
     def table(self, context: Context, side: Side) -> Tensor:
         """Return whether the document has at most `tokens` tokens."""
+        # The last position of a document is its number of tokens minus 1.
         short = last_positions(context) < self.tokens
         if side == "kv":
             return short

@@ -52,6 +52,7 @@ class MaskModPattern(Pattern, named=False):
         if callable(self.where):
             keys = self.where(start, stop)
         else:
+            # Several rows of the caller's layout may overlap this one.
             rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
             keys = functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
         inside = clip(0, context.kv_len, context.kv_len)

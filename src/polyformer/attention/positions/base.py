@@ -145,6 +145,7 @@ class BoundPosition:
 
 def changes_scores(position: Position) -> bool:
     """Return whether the scheme requires a mechanism that has scores."""
+    # On the class: a scheme that overrides neither method adds no terms.
     kind = type(position)
     return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
 

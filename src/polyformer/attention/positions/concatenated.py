@@ -45,8 +45,8 @@ class ConcatenatedConfig(PositionConfig):
                 if issubclass(member, PositionConfig) and member.adds_vector
             )
             raise InputError(
-                f"vectors: {quote(self.vectors.kind)} is no one vector for each position, which could stand "
-                f"beside a token's; expected one of {', '.join(able)}"
+                f"vectors: expected a scheme that adds a vector for each position, {', '.join(able)}; "
+                f"got {quote(self.vectors.kind)}"
             )
 
     @classmethod
@@ -73,6 +73,7 @@ class Concatenated(Position):
         super().__init__()
         self.width = config.width
         self.vectors = config.vectors.build(
+            # The inner scheme is built for a stack as wide as its vectors.
             dataclasses.replace(shape, hidden_size=config.width, embedding_size=None)
         )
         self.max_positions = self.vectors.max_positions

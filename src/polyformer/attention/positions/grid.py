@@ -61,6 +61,7 @@ class Grid(Position):
     def __init__(self, hidden_size: int, shape: tuple[int, ...], first: int = 0):
         super().__init__()
         self.first = first
+        # An extra row: with a start token, a decoder reaches the place after the last pixel.
         height, *others = shape
         self.sizes = (height + 1, *others)
         self.places = math.prod(shape)
@@ -91,5 +92,5 @@ class Grid(Position):
             shape = "x".join(str(size) for size in (self.sizes[0] - 1, *self.sizes[1:]))
             raise InputError(
                 f"input of {length} tokens: a grid of {shape} has {self.places} places and one for a start "
-                "token; give the shape of your images to position.shape"
+                "token; set position.shape to the shape of your images"
             )

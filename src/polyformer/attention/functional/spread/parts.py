@@ -60,6 +60,7 @@ def numbered(parts: Iterable[Part]) -> Iterable[tuple[int, Part]]:
 
 def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
     """Return the slots `span` of kv [B, Hkv, N, W], which has the slots `held`; zeros for missing slots."""
+    # The index in kv at which each run of slots in `held` begins.
     starts, first = [], 0
     for start, stop in held:
         starts.append(first)

@@ -59,7 +59,9 @@ def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor
         for part, doc, _ in parts
         for leads in (False, True)[: 1 + both]
     ]
+    # One all-gather, of a size that does not depend on the number of tokens.
     gathered = gather(torch.stack(own), share, "sums of keys")
+    # In the order of the gathered sums: process, run, end or beginning.
     edges = [(run, leads) for runs in share.runs for run in runs for leads in (False, True)[: 1 + both]]
     all_runs = [
         RunSums(*_unpack(sums, parts[0][0]), run, _edge_document(context, run, leads))
@@ -125,6 +127,7 @@ def document_sums(inputs: LinearInputs, documents: Tensor | None, leads: bool) -
     if decay is not None:
         decay = decay.flatten(0, 1)
         total = decay.sum(-1)
+        # Decayed from token j to the end of the run.
         weight = weight + total.unsqueeze(-1) - decay.cumsum(-1)
     none = weight.new_full((len(k), 1), -torch.inf)
     top = torch.cat([weight.detach(), none], 1).amax(1)

@@ -77,20 +77,23 @@ def linear_attention(
     assert isinstance(state, LinearState | None)
     with without_autocast(q):
         inputs = LinearInputs.of(q, k, v, kernel, context, weight, decay)
+        # Weights of single tokens exist only in the definition over all pairs.
         if recording():
             refuse_recording(context)
             if state is not None and state.sums is not None:
                 raise InputError(
-                    "output_attentions: a state of sums has no weights of single tokens; give the whole "
-                    "input at once"
+                    "output_attentions: the state of linear attention has no weights of single tokens; "
+                    "pass the whole input at once"
                 )
             return definition(inputs, context), None
         if context.share is not None:
             return context_parallel_attention(inputs, context), None
+        # Sums have rows and heads in one axis N = B H.
         rows, heads = q.shape[:2]
         past = (state or LinearState()).past(rows, heads, v.shape[3], kernel)
         if context.q_doc is None or context.kv_doc is None:
             out, past = attend_document(inputs, past)
+        # Several documents in a row: only the first may continue the state.
         elif inputs.causal:
             out, past = attend_causal_documents(inputs, context.kv_doc, context.kv_len - k.shape[2], past)
         else:

@@ -142,6 +142,7 @@ class Kernel:
 
     def values(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the values [..., width] of x [..., D], and the part of their scale without the norm."""
+        # a = W x: [..., D] -> [..., M]
         return self.map.values(linear(x, self.rows))
 
     def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -152,6 +153,7 @@ class Kernel:
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [..., width] and scale [...] of x [..., D]: phi(x) = e^scale * values."""
+        # The scale has two parts: the norm |x|^2 / 2, and what `values` moved out of the features.
         values, rest = self.values(x)
         return values, self.add_norm(x, x.new_zeros(x.shape[:-1])) + rest
 
@@ -160,6 +162,7 @@ class Kernel:
 
         `grad_scale` is None if the scale is not used. `grad_values` may be overwritten.
         """
+        # W^T grad_a: [..., M] -> [..., D]
         grad_x = linear(self.map.backward(values, grad_values), self.directions.T * self.factor)
         if grad_scale is None or not self.map.norm:
             return grad_x

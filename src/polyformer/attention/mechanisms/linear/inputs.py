@@ -54,6 +54,7 @@ class LinearInputs:
         # Without causality no key is "before" a token, so decays are undefined.
         if not context.causal:
             decay = None
+        # The slots of the state come before these keys.
         offset = context.offset - (context.kv_len - new)
         return cls(q, k, v, kernel, weight, decay, context.causal, offset)
 

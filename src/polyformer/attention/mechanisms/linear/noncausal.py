@@ -48,6 +48,7 @@ class NoncausalAttention(torch.autograd.Function):
                 all_sums[heads], all_tops[heads] = sums, top
                 total = inverse[heads]
                 for step in runs(q.shape[1], run_length(kernel)):
+                    # [n_i, t_i]: the last column is the denominator.
                     ratio = product(kernel.values(q[heads, step])[0], sums.mT)
                     out[heads, step], total[:, step] = ratio[..., :-1], ratio[..., -1]
                 inverse[heads], unraised[heads] = invert_denominators(total, mass, kernel.least)
@@ -75,14 +76,17 @@ class NoncausalAttention(torch.autograd.Function):
                     grad_number, grad_total = grad_ratio(grad[at], out[at], inverse[at], unraised[at])
                     g = torch.cat([grad_number, grad_total.unsqueeze(-1)], -1)
                     phi_q, _ = kernel.values(q[at])
+                    # grad S = sum_i g_i u_i^T
                     grad_sums += product(g.mT.contiguous(), phi_q)
                     grad_q[at] = kernel.backward(q[at], phi_q, product(g, all_sums[heads]), None)
                 for step in runs(k.shape[1], run_length(kernel)):
                     at = heads, step
                     phi_k, scale = kernel.values(k[at])
                     share = (weight[at] + (scale - all_tops[heads])).exp_().unsqueeze(-1)
+                    # grad [v_j, 1] = b_j grad S f_j
                     grad_value = product(phi_k, grad_sums.mT).mul_(share)
                     grad_v[at] = grad_value[..., :-1]
+                    # Euler: [v_j, 1] . grad [v_j, 1]
                     grad_weight[at] = (v[at] * grad_v[at]).sum(-1) + grad_value[..., -1]
                     grad_phi_k = product(_append_one(v[at], share), grad_sums)
                     grad_k[at] = kernel.backward(k[at], phi_k, grad_phi_k, grad_weight[at])
@@ -109,6 +113,7 @@ def _key_sums(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Ten
     if len(steps) == 1:
         return sums[0], tops[0], mass[0]
     top = tops.amax(0) if steps else finite_top(weight.new_full((len(k), 1), -torch.inf))
+    # From the top of each run to the common top.
     kept = (tops - top).exp_()
     return (sums * kept.unsqueeze(-1)).sum(0), top, (mass * kept).sum(0)
 

@@ -60,7 +60,7 @@ class PerformerConfig(MechanismConfig):
     supports_context_parallel: ClassVar[bool] = True
     reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_SCORE_BIAS_REASON}
     eager: ClassVar[str] = (
-        "features are drawn from a number that is read, and runs of tokens walked in Python"
+        "features are drawn from a seed that is read, and a Python loop walks over runs of tokens"
     )
 
     def __post_init__(self) -> None:

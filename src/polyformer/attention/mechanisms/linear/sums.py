@@ -85,6 +85,7 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
     """Return groups of the N heads computed together: limited by the cache and shared among threads."""
     threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
+    # The features of a run of all heads in a group should stay in the cache.
     fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
     return runs(heads, max(1, min(fits, -(-heads // threads))))
 

@@ -79,4 +79,5 @@ def grad_ratio(grad: Tensor, out: Tensor, inverse: Tensor, unraised: Tensor) -> 
 
     grad_numerator = grad / denominator        grad_denominator = -(grad . out) / denominator
     """
+    # A raised denominator is a constant, so `unraised` is 0 there.
     return grad * inverse.unsqueeze(-1), -(grad * out).sum(-1) * unraised

@@ -96,6 +96,7 @@ class KeyColumns:
         if self.valid is not None:
             x = x.masked_fill(~self.valid[:, None, :, None], 0)
         start = self.start(step)
+        # Up to the end of the last token's window.
         length = -(-self.used // step) * step - start
         if self.index is None:
             x = x[:, :, : self.used]
@@ -122,6 +123,7 @@ class KeyColumns:
         assert self.share is not None
         assert self.whole is not None
         if step is not None:
+            # Empty rows for the windows of other processes, so that all have equal shapes.
             before = self.start(step) // step
             after = -(-self.whole.used // step) - before - rows.shape[2]
             rows = F.pad(rows, (0, 0, before, after), value=empty)
@@ -161,8 +163,8 @@ class KeyColumns:
 def _check(tokens: int, most: int) -> None:
     if tokens > most:
         raise InputError(
-            f"input: it has a token at position {tokens - 1}, and the projections were made for max_length "
-            f"{most}; cut it, or make the mechanism with a greater max_length"
+            f"input: position {tokens - 1} is beyond the max_length {most} of the projections; "
+            "shorten the input, or build the mechanism with a greater max_length"
         )
 
 
@@ -208,6 +210,7 @@ class LinearProjection(LengthProjection):
         weight = self.weight[:, :, columns.first : columns.first + x.shape[2]].to(x.dtype)
         if len(weight) > 1:
             return columns.total(weight @ x), None
+        # All heads share E: [B, n, H D] needs a single product per row.
         x = x.transpose(1, 2)
         heads = x.shape[2]
         rows = _project_rows(weight[0], x.flatten(2))  # one product for all heads
@@ -265,6 +268,7 @@ class ConvolutionProjection(LengthProjection):
 
     def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the convolution as one matrix product of flattened windows and the flattened kernel."""
+        # [B, H, R, step D] @ [H or 1, step D, D]
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
         return columns.total(rows, self.step), columns.windows(self.step, x.device)[1]
 

@@ -54,6 +54,7 @@ def attention_mask(buckets: Tensor, context: Context, window: int) -> Tensor:
     if not context.causal:
         seen |= after & (after.cumsum(-1) < window)
     seen, itself = seen.any(3), (key == query).squeeze(1)
+    # A token attends to itself only if it sees no other key.
     others = seen & ~itself
     return others | (seen & ~others.any(-1, keepdim=True))
 

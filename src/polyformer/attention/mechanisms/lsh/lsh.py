@@ -73,7 +73,7 @@ class LSHConfig(MechanismConfig):
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
     shares_queries: ClassVar[bool] = True
-    eager: ClassVar[str] = "tokens are sorted by bucket, and runs of them walked in Python"
+    eager: ClassVar[str] = "tokens are sorted by bucket, and a Python loop walks over runs of them"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -81,8 +81,8 @@ class LSHConfig(MechanismConfig):
         if self.buckets < 2 or self.buckets % 2:
             near = max(2, self.buckets + self.buckets % 2)
             raise InputError(
-                f"buckets: one for a direction and one for its opposite, expected an even number from 2 on, "
-                f"got {self.buckets}; give {near}"
+                f"buckets: expected an even number of 2 or more (one per direction and one per opposite), "
+                f"got {self.buckets}; use {near}"
             )
         if self.window < 1:
             raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")

@@ -50,6 +50,7 @@ def sorted_attention(
     out, lse = SortedAttention.apply(blocks, scale, order, spots, *rows)  # type: ignore[misc]
     out, lse = out.view(v.shape), lse.view(v.shape[:3])
     if not attend_self:
+        # No other key: the token attends only to itself, which gives v.
         out = torch.where((lse == -torch.inf).unsqueeze(-1), v, out)
     if context.kv_valid is None:
         return out
@@ -64,10 +65,12 @@ def _concatenate_heads(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
     order, spots = (x.flatten(0, 1) for x in (windows.order, windows.spots))
     heads, rounds, length = order.shape
     threads = 1 if like.is_cuda else torch.get_num_threads()
+    # As many heads as fit into the cache, but at least one row for each thread.
     most = max(1, min(room(like) // (length * like.shape[3]), heads // threads))
     group = max(size for size in range(1, most + 1) if heads % size == 0)
     number = torch.arange(group, device=order.device).view(1, group, 1, 1)
     last = max_number(spots) + windows.size
+    # Heads of a row are more than a window apart: no token sees another head.
     spots = spots.unflatten(0, (-1, group)) + number * last
     order = order.unflatten(0, (-1, group)) + number * length
     precise = like.dtype if group * last < EXACT else torch.float64
@@ -111,7 +114,9 @@ class SortedAttention(torch.autograd.Function):
         """Compute the gradients of the rows with `sorted_backward`."""
         order, spots, q, k, v, out, lse = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+        # grad y_i . y_i = sum_r p_ir grad p_ir
         shift = (grad * out).sum(-1, keepdim=True)
+        # Without keys all scores are far below 0: with lse = 0 their weights are 0, not NaN.
         lse = lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1) * LOG2E
 
         def work(rows: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ class WindowBlocks:
         self.ahead = 0 if windows.causal else self.back
         self.blocks = self.back + 1 + self.ahead
         self.width = self.blocks * self.block
+        # 0 <= d < m is |d - (m - 1) / 2| <= (m - 1) / 2: one comparison for both forms.
         self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
         self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
         self.step = max(1, room(like) // (self.block * self.width))
@@ -54,6 +55,7 @@ class WindowBlocks:
         short = self.count * self.block - self.length
         around = self.back * self.block, self.ahead * self.block + short
         x = torch.nn.functional.pad(x, (0, 0, *around), value=fill)
+        # A view: the keys of neighbouring blocks overlap in memory.
         return x.unfold(-2, self.width, self.block).transpose(-1, -2)
 
     def key_totals(self, x: Tensor) -> Tensor:
@@ -76,8 +78,11 @@ class Round:
     def __init__(self, blocks: WindowBlocks, number: int, order: Tensor, spots: Tensor):
         self.blocks, self.order = blocks, order[number]
         self.place = torch.empty_like(self.order)
+        # The inverse permutation, from slots to places in sorted order.
         self.place[self.order] = torch.arange(blocks.length, device=order.device)
+        # Spots of earlier rounds too: their keys are counted already and get masked.
         own = spots[: number + 1].index_select(1, self.order).unsqueeze(-1)
+        # Places added to fill a block are far from all spots.
         self.query_spots = blocks.queries(own - blocks.middle, fill=4 * MASKED)
         self.key_spots = blocks.keys(own, fill=-4 * MASKED).mT
 

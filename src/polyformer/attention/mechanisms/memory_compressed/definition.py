@@ -54,12 +54,14 @@ def definition(
         slots = [
             slot for tokens in documents_of_row(context, b) for slot in _slots(tokens, size, stride, context)
         ]
+        # [Tq, S]
         attended = [[_attends(context, b, i, slot) for slot in slots] for i in range(q.shape[2])]
         allowed = torch.tensor(attended, dtype=torch.bool, device=q.device).view(q.shape[2], len(slots))
         keys, values = (
             torch.stack([_convolve(x[b], kernel, slot) for slot in slots], 1) if slots else x[b][:, :0]
             for x, kernel in zip((k, v), kernels)
         )
+        # A slot has the position of its last token.
         places = torch.tensor([slot.tokens[-1] for slot in slots], dtype=torch.long, device=q.device)
         rows.append((keys, values, allowed, places))
     most = max(len(places) for *_, places in rows)  # pad rows with masked slots
@@ -78,6 +80,7 @@ def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[
     slots = [SlotWindow(tokens[start : start + size]) for start in range(0, len(tokens), stride)]
     if not context.causal:
         return slots
+    # An incomplete window at the end is not visible to any causal query.
     return [SlotWindow(tokens[:1], unconvolved=True), *(slot for slot in slots if len(slot.tokens) == size)]
 
 

@@ -187,6 +187,7 @@ class MemoryCompressed(Mechanism):
             slots = torch.arange(context.kv_len - fresh, context.kv_len, device=device).unsqueeze(0)
             if past is not None and past.places is not None:
                 slots = torch.cat([past.places, slots.expand(len(past.places), -1)], 1)
+            # Without padding and documents all batch rows have the same slots.
             alike = context.kv_valid is None and context.kv_doc is None
             if alike and past is not None and past.places is not None:
                 slots = slots[:1]
@@ -198,13 +199,16 @@ class MemoryCompressed(Mechanism):
                 ends = torch.cat([before, ends.expand(len(before), -1)], 1)
             return new, VisibleSlots.of(context, ends)
 
+        # The number of earlier slots is part of the key: it decides the size of the mask.
         known = 0 if past is None or past.ends is None else past.ends.shape[1]
         return context.once(("compressed", self.config.kernel, self.config.stride, past is None, known), make)
 
     def _slots(self, x: Tensor, kernel: Tensor, new: SlotWindows) -> Tensor:
         """Return the slots [B, H, S, D] of tokens x [B, H, J, D]."""
         x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for missing tokens
+        # [B, H, S kernel, D] -> [B, H, S, kernel, D]
         windows = take_tokens(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        # The convolution is one product: [B, H, S, kernel D] @ [H, kernel D, D].
         convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
         return torch.where(new.unconvolved[:, None, :, None], windows[:, :, :, -1], convolved)
 

@@ -26,6 +26,7 @@ BLOCK = 128
 
 def score_mod(visible: VisibleSlots, terms: PairTerms, heads: int) -> ScoreMod | None:
     """Return the biases and score function of a scheme without vectors, for the scores of slots."""
+    # A slot has the position of its last token.
     slots, relative, then = _slots(visible), terms.relative, terms.score_mod
     bias = None if relative is None or relative.bias is None else relative.bias.expand(heads, -1)
 
@@ -63,12 +64,14 @@ def attend_with_terms(
     outputs = []
     for start in range(0, queries, BLOCK):
         stop = min(start + BLOCK, queries)
+        # The slots that some query of the run sees; an empty range if there is none.
         seen = [*visible.keys(start, stop).some, (0, 0)][0]
         q_idx, key = torch.arange(start, stop, device=q.device), torch.arange(*seen, device=q.device)
         step = max(1, max_elements(q, terms) // max(1, terms.size(len(q_idx), len(key))))
         parts = []
         for row in number.split(step):
             b, h = row.unsqueeze(-1) // heads, row.unsqueeze(-1) % heads
+            # b, h [n, 1, 1], queries [1, Q, 1] and slots of keys [n, 1, L].
             pairs = Pairs(b, h, q_idx.view(1, -1, 1), slots[b, key])
 
             def allowed(pairs: Pairs = pairs, key: Tensor = key) -> Tensor:
@@ -91,6 +94,7 @@ def _dense(
 ) -> Tensor:
     """Compute all pairs at once."""
     b, i, j = (torch.arange(size, device=q.device) for size in (len(q), q.shape[2], k.shape[2]))
+    # [B, H, Tq, S]: all pairs, only while weights are recorded.
     scores = add_terms(q @ k.mT * terms.scale, q, k, terms, slots)
     b = b.view(-1, 1, 1, 1)
     weights, _ = softmax(scores, visible.mask(b, torch.zeros_like(b), i.unsqueeze(1), j))

@@ -85,6 +85,7 @@ class Centroids(nn.Module):
         sums = torch.zeros_like(old)
         for vectors in chosen:
             self._add_to_sums(sums, *vectors)
+        # All processes must move their centroids alike.
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         new = F.normalize(self.decay * old + (1 - self.decay) * F.normalize(sums, dim=-1), dim=-1)

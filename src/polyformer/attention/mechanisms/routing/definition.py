@@ -52,6 +52,7 @@ def attention_mask(heads: RoutedHeads, context: Context, window: int, share_quer
     same = same_cluster(heads, context)
     query_slot, slot = slots(context, same.device)
     number = same.cumsum(-1)  # the first key of the cluster has 1
+    # The keys of the cluster up to the query have the numbers 1 .. `before`.
     before = (same & (slot <= query_slot)).sum(-1, keepdim=True)
     last = before if context.causal else before + window
     allowed = same & (number > before - window) & (number <= last)
@@ -74,6 +75,7 @@ def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
     if context.kv_valid is None:
         return same
     real = context.kv_valid[:, context.offset : context.offset + context.q_len].bool()
+    # Padding queries attend to nothing.
     return same & real[:, None, :, None]
 
 

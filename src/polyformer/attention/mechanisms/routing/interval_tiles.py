@@ -66,11 +66,13 @@ def tiles(
         return []
     start = _tile_starts(intervals, shared)
     stop = torch.cat([start[1:], start.new_tensor([len(first)])])
+    # Intervals only move forward: a tile's keys end where those of its last query end.
     begin, end = first[start], last[stop - 1]
     height, width = stop - start, end - begin
     moves = first[stop - 1] > begin
     alike = (last[start] == end) & ~moves if hidden is None else torch.zeros_like(moves)
     exclusive = torch.ones_like(moves)
+    # Keys are exclusive if neither neighbouring tile overlaps them.
     exclusive[1:] &= begin[1:] >= end[:-1]
     exclusive[:-1] &= end[:-1] <= begin[1:]
     kind = exclusive * EXCLUSIVE + alike * UNIFORM + moves * MOVING
@@ -137,6 +139,7 @@ def _make_tiles(
 def _tile_starts(intervals: Intervals, shared: bool) -> Tensor:
     """Return the first queries of all tiles."""
     count, starts = len(intervals.first), intervals.starts
+    # Half a block of neighbours, from one or several small clusters.
     if shared and count < SMALL * len(starts):
         return torch.arange(0, count, BLOCK // 2, device=starts.device)
     sizes = torch.diff(starts, append=starts.new_tensor([count]))

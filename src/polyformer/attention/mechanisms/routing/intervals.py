@@ -61,6 +61,7 @@ def cluster_intervals(
     starts = torch.ones_like(group, dtype=torch.bool)
     starts[1:] = group[1:] != group[:-1]
     cluster = group * length  # the code of slot 0
+    # The place after the last key at or before the query, in sorted order.
     upto = torch.searchsorted(of_key, of_query, right=True)
     first = torch.maximum(torch.searchsorted(of_key, cluster), upto - window)
     last = upto

@@ -145,8 +145,8 @@ class Routing(Mechanism):
         assert isinstance(state, RoutingState | None)
         if self.training and state is None and self.config.clusters > q.shape[2]:
             raise InputError(
-                f"clusters: expected at most one for each token, got {self.config.clusters} and rows of "
-                f"{q.shape[2]} tokens to learn from; give longer rows or fewer clusters"
+                f"clusters: expected at most the {q.shape[2]} tokens of a training row, "
+                f"got {self.config.clusters}; use longer rows or fewer clusters"
             )
         groups, num_local = q.shape[1] // k.shape[1], self.num_local
         if groups > 1:

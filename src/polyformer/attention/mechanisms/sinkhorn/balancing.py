@@ -61,6 +61,7 @@ def sinkhorn_balance(
             total = total[:, :, 1:]
         else:
             total = log.logsumexp(2, keepdim=True)
+        # Rows come last, so that every sorted block is an average.
         log = _normalize_rows(log - total, allowed)
     return log.exp().masked_fill(~allowed, 0.0), torch.stack(sums, 2) if causal else None
 

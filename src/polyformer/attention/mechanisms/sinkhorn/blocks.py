@@ -92,9 +92,11 @@ def blocks_of(context: Context, size: int, fresh: int, device: torch.device) -> 
     """Return the blocks of a call with `fresh` new keys at the end."""
     real, rank, _ = token_ranks(context, device)
     rows, length = real.shape
+    # A block begins at every `size`-th token of a document.
     number = (real & (rank % size == 0)).cumsum(1) - 1
     count = _max_blocks(context, number, size)
     slots = torch.arange(length, device=device).expand(rows, -1)
+    # The place of each token in the concatenated blocks.
     at = torch.where(real, number * size + rank % size, count * size)
     # Padding has the position count * size, which `_scatter` drops.
     index = _scatter(slots, at, count * size, length).view(rows, count, size)
@@ -137,6 +139,7 @@ def blocks_of(context: Context, size: int, fresh: int, device: torch.device) -> 
 def to_blocks(x: Tensor, index: Tensor) -> Tensor:
     """Return the tokens [R, A, size] of x [B, H, T, D] as [B, H, A, size, D], zeros for an index of T."""
     length = x.shape[2]
+    # Empty places read any token and are cleared afterwards.
     blocks = take_tokens(x, index.flatten(1).clamp(max=length - 1)).unflatten(2, index.shape[1:])
     return blocks.masked_fill((index == length)[:, None, :, :, None], 0.0)
 
@@ -198,8 +201,8 @@ def check_count(blocks: Blocks, context: Context, size: int, most: int) -> None:
     with the same message instead.
     """
     message = (
-        f"input: a text has more than the {most * size} tokens that the sorting network was made for; "
-        "cut it, or make the mechanism with a greater max_length"
+        f"input: a document has more than {most * size} tokens, the limit of the sorting network; "
+        "shorten it, or build the mechanism with a greater max_length"
     )
     count = blocks.column.shape[1]
     if count <= most:

@@ -82,6 +82,7 @@ def permutation(k: Tensor, net: SortingNet, sorting: SortingOptions, causal: boo
         means = [block.mean(1) for block in blocks]
     scores = net(torch.stack(means, 1))[..., : len(blocks)]
     scores = (scores + gumbel(scores) if sorting.noisy else scores) / sorting.temperature
+    # Causal: only blocks j < i may be sorted into place i.
     earlier = torch.ones_like(scores[0], dtype=torch.bool).tril(-1)
     allowed = earlier if causal else torch.ones_like(earlier)
     log = _normalize(scores, allowed, rows=True)
@@ -112,6 +113,7 @@ def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
     real = (torch.arange(count * size, device=k.device) < n).view(count, size)
     mass = s @ real.to(s.dtype)
     share = s.unsqueeze(2) * real.mT / filled_mass(mass)[0].unsqueeze(3)  # [H, i, t, j]
+    # Sorting keeps places: place t of a block goes to place t.
     same_place = torch.eye(size, dtype=s.dtype, device=k.device)
     return torch.einsum("hitj,tu->hitju", share, same_place).flatten(3)[..., :n], mass
 
@@ -129,5 +131,6 @@ def weights(
     keys = torch.cat([k[:, start:stop], shares @ k], 1)
     scores = (keys @ q.unsqueeze(2)).squeeze(2) / math.sqrt(q.shape[1])
     scores = scores + F.pad(log_mass, (stop - start, 0))
+    # One softmax over the own block and the sorted block.
     own, of_sorted = scores.softmax(1).split([stop - start, shares.shape[1]], 1)
     return F.pad(own, (start, k.shape[1] - stop)) + (of_sorted.unsqueeze(1) @ shares).squeeze(1)

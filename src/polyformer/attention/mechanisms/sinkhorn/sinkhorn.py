@@ -219,6 +219,7 @@ class Sinkhorn(Mechanism):
             hidden = hidden | torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
         bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
         log_mass = log_mass.unsqueeze(3)
+        # Own keys are masked per query, sorted keys per place: bring both to one shape.
         wide = torch.broadcast_shapes(bias.shape[:4], log_mass.shape[:4])
         y = attend_in_blocks(
             to_blocks(q, blocks.queries),
@@ -297,6 +298,7 @@ class Sinkhorn(Mechanism):
     ) -> tuple[Tensor, Tensor | None]:
         """Return S [B, H, A, N] of block representations [B, H, A, D], and the next column sums."""
         config, column = self.config, blocks.column
+        # The network scores a block by its number in the document; `column` has it for each block of the row.
         columns = column[:, None, None].expand(*means.shape[:3], -1)
         scores = self.net(means).gather(3, columns)
         scores = (scores + gumbel(scores) if self.training else scores) / config.temperature

@@ -45,7 +45,7 @@ class SortCutConfig(SinkhornConfig):
     paper: ClassVar[str] = "Tay et al. 2020, section 3 (SortCut)"
     causal: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False
-    instead: ClassVar[str] = "'sinkhorn', whose queries attend to their own block and one of the past"
+    instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,6 +90,7 @@ class SortCut(Sinkhorn):
             ~exists.repeat_interleave(self.config.block_size, 2).unsqueeze(1), -torch.inf
         )
         rate = self.config.dropout if self.training else 0.0
+        # [B, H, A, 1, cut size]: the same for all queries of a block.
         bias = log_mass.unsqueeze(3)
         y = attend_in_blocks(to_blocks(q, blocks.queries), sorted_keys, sorted_values, bias, rate)
         return from_blocks(y, blocks.query_places), state

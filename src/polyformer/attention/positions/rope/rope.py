@@ -89,7 +89,7 @@ class Rope(Position):
         if self.width < 2 or self.width % 2:
             raise InputError(
                 f"fraction: expected an even number of rotated channels, got {self.width} "
-                f"({config.fraction} of head_size {head_size}); choose another of the two"
+                f"({config.fraction} of head_size {head_size}); change one of the two"
             )
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
@@ -104,6 +104,7 @@ class Rope(Position):
         """Return cos and sin (with the signs of a pair) [B or 1, 1, Tq, W] at the query positions."""
         rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
         pos = context.query_position(rows.unsqueeze(1), slots)
+        # pos [B or 1, Tq] -> angles [B or 1, 1, Tq, W / 2]; the axis of size 1 broadcasts over heads.
         angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(config, self.width, q.device)
         cos, sin = angles.cos(), angles.sin()
         waves = _join_pairs(cos, cos, self.config.layout), _join_pairs(-sin, sin, self.config.layout)

@@ -71,6 +71,7 @@ def row_backward(
         if keep is not None:
             grad_weights = grad_weights.mul_(keep)
         add_columns(grads.v, tile.keys, item.products(grad_out_t, kept))
+        # grad_score_ij = p_ij (grad_p_ij - shift_i)
         grad_scores = grad_weights.sub_(shift).mul_(weights)
         if evaluation is not None:
             grad_unmodified = evaluation.backward(item.tiled(tile, grad_scores), grads.tables)

@@ -139,6 +139,7 @@ class _TiledAttention(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         call: _Call = ctx.call
         grad_out = at_least_float32(grad_out)
+        # shift_i of `row_backward`: all paths through the denominator.
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
         # A query without keys has lse = -inf: with 0 instead, its masked scores give weights of 0, not NaN.
@@ -181,6 +182,7 @@ class _TiledAttention(torch.autograd.Function):
             return grad_tables
 
         grad_tables, *others = call.spread(work)
+        # Every thread summed the gradients of captured tables separately.
         for other in others:
             for total, more in zip(grad_tables, other):
                 total += more
