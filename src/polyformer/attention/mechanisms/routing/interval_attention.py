@@ -22,7 +22,6 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.routing.interval_tiles import Tiles, tiles
 from polyformer.attention.mechanisms.routing.intervals import Intervals
-from polyformer.attention.mechanisms.routing.workspace import Workspace
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.room import room
 from polyformer.core.ops.second_order import first_order
@@ -45,6 +44,34 @@ def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, sc
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out = IntervalAttention.apply(intervals, scale, keep, *rows)
     return out.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
+
+
+class Workspace:
+    """Named buffers that all tiles of a call reuse, as they are computed in turn."""
+
+    def __init__(self, like: Tensor):
+        self.like, self.buffers = like, dict[str, Tensor]()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return the buffer `name` with this shape; its values are what was last written to it."""
+        count = math.prod(shape)
+        if name not in self.buffers or len(self.buffers[name]) < count:
+            self.buffers[name] = self.like.new_empty(count)
+        return self.buffers[name][:count].view(shape)
+
+    def queries(self, x: Tensor, tile: Tiles) -> Tensor:
+        """Return the rows of x [N, D] for the queries of tiles, [n, Q, D]."""
+        out = self.take("q", len(tile.queries), x.shape[1])
+        return torch.index_select(x, 0, tile.queries, out=out).view(len(tile.real), -1, x.shape[1])
+
+    def keys(self, x: Tensor, tile: Tiles) -> Tensor:
+        """Return the rows of x [N, D] for the keys of tiles, [n, L, D]."""
+        out = self.take("k", len(tile.keys), x.shape[1])
+        return torch.index_select(x, 0, tile.keys, out=out).view(len(tile.real), -1, x.shape[1])
+
+    def product(self, name: str, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale * a @ b in the buffer `name`."""
+        return self.take(name, len(a), a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=scale)
 
 
 class IntervalAttention(torch.autograd.Function):
