@@ -168,7 +168,7 @@ class SigmoidConfig(MechanismConfig):
     """Declare the unsupported features, so that a model rejects them with a clear error."""
 
     kind = "sigmoid"
-    packs = caches = relates = False
+    supports_packing = supports_kv_cache = supports_score_bias = False
 
     def build(self, num_heads, head_size):
         """Return the module, which has no parameters."""

@@ -108,7 +108,7 @@ def a_ring_holds_few_keys() -> None:
     assert [transfer.received for transfer in transfers] == [chunk] * (3 + 3 + 4)
     assert plan.bytes_received == 3 * chunk
     dropped = explain(q, k, v, context=context, dropout=0.1)
-    assert "needed (a ring computes parts again, and dropout would draw other numbers)" in str(dropped)
+    assert "needed (a ring recomputes its parts, and dropout would draw other numbers)" in str(dropped)
 
 
 def half_precision() -> None:
@@ -175,7 +175,7 @@ def test_explain_says_what_comes_from_others():
 def test_a_ring_that_cannot_be_is_refused_in_every_process():
     context = spread(Context(4, 4), Share(None, 0, contiguous(4, 2), "ring"), torch.device("cpu"))
     q = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(InputError, match="way: 'ring' cannot be here: a ring computes parts again"):
+    with pytest.raises(InputError, match="way: 'ring' cannot run this call: a ring recomputes its parts"):
         attend(q, q, q, context=context, dropout=0.5)
 
 

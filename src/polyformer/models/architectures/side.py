@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full
 from polyformer.attention.patterns.marked import reads_marks
-from polyformer.attention.positions import related
+from polyformer.attention.positions import with_relations
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.ops.int8_layers import Int8Embedding
@@ -163,7 +163,7 @@ class Side:
         pos = tokens.last(new, ids.device)
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
-            context = related(context, inputs.relation_ids, len(ids), stack.position)
+            context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
         share = None if over is None else choose_share(over, context, getattr(self.config, self.name))
         if share is not None:
             context, inputs = spread(context, share, ids.device), inputs.of_share(share)

@@ -39,6 +39,7 @@ class _ToPeers(torch.autograd.Function):
 def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]) -> Tensor:
     if len(sent) == 1:
         return rows.clone()
+    # The received rows are grouped by sender.
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     if not rows.is_meta:
         dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
@@ -64,6 +65,7 @@ class _Gathered(torch.autograd.Function):
     @first_order("a sequence that is spread over processes", WHOLE)
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the tensor of this process, summed over all processes that received it."""
+        # `all_reduce` overwrites its argument, and the gradient belongs to autograd.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
         others = len(grad) - 1
@@ -140,6 +142,7 @@ def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") 
     sent = [_slots(needs.sent(rank, peer), k.device) for peer in processes]
     received = [_slots(needs.sent(peer, rank), k.device) for peer in processes]
     own = _slots(intersect(needs.keys[rank], unite(share.keys.own)), k.device)
+    # [B, Hkv, T, D + Dv] -> [T, B, Hkv, D + Dv]: an all-to-all splits the first axis.
     rows = torch.cat([k, v], -1).movedim(2, 0)
     arrived = _ToPeers.apply(
         rows.index_select(0, torch.searchsorted(held, torch.cat(sent))),

@@ -47,6 +47,7 @@ class Needs:
         """Return the slots of the keys that `sender` sends to `receiver`, in ascending order."""
         if sender == receiver:
             return ()
+        # The keys that the receiver needs and the sender has.
         return intersect(self.keys[receiver], unite(self.share.key_runs[sender]))
 
     def part_needed(self) -> float:
@@ -80,9 +81,11 @@ def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
     """Return the work of the busiest process divided by the average if each process has a single run."""
     work = []
     for part in contiguous(whole.q_len, processes):
+        # A few rows are enough to estimate the work.
         step = -(-(part[0][1] - part[0][0]) // PROBES) or 1
         edges = sorted({*range(*part[0], step), *_cuts(pattern, whole, part[0]), part[0][1]})
         keys = [_keys(pattern, whole, a, b) for a, b in itertools.pairwise(edges)]
+        # Queries times keys, summed over the rows.
         work.append(sum((b - a) * count(own) for (a, b), own in zip(itertools.pairwise(edges), keys)))
     return max(work) * processes / max(sum(work), 1)
 

@@ -33,9 +33,9 @@ from polyformer.core.sequence.shares import Share
 def refuses_ring(request: Request) -> str | None:
     """Return why a call cannot be computed in parts that are recomputed, or None."""
     if request.score_mod is not None:
-        return "gradients of what a score_mod reads do not come back from a ring"
+        return "a ring does not return gradients of tensors that a score_mod captures"
     if request.dropout:
-        return "a ring computes parts again, and dropout would draw other numbers"
+        return "a ring recomputes its parts, and dropout would draw other numbers"
     return None
 
 
@@ -56,6 +56,7 @@ class _Ring(torch.autograd.Function):
         """Return output and log-sum-exp, joined over the keys of all processes as they arrive."""
         request = _with(request, q, terms)
         own = needs.parts[needs.share.rank]
+        # Online softmax over the parts: start with no keys and a log-sum-exp of -inf.
         joined = [nothing_seen(request, part.queries[1] - part.queries[0], wide=True) for part in own]
         chunk = kv
         for owner in _turns(needs.share):
@@ -90,8 +91,10 @@ class _Ring(torch.autograd.Function):
                     for number, call in _calls(_with(request, leaves[0], leaves[1:]), needs, owner, keys)
                 ]
             own, *others = _gradients(parts, [keys, *leaves], needs, (grad, grad_lse, out, lse))
+            # Gradients of the queries and of the tables stay here; gradients of the keys travel.
             totals = [total + other for total, other in zip(totals, others)]
             if behind is not None:
+                # Add to the gradient of these keys that the processes before have computed.
                 own = own + behind.arrived()
             behind = _start(own, share, owner, "gradients of keys and values", home=True)
             chunk = hop.arrived()

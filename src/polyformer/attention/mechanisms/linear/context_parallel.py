@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.spread.exchange import anchored, gather
-from polyformer.attention.mechanisms.linear.documents import causal_documents, one_document, spans
-from polyformer.attention.mechanisms.linear.inputs import Inputs
-from polyformer.attention.mechanisms.linear.sums import Sums, no_sums
-from polyformer.attention.mechanisms.linear.weights import bounded, finite_top
+from polyformer.attention.mechanisms.linear.documents import attend_causal_documents, attend_document, spans
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
+from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
+from polyformer.attention.mechanisms.linear.weights import finite_top, floor_denominators
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.shares import Run, Share
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Summed:
+class RunSums:
     """The sums over the keys of a run, with the heads of all rows in one dimension N.
 
     decay: [N], the sum of the log decays before its tokens. slots: the run. document: [B], the document of
@@ -35,13 +35,13 @@ class Summed:
     slots: Run
     document: Tensor | None
 
-    def of_row(self, row: int, heads: slice) -> "Summed":
+    def select_row(self, row: int, heads: slice) -> "RunSums":
         """Return the sums of one batch row with the heads `heads`."""
         document = None if self.document is None else self.document[row : row + 1]
-        return Summed(Sums(*(x[heads] for x in self.sums)), self.decay[heads], self.slots, document)
+        return RunSums(Sums(*(x[heads] for x in self.sums)), self.decay[heads], self.slots, document)
 
 
-def spread_attention(inputs: Inputs, context: Context) -> Tensor:
+def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor:
     """Return output [B, H, T, Dv] of this process's queries; `inputs` has this process's keys."""
     share = context.share
     assert share is not None
@@ -55,56 +55,62 @@ def spread_attention(inputs: Inputs, context: Context) -> Tensor:
         doc = None if context.kv_doc is None else context.kv_doc[:, first:last]
         parts.append((inputs.tokens(slice(first, last)), doc, (start, stop)))
     own = [
-        _packed(*summed(part, doc, leads)) for part, doc, _ in parts for leads in (False, True)[: 1 + both]
+        _pack(*document_sums(part, doc, leads))
+        for part, doc, _ in parts
+        for leads in (False, True)[: 1 + both]
     ]
+    # One all-gather, of a size that does not depend on the number of tokens.
     gathered = gather(torch.stack(own), share, "sums of keys")
+    # In the order of the gathered sums: process, run, end or beginning.
     edges = [(run, leads) for runs in share.runs for run in runs for leads in (False, True)[: 1 + both]]
-    everybody = [
-        Summed(*_unpacked(sums, parts[0][0]), run, _edge(context, run, leads))
+    all_runs = [
+        RunSums(*_unpack(sums, parts[0][0]), run, _edge_document(context, run, leads))
         for (run, leads), sums in zip(edges, gathered.flatten(0, 1))
     ]
-    outs = [_attend(part, doc, run, everybody) for part, doc, run in parts]
+    outs = [_attend_run(part, doc, run, all_runs) for part, doc, run in parts]
     return anchored(torch.cat(outs, 2), gathered)
 
 
-def _attend_to_source(inputs: Inputs, share: Share) -> Tensor:
+def _attend_to_source(inputs: LinearInputs, share: Share) -> Tensor:
     """Return the output of this process's queries over a source distributed over the processes."""
-    gathered = gather(_packed(*summed(inputs, None, False)), share, "sums of keys")
-    everybody = [Summed(*_unpacked(sums, inputs), (0, 0), None) for sums in gathered]
-    fresh = no_sums(inputs.weight[..., 0].numel(), inputs.v.shape[3], inputs.kernel)
-    return anchored(read(inputs, joined(fresh, everybody, None)), gathered)
+    gathered = gather(_pack(*document_sums(inputs, None, False)), share, "sums of keys")
+    all_runs = [RunSums(*_unpack(sums, inputs), (0, 0), None) for sums in gathered]
+    fresh = empty_sums(inputs.weight[..., 0].numel(), inputs.v.shape[3], inputs.kernel)
+    return anchored(read_sums(inputs, combine_sums(fresh, all_runs, None)), gathered)
 
 
-def _attend(part: Inputs, doc: Tensor | None, run: Run, everybody: Sequence[Summed]) -> Tensor:
+def _attend_run(part: LinearInputs, doc: Tensor | None, run: Run, all_runs: Sequence[RunSums]) -> Tensor:
     """Return the output of the queries of a run, in documents `doc` [B, T]."""
     if not part.q.shape[2]:
         return torch.zeros_like(part.v)
-    fresh = no_sums(part.weight[..., 0].numel(), part.v.shape[3], part.kernel)
+    fresh = empty_sums(part.weight[..., 0].numel(), part.v.shape[3], part.kernel)
     if part.causal:
-        before = sorted((s for s in everybody if s.slots[1] <= run[0]), key=lambda s: -s.slots[0])
-        past = joined(fresh, before, None if doc is None else doc[:, 0])
-        return (one_document(part, past) if doc is None else causal_documents(part, doc, 0, past))[0]
-    others = [s for s in everybody if s.slots != run]
+        before = sorted((s for s in all_runs if s.slots[1] <= run[0]), key=lambda s: -s.slots[0])
+        past = combine_sums(fresh, before, None if doc is None else doc[:, 0])
+        return (attend_document(part, past) if doc is None else attend_causal_documents(part, doc, 0, past))[
+            0
+        ]
+    others = [s for s in all_runs if s.slots != run]
     if doc is None:
-        own = next(s for s in everybody if s.slots == run)
-        return read(part, joined(own.sums, others, None))
+        own = next(s for s in all_runs if s.slots == run)
+        return read_sums(part, combine_sums(own.sums, others, None))
     rows = []
     for row, numbers in enumerate(doc.tolist()):
         outs = []
         for start, stop in spans(numbers):
             document = part.part(row, slice(start, stop), slice(start, stop), 0)
             if start and stop < len(numbers):  # the whole document is inside the run
-                outs.append(one_document(document, fresh)[0])
+                outs.append(attend_document(document, fresh)[0])
                 continue
             heads = slice(row * part.q.shape[1], (row + 1) * part.q.shape[1])
-            theirs = [s.of_row(row, heads) for s in others]
-            own, _ = summed(document, None, False)
-            outs.append(read(document, joined(own, theirs, doc[row : row + 1, start])))
+            theirs = [s.select_row(row, heads) for s in others]
+            own, _ = document_sums(document, None, False)
+            outs.append(read_sums(document, combine_sums(own, theirs, doc[row : row + 1, start])))
         rows.append(torch.cat(outs, 2))
     return torch.cat(rows)
 
 
-def summed(inputs: Inputs, documents: Tensor | None, leads: bool) -> tuple[Sums, Tensor]:
+def document_sums(inputs: LinearInputs, documents: Tensor | None, leads: bool) -> tuple[Sums, Tensor]:
     """Return the sums over the keys of the document at the end of these tokens, and their decay [N].
 
     The decay is the total log decay of all tokens. `leads`: sum over the document at their beginning instead,
@@ -121,6 +127,7 @@ def summed(inputs: Inputs, documents: Tensor | None, leads: bool) -> tuple[Sums,
     if decay is not None:
         decay = decay.flatten(0, 1)
         total = decay.sum(-1)
+        # Decayed from token j to the end of the run.
         weight = weight + total.unsqueeze(-1) - decay.cumsum(-1)
     none = weight.new_full((len(k), 1), -torch.inf)
     top = torch.cat([weight.detach(), none], 1).amax(1)
@@ -130,7 +137,7 @@ def summed(inputs: Inputs, documents: Tensor | None, leads: bool) -> tuple[Sums,
     return Sums(numerators, denominators, top, share.detach().sum(-1)), total
 
 
-def joined(own: Sums, others: Sequence[Summed], document: Tensor | None) -> Sums:
+def combine_sums(own: Sums, others: Sequence[RunSums], document: Tensor | None) -> Sums:
     """Return `own` plus the sums of `others` that are of the same document [B].
 
     Causal runs must be sorted from the nearest: each is decayed by the decays of all runs after it.
@@ -155,35 +162,35 @@ def joined(own: Sums, others: Sequence[Summed], document: Tensor | None) -> Sums
     return Sums(numerators, denominators, top, mass)
 
 
-def read(inputs: Inputs, sums: Sums) -> Tensor:
+def read_sums(inputs: LinearInputs, sums: Sums) -> Tensor:
     """Return y = S phi(q) / (z . phi(q)) of every query, [B, H, T, Dv]."""
     phi, _ = inputs.kernel.values(inputs.q.flatten(0, 1))
     total = (phi @ sums.denominators.unsqueeze(-1)).squeeze(-1)
-    total = bounded(total, sums.mass.unsqueeze(-1), inputs.kernel.least)
+    total = floor_denominators(total, sums.mass.unsqueeze(-1), inputs.kernel.least)
     out = phi @ sums.numerators.mT / total.unsqueeze(-1)
     return out.unflatten(0, inputs.q.shape[:2])
 
 
-def numbers(heads: int, width: int, features: int) -> int:
-    """Return the number of elements that `_packed` concatenates for all heads of a text."""
+def packed_size(heads: int, width: int, features: int) -> int:
+    """Return the number of elements that `_pack` concatenates for all heads of a text."""
     return heads * (features * (width + 1) + 3)
 
 
-def _packed(sums: Sums, decay: Tensor) -> Tensor:
+def _pack(sums: Sums, decay: Tensor) -> Tensor:
     """Concatenate the sums and the decay in one tensor [N, Dv M + M + 3]."""
     numbers = torch.stack([sums.top, sums.mass, decay], 1)
     return torch.cat([sums.numerators.flatten(1), sums.denominators, numbers], 1)
 
 
-def _unpacked(packed: Tensor, inputs: Inputs) -> tuple[Sums, Tensor]:
-    """Return the arguments of `_packed`."""
+def _unpack(packed: Tensor, inputs: LinearInputs) -> tuple[Sums, Tensor]:
+    """Return the arguments of `_pack`."""
     values, width = inputs.v.shape[3], inputs.kernel.width
     numerators, denominators, numbers = packed.split([values * width, width, 3], 1)
     top, mass = numbers[:, 0].detach(), numbers[:, 1].detach()
     return Sums(numerators.unflatten(1, (values, width)), denominators, top, mass), numbers[:, 2]
 
 
-def _edge(context: Context, run: Run, leads: bool) -> Tensor | None:
+def _edge_document(context: Context, run: Run, leads: bool) -> Tensor | None:
     """Return the document of each row at the end (or, for `leads`, at the beginning) of a run."""
     documents = None if context.whole is None else context.whole.kv_doc
     if documents is None or run[0] == run[1]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import InTurn, step
+from polyformer.attention.patterns.score_steps import ChainedScoreMods, step
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
 from polyformer.core.sequence.context import Context
 
@@ -57,7 +57,7 @@ class DistanceAware(Position):
             distance = context.distance(q_idx, kv_idx).abs()
             return score * rescaling(w[h] * distance, b[h])
 
-        return InTurn((clip, rescale))
+        return ChainedScoreMods((clip, rescale))
 
 
 def rescaling(distance: Tensor, b: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from polyformer.attention.patterns.layout import Keys, intersect
 from polyformer.core.sequence.context import Context
 
 
-def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
+def pattern_in_part(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
     """Return `pattern` for a part of the call: its query 0 is query `query`, its key 0 is key `key`, of
     `whole`.
 
@@ -18,15 +18,16 @@ def at_slots(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
     All others are evaluated on the queries and keys of `whole`.
     """
 
-    def moved(part: Pattern) -> Pattern:
+    def in_part(part: Pattern) -> Pattern:
+        # Documents and padding read tables, and the context of the part has its section of them.
         own = part.relative(whole) or isinstance(part, (Documents, Padding))
-        return part if own else AtSlots(part, whole, query, key)
+        return part if own else InPart(part, whole, query, key)
 
-    return pattern.mapped(moved)
+    return pattern.map_parts(in_part)
 
 
 @dataclasses.dataclass(frozen=True)
-class AtSlots(Pattern, named=False):
+class InPart(Pattern, named=False):
     """A pattern for a part of a call, evaluated on the slots of the whole call."""
 
     pattern: Pattern
@@ -36,11 +37,13 @@ class AtSlots(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return pattern(i + query, j + key), evaluated in the whole call."""
+        # Indices of the part become indices of the whole call.
         return self.pattern.allows(self.whole, b, h, q_idx + self.query, kv_idx + self.key)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the pattern in the whole call, clipped to the part."""
         keys = self.pattern.keys(self.whole, start + self.query, stop + self.query)
+        # Back to indices of the part; keys outside of it belong to other parts.
         some, full = (
             intersect(((a - self.key, b - self.key) for a, b in runs), ((0, context.kv_len),))
             for runs in (keys.some, keys.full)
@@ -65,4 +68,4 @@ class AtSlots(Pattern, named=False):
 
     def head_pattern(self, head: int) -> Pattern:
         """Return the pattern of this head, for the same part."""
-        return at_slots(self.pattern.head_pattern(head), self.whole, self.query, self.key)
+        return pattern_in_part(self.pattern.head_pattern(head), self.whole, self.query, self.key)
