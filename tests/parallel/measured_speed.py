@@ -17,7 +17,7 @@ import torch.distributed as dist
 from measured_steps import divide
 from torch import nn
 
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.presets import create_model
 from polyformer.training.distributed.config import ParallelConfig
 from polyformer.training.distributed.mesh import open_mesh
@@ -63,7 +63,7 @@ def stepping(name: str, texts: int) -> Iterator[Callable[[], object]]:
     runs = divide(whole, mesh, whole)
     optimizer = AdamW().build(whole)
     split_by_mesh(optimizer)
-    with spread_over(mesh.group("context")) if name == "context" else nullcontext():
+    with context_parallel(mesh.group("context")) if name == "context" else nullcontext():
         yield lambda: update(optimizer, lambda: runs(input_ids=ids, labels=ids).loss.backward())
 
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.attention.functional.spread.traffic import counted_transfers
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config
 from polyformer.training.distributed.config import ParallelConfig
@@ -252,7 +252,7 @@ def measured(case: Case) -> dict[str, float]:
     optimizer = OptimizerConfig.from_dict(case.optimizer).build(model)
     split_by_mesh(optimizer)
     peak = Peak(model)
-    spread = spread_over(mesh.group("context")) if mesh.size("context") > 1 else nullcontext()
+    spread = context_parallel(mesh.group("context")) if mesh.size("context") > 1 else nullcontext()
     with Sent() as sent, counted_transfers() as transfers, spread, peak.hooks():
         if pipeline is not None:
             passes = 2 * pipeline.size

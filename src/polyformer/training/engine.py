@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
 from polyformer.training.background import Writer, writers
 from polyformer.training.checkpoint import Checkpoints
@@ -177,7 +177,7 @@ class Engine:
         if self.pipeline is None:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        with unsharded(model if self.pipeline is None else self.pipeline.root), self.spread():
+        with unsharded(model if self.pipeline is None else self.pipeline.root), self.context_parallel():
             yield
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
@@ -220,11 +220,11 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
 
-    def spread(self) -> AbstractContextManager[None]:
+    def context_parallel(self) -> AbstractContextManager[None]:
         """Return a context in which the processes of the context-parallel group share each text."""
         if self.mesh is None or self.mesh.size("context") == 1:
             return nullcontext()
-        return spread_over(self.mesh.group("context"))
+        return context_parallel(self.mesh.group("context"))
 
     def check_task(self, task: Task) -> None:
         """Raise `InputError` if `task` needs more than the loss under context or pipeline parallelism.

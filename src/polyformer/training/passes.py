@@ -22,7 +22,7 @@ def run_passes(engine: Engine, carrying: Carrying, group: Group) -> torch.Tensor
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
         with engine.unsynced(skip=i + 1 < len(group.batches)):
-            with engine.autocast(), engine.spread():
+            with engine.autocast(), engine.context_parallel():
                 loss = carrying.loss(engine.wrapped, engine.place(batch))
             # Data parallelism averages gradients over the ranks; the factor `data_world` makes it a sum.
             engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()

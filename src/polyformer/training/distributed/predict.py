@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.sequence.spread import Spreading
+from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
@@ -133,12 +133,12 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     )
 
 
-def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spreading | None:
+def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> ContextParallel | None:
     """Return the process along `context` that receives most keys; None without context parallelism."""
     if sizes["context"] == 1:
         return None
     most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
-    return Spreading(None, most.process, sizes["context"])
+    return ContextParallel(None, most.process, sizes["context"])
 
 
 def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:

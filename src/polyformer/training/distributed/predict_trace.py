@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.spread import Spreading, spreading
+from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.stack import Layer, StackConfig
@@ -76,7 +76,9 @@ class Kept:
     after: int = 0
 
 
-def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
+def kept(
+    config: ModelConfig, batch: int, length: int, half: bool, over: ContextParallel | None = None
+) -> Kept:
     """Return `trace` of a model of `config`; of identical layers only two are traced and extrapolated."""
     sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
     alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
@@ -102,7 +104,9 @@ def _alike(stack: StackConfig) -> bool:
     return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
 
 
-def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
+def trace(
+    model: Transformer, batch: int, length: int, half: bool, over: ContextParallel | None = None
+) -> Kept:
     """Return the bytes that a pass of `model`, on the `meta` device, saves for [batch, length] tokens.
 
     An encoder-decoder reads the same number of source tokens. The loss of the head is not included. `half`:
@@ -121,7 +125,7 @@ def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreadi
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=half),  # read by the emulation
             _Emulated(),
-            nullcontext() if over is None else spreading(over),
+            nullcontext() if over is None else use_context_parallel(over),
             torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda x: x),
         ):
             output = model.train()(**inputs)

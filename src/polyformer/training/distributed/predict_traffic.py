@@ -29,7 +29,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures.spreading import runs_of_stack
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.base import FeedForwardConfig
@@ -202,7 +202,7 @@ def exchanged_keys(
     runs = choose_runs([pattern], whole, processes) if runs is None else runs
     shown = implied(whole)
     seen = pattern if shown is None else shown if pattern is None else pattern & shown
-    needs = find_needs(seen, whole, Share(None, 0, runs))
+    needs = find_needs(seen, whole, SequenceShard(None, 0, runs))
     if rings and processes > 2 and needs.part_needed() >= WORTH_A_RING:
         part = -(-length // processes)
         return Keys((processes - 1) * part, (processes - 1) * part, processes * part)

@@ -85,7 +85,7 @@ def linear_attention(
                     "input at once"
                 )
             return definition(inputs, context), None
-        if context.share is not None:
+        if context.shard is not None:
             return spread_attention(inputs, context), None
         rows, heads = q.shape[:2]
         past = (state or LinearState()).past(rows, heads, v.shape[3], kernel)
