@@ -95,14 +95,14 @@ class Checkpoints:
         the checkpoint is either complete or absent.
         """
         if group is not None:
-            from polyformer.training.distributed.checkpoint import raise_together
+            from polyformer.training.distributed.sharded_files import raise_on_all_ranks
 
             complaint = None
             try:
                 self._write_parts(snapshot, group)
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint, group)
+            raise_on_all_ranks(complaint, group)
             return
         with atomic_directory(self.path(snapshot.progress.step)) as folder:
             save_tensors(folder / MODEL, snapshot.weights)
@@ -111,8 +111,8 @@ class Checkpoints:
         self.prune(snapshot.progress.best_step)
 
     def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.training.distributed.checkpoint import raise_together, shown_to_all
-        from polyformer.training.divided_files import write_divided
+        from polyformer.training.distributed.sharded_files import broadcast_path, raise_on_all_ranks
+        from polyformer.training.sharded_checkpoint import write_sharded
 
         first, complaint = torch.distributed.get_rank() == 0, None
         path = self.path(snapshot.progress.step)
@@ -122,10 +122,10 @@ class Checkpoints:
                 folder = opened.enter_context(atomic_directory(path)) if first else None
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint, group)
-            folder = shown_to_all(folder, group)
+            raise_on_all_ranks(complaint, group)
+            folder = broadcast_path(folder, group)
             with writing(path):
-                digests = write_divided(folder, snapshot.weights, snapshot.optimizer, group)
+                digests = write_sharded(folder, snapshot.weights, snapshot.optimizer, group)
             if first:
                 snapshot.write_rest(folder, digests)
         if first:
@@ -155,7 +155,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     state = checked_state(path)
     load_model(path, model)
     if by_parts(path, model):
-        from polyformer.training.divided_files import read_optimizer
+        from polyformer.training.sharded_checkpoint import read_optimizer
 
         with _damage(path):
             read_optimizer(path, state, model, optimizer)
@@ -170,7 +170,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 def load_model(path: Path, model: nn.Module) -> None:
     """Load the weights of checkpoint `path` into `model`. Collective if the model is sharded."""
     if by_parts(path, model):
-        from polyformer.training.divided_files import read_model
+        from polyformer.training.sharded_checkpoint import read_model
 
         digests = checked_state(path)["sha256"]
         with _damage(path):
@@ -182,7 +182,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 def load_average(paths: list[Path], model: nn.Module) -> int:
     """Load the mean of the weights of several checkpoints into `model`; return the number of checkpoints."""
     if any(by_parts(path, model) for path in paths):
-        from polyformer.training.divided_files import read_average
+        from polyformer.training.sharded_checkpoint import read_average
 
         read_average(paths, model)
         return len(paths)
@@ -199,11 +199,11 @@ def by_parts(path: Path, model: nn.Module) -> bool:
 def _is_divided(model: nn.Module) -> bool:
     if not torch.distributed.is_initialized():
         return False
-    from polyformer.training.distributed.checkpoint import (
-        is_divided,  # its torch modules take a second to load
+    from polyformer.training.distributed.sharded_files import (
+        is_sharded,  # its torch modules take a second to load
     )
 
-    return is_divided(model)
+    return is_sharded(model)
 
 
 def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:

@@ -20,7 +20,7 @@ from polyformer.training.checkpoint import Checkpoints, load_average, load_check
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.display import Display, Silent, open_display
-from polyformer.training.distributed.peers import answering
+from polyformer.training.distributed.process_group import raise_peer_failure
 from polyformer.training.engine import Engine, is_main
 from polyformer.training.feed import Feed, Group
 from polyformer.training.lock import sole_writer
@@ -146,7 +146,7 @@ class Training:
             recomputing(self.model, self.config.engine.recompute),
             threads(self.threads),
             adopted(self.choices),
-            answering(),
+            raise_peer_failure(),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
             self._open()

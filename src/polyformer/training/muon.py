@@ -101,9 +101,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     X <- A X + (B X X^T + C (X X^T)^2) X, started at matrix / ||matrix||.
     """
     if torch.distributed.is_initialized():
-        from polyformer.training.distributed.whole import of_whole
+        from polyformer.training.distributed.full_state_dict import apply_to_full_tensor
 
-        return of_whole(_orthogonal, matrix)
+        return apply_to_full_tensor(_orthogonal, matrix)
     return _orthogonal(matrix)
 
 

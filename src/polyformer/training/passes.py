@@ -37,6 +37,6 @@ def _by_stages(engine: Engine, pipeline: "Pipeline", group: Group) -> torch.Tens
     shares = [float(weight * engine.mesh.size("shard") / group.total) for weight in group.weights]
     losses = pipeline.step([engine.place(batch) for batch in group.batches], shares)
     if engine.mesh.size("data") > 1:
-        pipeline.sum_over_copies(engine.mesh.group("data"))
+        pipeline.sum_over_replicas(engine.mesh.group("data"))
     total = sum(loss * weight for loss, weight in zip(losses, group.weights))
     return torch.tensor(total, dtype=torch.float64, device=engine.device)

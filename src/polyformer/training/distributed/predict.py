@@ -17,12 +17,12 @@ from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
+from polyformer.training.distributed.pipeline_stages import check_pipelined, num_layers, stacks, stage_spans
 from polyformer.training.distributed.predict_local import STATES, Held, divided, held, on_meta
 from polyformer.training.distributed.predict_schedule import most_kept
 from polyformer.training.distributed.predict_trace import Kept, kept
 from polyformer.training.distributed.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
-from polyformer.training.distributed.stages import check, num_layers, spans, stacks
-from polyformer.training.distributed.tensor import check_divides
+from polyformer.training.distributed.tensor_parallel import check_tensor_parallel
 
 HOW = "stages", "pipeline_schedule"
 """Options of a pipeline in addition to the number of processes."""
@@ -116,7 +116,7 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     own = divided(config, sizes["tensor"])
     model = whole if own is config else on_meta(own)
     processes = sizes["pipeline"]
-    stages = spans(num_layers(model), processes * setting.mesh.stages)
+    stages = stage_spans(num_layers(model), processes * setting.mesh.stages)
     size = 2 if setting.half else FLOAT
     work = Work(setting.batch, setting.length, setting.passes, len(stages), size, again=False)
     traced = kept(own, setting.batch, setting.length, setting.half, _spreading(own, sizes, work))
@@ -147,9 +147,9 @@ def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
         for name in stacks(model):
             model._side(name).check_spreads()
     if sizes["tensor"] > 1:
-        check_divides(model, sizes["tensor"])
+        check_tensor_parallel(model, sizes["tensor"])
     if sizes["pipeline"] > 1:
-        check(model)
+        check_pipelined(model)
 
 
 def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int) -> Memory:

@@ -17,7 +17,7 @@ from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
 from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
-from polyformer.training.distributed.stages import needed
+from polyformer.training.distributed.pipeline_stages import modules_of_layers
 
 
 def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
@@ -59,7 +59,7 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
 
     Queries, keys, values and the first matrices of a feed-forward are divided by their outputs, the others by
     their inputs, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual vectors are
-    replicated. The sizes must be divisible (`tensor.check_divides`).
+    replicated. The sizes must be divisible (`tensor.check_tensor_parallel`).
     """
     if tensor == 1:
         return config
@@ -121,7 +121,10 @@ def held(model: Transformer, process: int, layers: Sequence[list[range]], shard:
     into equal parts. The last parts may be smaller and are then padded (torch's `fully_shard`): this counts
     the part of the first process, and assumes the same size for all others.
     """
-    every = [_parameters(needed(model, spans) if len(layers) > 1 else [model]) for spans in layers]
+    every = [
+        _parameters(modules_of_layers(model, stage_spans) if len(layers) > 1 else [model])
+        for stage_spans in layers
+    ]
     own = every[process]
     shapes = {parameter: _share(parameter.shape, shard) for parameter in own}
     sizes = {parameter: math.prod(shape) for parameter, shape in shapes.items()}

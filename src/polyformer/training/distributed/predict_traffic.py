@@ -38,8 +38,8 @@ from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
 from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
+from polyformer.training.distributed.pipeline_stages import stage_spans
 from polyformer.training.distributed.predict_local import Held, divided, own_rows
-from polyformer.training.distributed.stages import spans
 
 FLOAT = 4
 """Bytes of weights, gradients, and vectors between layers."""
@@ -118,7 +118,7 @@ def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
     """
     layers = sum(stack.num_hidden_layers for stack in _stacks(config))
     source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
-    edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
+    edges = [0, *(2 if span.start > source else 1 for span in stage_spans(layers, stages)[1:]), 0]
     sent = [before + after for before, after in itertools.pairwise(edges)]
     return max(sum(sent[process::processes]) for process in range(processes))
 

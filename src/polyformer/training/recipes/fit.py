@@ -222,11 +222,14 @@ def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, 
         if not late:
             model: Any = build_model(config)
             return model, None
-        from polyformer.training.distributed.late_weights import drawing, late_weights
+        from polyformer.training.distributed.deferred_initialization import (
+            deferred_draw,
+            deferred_initialization,
+        )
 
-        with late_weights():
+        with deferred_initialization():
             model = build_model(config)
-        return model, drawing(model, config.initializer_range)
+        return model, deferred_draw(model, config.initializer_range)
 
 
 def _first_weights(
