@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyformer.training.config import TrainingConfig as TrainingConfig
     from polyformer.training.loop import Result as Result
     from polyformer.training.loop import train as train
-    from polyformer.training.muon import MuonConfig as MuonConfig
+    from polyformer.training.optimizers import MuonConfig as MuonConfig
     from polyformer.training.optimizers import OptimizerConfig as OptimizerConfig
     from polyformer.training.recipes import *
     from polyformer.training.schedules import ScheduleConfig as ScheduleConfig
@@ -30,7 +30,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "Batch": "task",
         "EngineConfig": "config",
-        "MuonConfig": "muon",
+        "MuonConfig": "optimizers",
         "OptimizerConfig": "optimizers",
         "ReportingConfig": "config",
         "Result": "loop",
