@@ -21,6 +21,7 @@ from polyformer.attention.patterns import Full, Window
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.models.presets import create_model, model_config
+from polyformer.training.activation_checkpointing import recomputing
 from polyformer.training.distributed.config import ParallelConfig
 from polyformer.training.distributed.predict import Setting, predict
 from polyformer.training.distributed.predict_local import STATES
@@ -28,7 +29,6 @@ from polyformer.training.distributed.predict_schedule import most_kept
 from polyformer.training.distributed.predict_trace import kept
 from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.recomputing import recomputing
 from registered import registered
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))

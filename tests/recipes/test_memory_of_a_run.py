@@ -11,11 +11,11 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors
 from polyformer.data import Splits
 from polyformer.models.architectures import build_model
-from polyformer.training.carrying import Carrying
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.distill import distilled
+from polyformer.training.recurrent_loss import RecurrentLoss
 from polyformer.training.tasks import Fitting
 from tiny_recipes import tiny_recipe
 
@@ -76,11 +76,11 @@ def test_losses_of_the_batches_are_those_of_whole_rows(text: Path):
     """Weights stay here, and the memory covers an epoch: segments, edges and documents change nothing."""
     task, model, rows = fitted(text)
     fitting = Fitting(task, Splits(rows, None, None), 0)
-    carrying = Carrying(model, fitting, Engine(EngineConfig(device="cpu")), None)
+    recurrent_loss = RecurrentLoss(model, fitting, Engine(EngineConfig(device="cpu")), None)
     total = count = 0.0
     for batch in fitting.batches(0, 0, 0, 1):
         weight = fitting.weight(batch)
-        total += float(carrying.loss(model, batch).detach()) * weight
+        total += float(recurrent_loss.loss(model, batch).detach()) * weight
         count += weight
     laid = [torch.from_numpy(table.astype("int64")) for table in fitting.train.laid(0)]
     expected = model(laid[0], document_ids=laid[1], shift_labels=laid[2]).loss
@@ -123,7 +123,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     engine = Engine(EngineConfig(device="cpu"))
     engine.world = 3
     with pytest.raises(InputError, match="4 rows that go on with their texts cannot be dealt evenly to 3"):
-        Carrying(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
+        RecurrentLoss(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)
 

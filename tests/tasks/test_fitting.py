@@ -8,7 +8,7 @@ import torch
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, load
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training import Task
+from polyformer.training import TrainingTask
 from polyformer.training.tasks import Fitting, LanguageModelling, LanguageModellingConfig, Workers
 
 
@@ -38,7 +38,7 @@ def test_processes_share_what_is_left_of_an_epoch(
     task: LanguageModelling, splits: tuple[Splits, Splits], streamed: bool
 ):
     fitting = Fitting(task, splits[streamed], seed=5)
-    assert isinstance(fitting, Task)
+    assert isinstance(fitting, TrainingTask)
     whole = listed(fitting.batches(0, 0, 0, 1))
     assert len(whole) > 7
     assert listed(fitting.batches(0, 3, 0, 1)) == whole[3:]

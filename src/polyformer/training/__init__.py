@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyformer.training.recipes import *
     from polyformer.training.schedules import ScheduleConfig as ScheduleConfig
     from polyformer.training.task import Batch as Batch
-    from polyformer.training.task import Task as Task
+    from polyformer.training.task import TrainingTask as TrainingTask
     from polyformer.training.task import share as share
     from polyformer.training.task import share_rows as share_rows
     from polyformer.training.tasks import *
@@ -36,8 +36,8 @@ __getattr__, __dir__ = lazy_names(
         "Result": "loop",
         "SavingConfig": "config",
         "ScheduleConfig": "schedules",
-        "Task": "task",
         "TrainingConfig": "config",
+        "TrainingTask": "task",
         "share": "task",
         "share_rows": "task",
         "train": "loop",

@@ -15,16 +15,15 @@ from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
-from polyformer.training.background import Writer, writers
+from polyformer.training.background import CheckpointWriter, checkpoint_group
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
-from polyformer.training.copies import Copies
-from polyformer.training.distributed.mesh import Mesh, open_mesh
+from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.processes import open_accelerator
-from polyformer.training.signals import Asked
-from polyformer.training.task import Batch, Evaluators, Task
+from polyformer.training.signals import SignalRequests
+from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 
 if TYPE_CHECKING:
     from polyformer.training.distributed.full_state_dict import UnshardedModel
@@ -86,15 +85,15 @@ class Engine:
         return self.data_rank + stage * self.data_world
 
     @property
-    def evaluators(self) -> Evaluators:
+    def evaluation_group(self) -> EvaluationGroup:
         """Return the processes that share an evaluation, as tasks expect them.
 
         Processes that share one copy of a model evaluate the same batches, because each batch needs all their
         shards.
         """
-        return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
+        return self.accelerator if self.mesh is None else ReplicaGroup(self.mesh)  # type: ignore[return-value]
 
-    def evaluated(self, model: nn.Module) -> nn.Module:
+    def evaluation_module(self, model: nn.Module) -> nn.Module:
         """Return the module that tasks evaluate: `model`, or the pipeline of its stages in all processes."""
         if self.pipeline is None:
             return model
@@ -102,7 +101,7 @@ class Engine:
 
         return PipelinedModel(self.pipeline)
 
-    def place_model(self, model: nn.Module, task: Task, draw: Draw | None = None) -> list[str]:
+    def place_model(self, model: nn.Module, task: TrainingTask, draw: Draw | None = None) -> list[str]:
         """Move the weights, or the shard of this process, to the device; changes `model` until `finish`.
 
         draw: see `deferred_initialization`. Returns notes for the user. Raises `InputError` if `task` does
@@ -226,7 +225,7 @@ class Engine:
             return nullcontext()
         return context_parallel(self.mesh.group("context"))
 
-    def check_task(self, task: Task) -> None:
+    def check_task(self, task: TrainingTask) -> None:
         """Raise `InputError` if `task` needs more than the loss under context or pipeline parallelism.
 
         In these cases a process has only a part of each text or some of the layers.
@@ -240,7 +239,7 @@ class Engine:
                     "part of each text or model alone; set it to 1, or take a task such as lm, mlm or tag"
                 )
 
-    def unsynced(self, skip: bool) -> AbstractContextManager[object]:
+    def no_sync_unless_last(self, skip: bool) -> AbstractContextManager[object]:
         """Return a context that skips gradient synchronization if `skip`, for all but the last pass."""
         if self.mesh is not None:
             from polyformer.training.distributed.fully_sharded import set_all_reduce_gradients
@@ -291,7 +290,7 @@ class Engine:
             return every
         return every.unflatten(0, (self.world, -1))[self.mesh.readers].flatten(0, 1)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the `value` of the first process."""
         if self.world == 1:
             return value
@@ -299,7 +298,7 @@ class Engine:
 
         return broadcast_object_list([value])[0]
 
-    def united(self, values: dict[str, Any]) -> dict[str, Any]:
+    def merge_stages(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of all pipeline stages, merged; each stage has the entries for its layers."""
         if self.pipeline is None:
             return values
@@ -307,18 +306,18 @@ class Engine:
         torch.distributed.all_gather_object(every, values, self.pipeline.group)
         return {name: value for own in every for name, value in own.items()}
 
-    def together(self, asked: Asked) -> Asked:
+    def merge_requests(self, asked: SignalRequests) -> SignalRequests:
         """Return the union of the requests of all processes."""
         if self.world == 1:
             return asked
         mine = torch.tensor([asked.stop, asked.save, asked.failed], dtype=torch.float64, device=self.device)
         stops, saves, failures = zip(*self.accelerator.gather(mine[None]).tolist())  # type: ignore[union-attr]
-        return Asked(int(max(stops)), bool(max(saves)), bool(max(failures)))
+        return SignalRequests(int(max(stops)), bool(max(saves)), bool(max(failures)))
 
-    def writer(self, checkpoints: Checkpoints, background: bool) -> Writer:
+    def writer(self, checkpoints: Checkpoints, background: bool) -> CheckpointWriter:
         """Return the checkpoint writer: all processes write a sharded model, otherwise only the first."""
-        group = None if self.mesh is None else writers(self.config.timeout)
-        return Writer(checkpoints, background, group)
+        group = None if self.mesh is None else checkpoint_group(self.config.timeout)
+        return CheckpointWriter(checkpoints, background, group)
 
     def machine(self) -> dict[str, Any]:
         """Return the description of the hardware that checkpoints record."""

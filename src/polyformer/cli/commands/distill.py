@@ -54,10 +54,10 @@ def run(options: Options) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import surviving_warnings
+    from polyformer.training.signals import ignore_sigusr1
 
     recipe = Recipe.from_dict(recipe_data(options))
-    with surviving_warnings():
+    with ignore_sigusr1():
         fitted = train(recipe, "distilled", options.out, options.resume)
         if is_main():
             conclude(fitted, recipe.seed)

@@ -122,8 +122,7 @@ def held(model: Transformer, process: int, layers: Sequence[list[range]], shard:
     the part of the first process, and assumes the same size for all others.
     """
     every = [
-        _parameters(modules_of_layers(model, stage_spans) if len(layers) > 1 else [model])
-        for stage_spans in layers
+        _parameters(modules_of_layers(model, ranges) if len(layers) > 1 else [model]) for ranges in layers
     ]
     own = every[process]
     shapes = {parameter: _share(parameter.shape, shard) for parameter in own}

@@ -120,7 +120,7 @@ def _fit(
         for folder, trained in models.items():
             save_beside_weights(trained, folder)
     if training.engine.mesh is None:
-        scores = score(task, joined, splits, result, Workers.of(training.engine.evaluators))
+        scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():
         if task.finishes:  # otherwise a model too large for the device stays in its files
             joined.to(training.engine.device)
@@ -268,7 +268,7 @@ def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> 
 
 def score(task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = ALONE) -> Scores:
     """Return the final metrics of every split: from training, and of the texts that the model generates."""
-    measured = {"validation": result.metrics, **result.concluded}
+    measured = {"validation": result.metrics, **result.final_metrics}
     rows = {"validation": splits.validation, "test": splits.test}
     return {
         name: {**measured[name], **task.finish(model, split, workers)}

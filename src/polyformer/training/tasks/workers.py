@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from polyformer.training import share
-from polyformer.training.task import Evaluators
+from polyformer.training.task import EvaluationGroup
 from polyformer.training.tasks.keeping import Results
 
 
@@ -27,7 +27,7 @@ class Workers:
     results: Results | None = None
 
     @classmethod
-    def of(cls, accelerator: Evaluators) -> Self:
+    def of(cls, accelerator: EvaluationGroup) -> Self:
         """Return the processes of `accelerator`."""
         if accelerator.num_processes == 1:
             return cls()
