@@ -20,21 +20,21 @@ from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.rl.returns import Panel, draw_returns, returns_table
 from polyformer.training.rl.trial import Trial, achieved
-from polyformer.training.tasks.act import Acting, ActingConfig, best
+from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig, best
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"
 
 
-def untrained(source: str, **options: Any) -> tuple[TrajectoryTransformer, Acting]:
+def untrained(source: str, **options: Any) -> tuple[TrajectoryTransformer, ActionPrediction]:
     """A model with weights large enough for its actions to differ, and its task."""
     rows = list(read(DataConfig(), ROLES, source))
-    task = ActingConfig(**options).situated(source).resolve(rows).build()
+    task = ActionPredictionConfig(**options).with_source_defaults(source).resolve(rows).build()
     torch.manual_seed(4)
     model = TrajectoryTransformer(task.adapt(model_config("dt-tiny", {"initializer_range": 1.0})))
     return model.eval(), task
 
 
-def trial(task: Acting, **changes: Any) -> Trial:
+def trial(task: ActionPrediction, **changes: Any) -> Trial:
     config = task.config
     assert config.environment is not None
     settings = {"returns": (20.0, 5.0), "episodes": 3, **changes}
@@ -107,11 +107,11 @@ def test_cloning_reads_no_returns(minari_here: Path):
     assert sum(sum(row["rewards"]) >= floor for row in rows) == 3
     assert best(rows, 1.0) == rows
     assert len(best(rows, 0.001)) == 1
-    few = ActingConfig(best_episodes=0.25).resolve(rows).build()
+    few = ActionPredictionConfig(best_episodes=0.25).resolve(rows).build()
     windows = few.training_batches(rows, 0)
     assert windows.episodes.starts.tolist() == Episodes.of(kept).starts.tolist()
     with pytest.raises(InputError, match=r"best_episodes: expected a share above 0, up to 1, got 0"):
-        ActingConfig(best_episodes=0)
+        ActionPredictionConfig(best_episodes=0)
 
 
 def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
@@ -227,7 +227,7 @@ def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor)
     config = Run.open(part).recipe.task
-    assert isinstance(config, ActingConfig)
+    assert isinstance(config, ActionPredictionConfig)
     assert (config.environment, config.environment_options) == ("CartPole-v1", {"max_episode_steps": 30})
     assert config.asked is not None
     assert len(config.asked) == 5

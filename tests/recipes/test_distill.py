@@ -18,7 +18,7 @@ from polyformer.training.objectives.distillation import DistillationConfig, chos
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.distill import Distilling, distilled, labelled, logits_at, real_tokens
 from polyformer.training.recipes.student import student_config, take_layers
-from polyformer.training.tasks import Fitting
+from polyformer.training.tasks import TaskWithData
 
 TEXT = {
     "classify": "text,label\n" + "good film,pos\nbad film it is,neg\nfair enough,pos\n" * 8,
@@ -253,7 +253,7 @@ def test_what_has_no_soft_labels_is_refused(teachers: dict[str, Path]):
     embed = model_config("encoder-tiny", {"head": "embed"})
     with pytest.raises(InputError, match="with the head 'embed' is not learnt from a teacher"):
         Distilling(fitting.task, _none(), 0, Transformer(embed), fitting.teacher, fitting.config)
-    assert Fitting is Distilling.__bases__[0]
+    assert TaskWithData is Distilling.__bases__[0]
 
 
 def test_a_fresh_student_has_weights_of_its_own_and_any_size(teachers: dict[str, Path], tmp_path: Path):

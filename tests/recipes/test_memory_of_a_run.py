@@ -16,7 +16,7 @@ from polyformer.training.engine import Engine
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.distill import distilled
 from polyformer.training.recurrent_loss import RecurrentLoss
-from polyformer.training.tasks import Fitting
+from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe
 
 MEMORY = {"position": "transformer_xl", "memory": "recurrent(length=24)", "dropout": 0.1}
@@ -75,7 +75,7 @@ def fitted(path: Path, length: int = 1000) -> tuple[Any, Any, Any]:
 def test_losses_of_the_batches_are_those_of_whole_rows(text: Path):
     """Weights stay here, and the memory covers an epoch: segments, edges and documents change nothing."""
     task, model, rows = fitted(text)
-    fitting = Fitting(task, Splits(rows, None, None), 0)
+    fitting = TaskWithData(task, Splits(rows, None, None), 0)
     recurrent_loss = RecurrentLoss(model, fitting, Engine(EngineConfig(device="cpu")), None)
     total = count = 0.0
     for batch in fitting.batches(0, 0, 0, 1):
@@ -123,7 +123,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     engine = Engine(EngineConfig(device="cpu"))
     engine.world = 3
     with pytest.raises(InputError, match="4 rows that go on with their texts cannot be dealt evenly to 3"):
-        RecurrentLoss(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
+        RecurrentLoss(model, TaskWithData(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)
 

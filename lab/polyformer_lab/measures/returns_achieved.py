@@ -11,7 +11,7 @@ import numpy as np
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.training.rl.recording import Recording, record
 from polyformer.training.rl.trial import Trial, achieved
-from polyformer.training.tasks.act import Acting
+from polyformer.training.tasks.act import ActionPrediction
 from polyformer_lab.cells import Cell, Row, measurement
 
 DATA = "episodes-v0"
@@ -48,7 +48,10 @@ def returns_achieved(cell: Cell, environment: str, episodes: int, points: int = 
             without return conditioning.
     """
     fitted = cell.fitted
-    task, model = cast(Acting, fitted.task), cast(TrajectoryTransformer, cast(Any, fitted.model).eval())
+    task, model = (
+        cast(ActionPrediction, fitted.task),
+        cast(TrajectoryTransformer, cast(Any, fitted.model).eval()),
+    )
     asked = (0.0,)
     if points:
         low, high = np.percentile([sum(row["rewards"]) for row in cast(Any, fitted.splits.train)], [5, 95])

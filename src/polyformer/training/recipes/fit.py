@@ -26,8 +26,8 @@ from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.recipes.resume import DATA, check_data, check_same, folder_of
 from polyformer.training.recipes.run import STEPS, Run
 from polyformer.training.recipes.student import take_layers
-from polyformer.training.tasks import Fitting, Task, Workers
-from polyformer.training.tasks.workers import ALONE
+from polyformer.training.tasks import Task, TaskWithData, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS
 
 Scores = dict[str, dict[str, float]]
 
@@ -82,7 +82,7 @@ def _fit(
     if resume and not changed_data:
         check_data(run, data)
     splits = own or load(recipe.data, recipe.task.needs)
-    recipe = settled(recipe, splits)
+    recipe = resolve_recipe(recipe, splits)
     if resume:
         check_same(run, recipe)
         start = start or run.facts.get("start")  # the folders of all stages may have been moved
@@ -148,9 +148,9 @@ def own_fingerprint(recipe: Recipe) -> Fingerprint:
     }
 
 
-def settled(recipe: Recipe, splits: Splits) -> Recipe:
+def resolve_recipe(recipe: Recipe, splits: Splits) -> Recipe:
     """Return `recipe` with the options that depend on its data."""
-    task = recipe.task.situated(recipe.data.path).resolve(splits.train)
+    task = recipe.task.with_source_defaults(recipe.data.path).resolve(splits.train)
     return dataclasses.replace(recipe, task=task)
 
 
@@ -255,18 +255,20 @@ def _first_weights(
             print(f"from {start}\n{report}")
 
 
-def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:
+def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> TaskWithData:
     """Return the task with its data; with a teacher, `model` gets its layers unless `fresh` is set."""
     lesson = recipe.distillation
     if lesson is None:
-        return Fitting(task, splits, recipe.seed)
+        return TaskWithData(task, splits, recipe.seed)
     teacher = Run.open(lesson.teacher).result("cpu")
     if not lesson.fresh:
         take_layers(model, teacher)
     return Distilling(task, splits, recipe.seed, model, teacher, lesson)
 
 
-def score(task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = ALONE) -> Scores:
+def score(
+    task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = SINGLE_PROCESS
+) -> Scores:
     """Return the final metrics of every split: from training, and of the texts that the model generates."""
     measured = {"validation": result.metrics, **result.final_metrics}
     rows = {"validation": splits.validation, "test": splits.test}

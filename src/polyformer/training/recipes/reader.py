@@ -19,7 +19,7 @@ from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.models.config import ModelConfig, longest
 from polyformer.nn.heads import ClassifyConfig, TagConfig
 from polyformer.training.tasks.choose import packed, shares_of_choices
-from polyformer.training.tasks.qa import AnsweringConfig, answers
+from polyformer.training.tasks.qa import QuestionAnsweringConfig, answers
 from polyformer.training.tasks.text import batched, required
 
 COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
@@ -124,13 +124,15 @@ class Reader:
 
     def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the answer to the question of each row, a span of its context, which is read in windows."""
-        usual, typed = AnsweringConfig(), self.config.embedding.type_vocab_size > 1
+        usual, typed = QuestionAnsweringConfig(), self.config.embedding.type_vocab_size > 1
         length = min(usual.max_length, longest(self.config) or usual.max_length)
         questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
         encoded = []
         for pair in encode_marked(self.tokenizer, questions, contexts):
             windows = marked_windows(pair, length=length, stride=usual.stride, typed=typed)
-            encoded.append((windows, [at for at, side in zip(pair.offsets, pair.sequence_ids) if side == 1]))
+            encoded.append(
+                (windows, [offset for offset, side in zip(pair.offsets, pair.sequence_ids) if side == 1])
+            )
         return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
 
     def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:

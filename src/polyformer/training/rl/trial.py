@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.architectures.trajectory import TrajectoryState
 from polyformer.training.rl.making import make_environment, side_by_side
-from polyformer.training.tasks.act import Acting
+from polyformer.training.tasks.act import ActionPrediction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Trial:
 class Actor:
     """A model that acts in several episodes at once, step by step, with the past in a state."""
 
-    def __init__(self, model: TrajectoryTransformer, task: Acting, seed: int):
+    def __init__(self, model: TrajectoryTransformer, task: ActionPrediction, seed: int):
         self.model, self.task = model, task
         self.generator = torch.Generator().manual_seed(seed)
         self.device = next(model.parameters()).device
@@ -86,7 +86,7 @@ class Actor:
         return torch.from_numpy(np.asarray(array, np.float32)).to(self.device)
 
 
-def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[float, list[float]]:
+def achieved(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -> dict[float, list[float]]:
     """Return the achieved returns of the episodes by target return.
 
     Raises `InputError` for an environment that does not match the model.
@@ -116,7 +116,7 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
     return dict(zip(goals, total.reshape(len(goals), trial.episodes).tolist()))
 
 
-def _steps(model: TrajectoryTransformer, task: Acting, trial: Trial) -> int:
+def _steps(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -> int:
     """Return the limit of steps; raises `InputError` for other sizes than the model's or long episodes."""
     environment = trial.make()
     limit, actions = environment.spec.max_episode_steps, environment.action_space

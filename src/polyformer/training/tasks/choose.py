@@ -21,13 +21,13 @@ from polyformer.data.choices import right_choice
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ChooseConfig, HeadConfig
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.joining import Joining
 from polyformer.training.tasks.metrics import prediction_totals
+from polyformer.training.tasks.pair_encoder import PairEncoder
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, batched, too_long
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChoosingConfig(TextTaskConfig):
+class MultipleChoiceConfig(TextTaskConfig):
     """Multiple choice: choose one of several texts, such as the answers to a question."""
 
     max_length: int = 512  # tokens of a text with a choice, including special tokens
@@ -46,27 +46,27 @@ class ChoosingConfig(TextTaskConfig):
             yield row["text"]
             yield from row["choices"]
 
-    def build(self, tokenizer: Tokenizer) -> "Choosing":
+    def build(self, tokenizer: Tokenizer) -> "MultipleChoice":
         """Return the task with `tokenizer`."""
-        return Choosing(self, tokenizer)
+        return MultipleChoice(self, tokenizer)
 
 
-class Choosing(EncoderTask):
+class MultipleChoice(EncoderTask):
     """Multiple choice, with metrics: loss (nats per question), accuracy, and majority.
 
     majority is the accuracy of always selecting the most frequent position of the right choice in these data.
     """
 
-    config: ChoosingConfig
+    config: MultipleChoiceConfig
     best = "accuracy"
     direction = "max"
     head: HeadConfig = ChooseConfig()
     sums = 3
 
-    def __init__(self, config: ChoosingConfig, tokenizer: Tokenizer):
+    def __init__(self, config: MultipleChoiceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.collate = CollateChoices(self.collate.pad_id)
-        self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
+        self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """Return the config with two token types, if the choices have a separate type."""

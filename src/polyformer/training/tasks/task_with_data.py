@@ -17,7 +17,7 @@ from polyformer.training.tasks.base import Task
 from polyformer.training.tasks.workers import Workers
 
 
-class Fitting:
+class TaskWithData:
     """A task with its data: a `polyformer.training.TrainingTask`."""
 
     def __init__(self, task: Task, splits: Splits, seed: int):
