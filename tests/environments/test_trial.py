@@ -19,7 +19,7 @@ from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.rl.returns import Panel, draw_returns, returns_table
-from polyformer.training.rl.trial import Trial, achieved
+from polyformer.training.rl.trial import Trial, achieved_returns
 from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig, best
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"
@@ -49,7 +49,7 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
     name, size, asked = task.config.environment or "", len(task.usual), (-10.0, 90.0)
     with torch.no_grad():
         model.head.actions.weight *= 1e4 if task.config.discrete else 1.0  # so that nothing is left to chance
-    results = achieved(model, task, trial(task, returns=asked, episodes=4, seed=3, max_steps=steps))
+    results = achieved_returns(model, task, trial(task, returns=asked, episodes=4, seed=3, max_steps=steps))
     environment: Any = gymnasium.make(name)
     for wanted in asked:
         for number, result in enumerate(results[wanted]):
@@ -76,13 +76,13 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
 
 def test_choices_are_drawn_and_episodes_end_alone(minari_here: Path):
     model, task = untrained(CART)
-    results = achieved(model, task, trial(task, episodes=6))
-    assert achieved(model, task, trial(task, episodes=6)) == results
-    assert achieved(model, task, trial(task, episodes=6, seed=1)) != results
+    results = achieved_returns(model, task, trial(task, episodes=6))
+    assert achieved_returns(model, task, trial(task, episodes=6)) == results
+    assert achieved_returns(model, task, trial(task, episodes=6, seed=1)) != results
     assert list(results) == [20.0, 5.0]
     assert len({*results[20.0], *results[5.0]}) > 2
     assert all(5 <= value <= 30 for values in results.values() for value in values)
-    cut = achieved(model, task, trial(task, max_steps=6))
+    cut = achieved_returns(model, task, trial(task, max_steps=6))
     assert max(value for values in cut.values() for value in values) == 6
     sure, _ = untrained(CART)
     with torch.no_grad():
@@ -90,12 +90,12 @@ def test_choices_are_drawn_and_episodes_end_alone(minari_here: Path):
             parameter.zero_()
         assert sure.head.actions.bias is not None
         sure.head.actions.bias[1] = 50.0  # always to the right: it falls within twelve steps
-    assert max(achieved(sure, task, trial(task))[20.0]) < 13
+    assert max(achieved_returns(sure, task, trial(task))[20.0]) < 13
 
 
 def test_cloning_reads_no_returns(minari_here: Path):
     model, task = untrained(PENDULUM, conditioned=False)
-    results = achieved(model, task, trial(task, returns=(-100.0, 0.0)))
+    results = achieved_returns(model, task, trial(task, returns=(-100.0, 0.0)))
     assert results[-100.0] == pytest.approx(results[0.0], rel=1e-4)
     rows = list(read(DataConfig(), ROLES, PENDULUM))
     batch = next(task.held_out(rows).batches.epoch(0))[1]
@@ -139,7 +139,7 @@ def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
         ("CartPole-v1", {"gravity": 3}, "gymnasium cannot make 'CartPole-v1'"),
     ]:
         with pytest.raises(InputError, match=message):
-            achieved(model, task, Trial(environment=environment, options=options, returns=(1.0,)))
+            achieved_returns(model, task, Trial(environment=environment, options=options, returns=(1.0,)))
     for changes, message in [
         ({"returns": ()}, r"returns: expected finite numbers to ask for, got \[\]"),
         ({"returns": (float("inf"),)}, r"returns: expected finite numbers to ask for, got \[inf\]"),
@@ -286,7 +286,7 @@ def test_wrappers_are_recorded_and_put_around_the_trial(
         returns=(1.0,),
         episodes=2,
     )
-    assert len(achieved(model, task, where)[1.0]) == 2
+    assert len(achieved_returns(model, task, where)[1.0]) == 2
     for wrapper, message in [
         (
             "gymnasium.wrappers:RescaleAction",

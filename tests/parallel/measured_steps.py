@@ -24,7 +24,7 @@ from polyformer.training.distributed.config import ParallelConfig
 from polyformer.training.distributed.fully_sharded import apply_fsdp, split_groups_by_mesh
 from polyformer.training.distributed.mesh import Mesh, open_mesh
 from polyformer.training.distributed.pipeline import Pipeline
-from polyformer.training.distributed.predict import Prediction, Setting, predict
+from polyformer.training.distributed.predict import Prediction, TrainingSetup, predict
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.optimizers import OptimizerConfig
 
@@ -128,7 +128,9 @@ def predicted(case: Case) -> Prediction:
     kind = {"sgd(momentum=0)": "sgd without momentum"}.get(case.optimizer, case.optimizer)
     mesh = ParallelConfig.from_dict(case.mesh)
     passes = 2 * mesh.pipeline if mesh.pipeline > 1 else 1
-    setting = Setting(mesh=mesh, batch=BATCH, length=LENGTH, half=case.half, optimizer=kind, passes=passes)
+    setting = TrainingSetup(
+        mesh=mesh, batch=BATCH, length=LENGTH, half=case.half, optimizer=kind, passes=passes
+    )
     return predict(config_of(case.model), setting)
 
 

@@ -14,7 +14,7 @@ from polyformer.models.architectures import build_model
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.recipes.distill import distilled
+from polyformer.training.recipes.distill import distillation_recipe
 from polyformer.training.recurrent_loss import RecurrentLoss
 from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe
@@ -118,7 +118,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run
     with pytest.raises(InputError, match="a teacher says nothing to a memory"):
-        fit(distilled(run.folder, 1), tmp_path / "student")
+        fit(distillation_recipe(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
     engine.world = 3

@@ -20,12 +20,12 @@ from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
 from polyformer.training.lock import sole_writer
 from polyformer.training.loop import Training
-from polyformer.training.recipes.distill import Distilling
+from polyformer.training.recipes.distill import DistillationTask
 from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.training.recipes.recipe import Recipe
-from polyformer.training.recipes.resume import DATA, check_data, check_same, folder_of
+from polyformer.training.recipes.resume import DATA, check_data, check_same_recipe, folder_of
 from polyformer.training.recipes.run import STEPS, Run
-from polyformer.training.recipes.student import take_layers
+from polyformer.training.recipes.student import copy_teacher_layers
 from polyformer.training.tasks import Task, TaskWithData, Workers
 from polyformer.training.tasks.workers import SINGLE_PROCESS
 
@@ -84,7 +84,7 @@ def _fit(
     splits = own or load(recipe.data, recipe.task.needs)
     recipe = resolve_recipe(recipe, splits)
     if resume:
-        check_same(run, recipe)
+        check_same_recipe(run, recipe)
         start = start or run.facts.get("start")  # the folders of all stages may have been moved
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
@@ -179,7 +179,7 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
     return config if recipe.model.pretrained is None else fit_tables(config, base)
 
 
-def divides(recipe: Recipe, task: Task) -> bool:
+def defers_initialization(recipe: Recipe, task: Task) -> bool:
     """Return whether the model is sharded before its weights are read, so that they can be drawn late."""
     return (
         not recipe.training.engine.parallel.whole
@@ -200,26 +200,28 @@ def _model(
 
     In a resumed run a checkpoint provides the weights.
     """
-    begins = Checkpoints(run.folder).latest() is None
-    late = divides(recipe, task) and not (begins and (start or recipe.model.pretrained or recipe.vectors))
-    model, draw = _drawn(recipe, config, late)
-    if begins:
+    new_run = Checkpoints(run.folder).latest() is None
+    deferred = defers_initialization(recipe, task) and not (
+        new_run and (start or recipe.model.pretrained or recipe.vectors)
+    )
+    model, draw = _initialized_model(recipe, config, deferred)
+    if new_run:
         _first_weights(recipe, model, tokenizer, start)
     else:
         model.generation = read_generation(run.folder)
     if recipe.vectors is not None and recipe.vectors.frozen:
         freeze_vectors(model)
-    return model, draw if begins else None
+    return model, draw if new_run else None
 
 
-def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, Draw | None]:
+def _initialized_model(recipe: Recipe, config: AnyConfig, deferred: bool) -> tuple[Transformer, Draw | None]:
     """Return the model with weights drawn from the seed of the recipe.
 
-    With `late`, most weights are drawn by the returned function, after the model is sharded.
+    With `deferred`, most weights are drawn by the returned function, after the model is sharded.
     """
     with torch.random.fork_rng():  # do not change the random state of the program
         torch.manual_seed(recipe.seed)
-        if not late:
+        if not deferred:
             model: Any = build_model(config)
             return model, None
         from polyformer.training.distributed.deferred_initialization import (
@@ -262,8 +264,8 @@ def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> 
         return TaskWithData(task, splits, recipe.seed)
     teacher = Run.open(lesson.teacher).result("cpu")
     if not lesson.fresh:
-        take_layers(model, teacher)
-    return Distilling(task, splits, recipe.seed, model, teacher, lesson)
+        copy_teacher_layers(model, teacher)
+    return DistillationTask(task, splits, recipe.seed, model, teacher, lesson)
 
 
 def score(
