@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polyformer.attention.patterns import *
     from polyformer.core.errors import InputError as InputError
     from polyformer.core.sequence.context import Context as Context
-    from polyformer.core.sequence.spread import spread_over as spread_over
+    from polyformer.core.sequence.context_parallel import context_parallel as context_parallel
     from polyformer.models.architectures import Transformer as Transformer
     from polyformer.models.attached.attach import attach as attach
     from polyformer.models.attached.attach import detach as detach
@@ -46,6 +46,7 @@ __getattr__, __dir__ = lazy_names(
         "Transformer": "models.architectures",
         "attach": "models.attached.attach",
         "attend": "attention.functional.attend",
+        "context_parallel": "core.sequence.context_parallel",
         "create_model": "models.presets",
         "detach": "models.attached.attach",
         "explain": "models.attached.explain",
@@ -54,7 +55,6 @@ __getattr__, __dir__ = lazy_names(
         "list_models": "models.presets",
         "model_config": "models.presets",
         "register": "models.presets",
-        "spread_over": "core.sequence.spread",
     },
     ["attention.patterns"],
 )

@@ -115,7 +115,7 @@ def guarded(forward: Forward[M]) -> Forward[M]:
     ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
-        if context.share is not None:  # all processes must take the same steps, whatever their values are
+        if context.shard is not None:  # all processes must take the same steps, whatever their values are
             return forward(self, q, k, v, context, state, position)
         if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
             return empty(q, k, v), state

@@ -107,7 +107,7 @@ class Position(nn.Module):
         """Return a function that changes the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D].
 
         q_idx counts the queries of q; the slot of a query among the keys is `q_idx + context.offset`. If a
-        sequence is spread over processes (`context.share`), k has the keys of this process and kv_idx counts
+        sequence is spread over processes (`context.shard`), k has the keys of this process and kv_idx counts
         all slots: take distances and positions from the context. A function that is written for indices that
         broadcast is faster if it is marked with `patterns.mods.broadcasts`. None leaves the scores unchanged.
         """

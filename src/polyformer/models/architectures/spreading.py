@@ -9,8 +9,8 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share
-from polyformer.core.sequence.spread import Spreading
+from polyformer.core.sequence.context_parallel import ContextParallel
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.nn.heads import Head
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import Stack, StackConfig
@@ -43,9 +43,9 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
             )
 
 
-def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
+def choose_share(over: ContextParallel, whole: Context, config: StackConfig) -> SequenceShard:
     """Return this process's part of the sequence, the same in all layers."""
-    return Share(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.way)
+    return SequenceShard(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.strategy)
 
 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
@@ -55,7 +55,7 @@ def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[
     return choose_runs(patterns, whole, processes)
 
 
-def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:
+def loss_of_whole(loss: Tensor, labels: Tensor | None, share: SequenceShard | None) -> Tensor:
     """Return the mean over the labelled tokens of the whole sequence, from the mean `loss` over this
     process's.
 

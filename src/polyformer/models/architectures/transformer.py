@@ -299,7 +299,7 @@ class Transformer(PretrainedMixin):
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.of_share(ran.share)
+        labels = labels.local_part(ran.share)
         valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
         head_input = labels.beside(
             HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size

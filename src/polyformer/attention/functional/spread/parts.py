@@ -12,7 +12,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.call_part import pattern_in_part
 from polyformer.attention.patterns.layout import Interval, intersect
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.core.sequence.spread import cut
+from polyformer.core.sequence.context_parallel import slice_context
 
 Compute = Callable[[Request], tuple[Tensor, Tensor]]
 """Function that computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""
@@ -33,7 +33,7 @@ def part_request(request: Request, first: int, part: Part, span: Interval, k: Te
         q=request.q[:, :, first : first + count],
         k=k,
         v=v,
-        context=cut(whole, part.queries, span, k.device),
+        context=slice_context(whole, part.queries, span, k.device),
         pattern=None if pattern is None else pattern_in_part(pattern, whole, part.queries[0], key),
         relative=relative,
         score_mod=None if request.score_mod is None else _moved(request.score_mod, first, key),

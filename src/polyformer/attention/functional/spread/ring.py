@@ -27,7 +27,7 @@ from polyformer.attention.functional.spread.traffic import count_transfer
 from polyformer.attention.patterns.layout import intersect
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.second_order import WHOLE, first_order
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 def refuses_ring(request: Request) -> str | None:
@@ -130,7 +130,7 @@ def _gradients(
     return list(torch.autograd.grad(outputs, leaves, gradients, materialize_grads=True, allow_unused=True))
 
 
-def _turns(share: Share) -> Iterator[int]:
+def _turns(share: SequenceShard) -> Iterator[int]:
     """Yield the owner of the present keys for each step: this process, then the processes before it."""
     return ((share.rank - step) % len(share.runs) for step in range(len(share.runs)))
 
@@ -164,7 +164,7 @@ class _Hop:
         return self.incoming
 
 
-def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -> _Hop:
+def _start(x: Tensor, share: SequenceShard, owner: int, what: str, home: bool = False) -> _Hop:
     """Start to send x [B, Hkv, T, W] of process `owner` to the next process, and to receive the next tensor.
 
     The keys of the last step are not sent; gradients are, with `home`, because they must reach their owner.

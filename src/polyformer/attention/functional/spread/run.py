@@ -73,21 +73,21 @@ def choose_way(request: Request) -> tuple[Needs, str, str]:
     The result is the same in every process. Raises `InputError` for a ring if the call does not allow it.
     """
     context, pattern = request.context, request.pattern
-    share, whole = context.share, context.whole
+    share, whole = context.shard, context.whole
     assert share is not None
     assert whole is not None
 
     def needs() -> Needs:
-        return find_needs(pattern, whole, share, every=share.way == "all")
+        return find_needs(pattern, whole, share, every=share.strategy == "all")
 
     # A function may read values that change, so its needs are computed in every call.
     static = pattern is None or pattern.is_static()
     needed = whole.once(("needs", pattern, share), needs) if static else needs()
     refused = refuses_ring(request)
-    if share.way == "ring" and refused:
-        raise InputError(f"way: 'ring' cannot run this call: {refused}; use 'needed' or 'auto'")
-    if share.way != "auto":
-        return needed, share.way, "requested"
+    if share.strategy == "ring" and refused:
+        raise InputError(f"strategy: 'ring' cannot run this call: {refused}; use 'needed' or 'auto'")
+    if share.strategy != "auto":
+        return needed, share.strategy, "requested"
     part = needed.part_needed()
     if part < WORTH_A_RING:
         return needed, "needed", f"the layout lists {part:.0%} of the keys of others"

@@ -19,7 +19,7 @@ from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
 from polyformer.attention.mechanisms.linear.weights import finite_top, floor_denominators
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,14 +43,14 @@ class RunSums:
 
 def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor:
     """Return output [B, H, T, Dv] of this process's queries; `inputs` has this process's keys."""
-    share = context.share
+    share = context.shard
     assert share is not None
     if share.source is not None:
         return _attend_to_source(inputs, share)
     # Without causality earlier runs also need the document at the beginning of a run.
     both = context.kv_doc is not None and not inputs.causal
     parts, last = [], 0
-    for start, stop in share.own:
+    for start, stop in share.local_runs:
         first, last = last, last + stop - start
         doc = None if context.kv_doc is None else context.kv_doc[:, first:last]
         parts.append((inputs.tokens(slice(first, last)), doc, (start, stop)))
@@ -71,7 +71,7 @@ def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor
     return anchored(torch.cat(outs, 2), gathered)
 
 
-def _attend_to_source(inputs: LinearInputs, share: Share) -> Tensor:
+def _attend_to_source(inputs: LinearInputs, share: SequenceShard) -> Tensor:
     """Return the output of this process's queries over a source distributed over the processes."""
     gathered = gather(_pack(*document_sums(inputs, None, False)), share, "sums of keys")
     all_runs = [RunSums(*_unpack(sums, inputs), (0, 0), None) for sums in gathered]

@@ -86,7 +86,7 @@ def linear_attention(
                     "pass the whole input at once"
                 )
             return definition(inputs, context), None
-        if context.share is not None:
+        if context.shard is not None:
             return context_parallel_attention(inputs, context), None
         # Sums have rows and heads in one axis N = B H.
         rows, heads = q.shape[:2]

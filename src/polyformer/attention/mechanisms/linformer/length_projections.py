@@ -23,7 +23,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class KeyColumns:
     used: int
     index: Tensor | None = None
     valid: Tensor | None = None
-    share: Share | None = None
+    share: SequenceShard | None = None
     first: int = 0
     whole: "KeyColumns | None" = None
     memo: dict[int, tuple[Tensor, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
@@ -49,10 +49,12 @@ class KeyColumns:
     @classmethod
     def of(cls, context: Context, most: int, device: torch.device) -> Self:
         """Return the columns of a context; raises `InputError` for tokens beyond the `most` columns."""
-        whole, share = context.whole, context.share
+        whole, share = context.whole, context.shard
         if whole is None or share is None:
             return context.once(("columns", most), lambda: cls._read(context, most))
-        return context.once(("columns", most), lambda: cls._read(whole, most)._for_shard(share.keys, device))
+        return context.once(
+            ("columns", most), lambda: cls._read(whole, most)._for_shard(share.key_shard, device)
+        )
 
     @classmethod
     def _read(cls, context: Context, most: int) -> Self:
@@ -75,7 +77,7 @@ class KeyColumns:
         in_place = bool(((column == slots) | ~real).all())
         return cls(used, None if in_place else index, valid)
 
-    def _for_shard(self, share: Share, device: torch.device) -> Self:
+    def _for_shard(self, share: SequenceShard, device: torch.device) -> Self:
         """Return the columns of this process's keys, out of the columns `self` of all keys."""
         index = share.slots(device).unsqueeze(0) if self.index is None else share.take(self.index)
         valid = None if self.valid is None else share.take(self.valid)

@@ -11,17 +11,17 @@ import torch
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
-WAYS = "auto", "needed", "ring", "all"
-"""The ways by which keys reach the processes with the queries that need them."""
+STRATEGIES = "auto", "needed", "ring", "all"
+"""How keys reach the processes that hold the queries that need them."""
 
 TABLES = "pos", "doc", "segment", "marked"
 """Tables that exist both for queries (`q_pos`) and for keys (`kv_pos`)."""
 
 
-def spread(whole: Context, share: Share, device: torch.device) -> Context:
-    """Return the part of `whole`, a self-attention context, for the process of `share`.
+def shard_sequence(whole: Context, shard: SequenceShard, device: torch.device) -> Context:
+    """Return the part of `whole`, a self-attention context, for the process of `shard`.
 
     Its tables contain the process's tokens, as queries and new keys. Distances, positions of keys and
     `relations` are still indexed by the slots of the whole sequence.
@@ -29,39 +29,41 @@ def spread(whole: Context, share: Share, device: torch.device) -> Context:
     if whole.q_len != whole.kv_len or whole.offset:
         raise InputError(
             f"context: expected a sequence that attends to itself, got {whole.q_len} queries and "
-            f"{whole.kv_len} keys; a state cannot be spread over processes"
+            f"{whole.kv_len} keys; a state cannot be sharded over processes"
         )
     changes = {}
     for name in TABLES:
         for side in ("q", "kv"):
             table = getattr(whole, f"{side}_{name}")
-            changes[f"{side}_{name}"] = None if table is None else share.take(table)
-    slots = share.slots(device)
+            changes[f"{side}_{name}"] = None if table is None else shard.take(table)
+    slots = shard.slots(device)
     for side in ("q_pos", "kv_pos"):
         changes[side] = slots if changes[side] is None else changes[side]
-    changes["kv_valid"] = None if whole.kv_valid is None else share.take(whole.kv_valid)
-    changes["relations"] = None if whole.relations is None else share.take(whole.relations, 1)
-    lengths = {"q_len": share.length, "kv_len": share.length, "q_start": None}
-    return dataclasses.replace(whole, **lengths, **changes, memo={}, share=share, whole=whole)
+    changes["kv_valid"] = None if whole.kv_valid is None else shard.take(whole.kv_valid)
+    changes["relations"] = None if whole.relations is None else shard.take(whole.relations, 1)
+    lengths = {"q_len": shard.length, "kv_len": shard.length, "q_start": None}
+    return dataclasses.replace(whole, **lengths, **changes, memo={}, shard=shard, whole=whole)
 
 
-def spread_source(whole: Context, share: Share, source: Share) -> Context:
+def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) -> Context:
     """Return the part of `whole`, a cross-attention context, for one process.
 
-    It has `share` of the queries and `source` of the keys.
+    It has `shard` of the queries and `source` of the keys.
     """
     return dataclasses.replace(
         whole,
-        q_len=share.length,
+        q_len=shard.length,
         kv_len=source.length,
         kv_valid=None if whole.kv_valid is None else source.take(whole.kv_valid),
         memo={},
-        share=share.reading(source),
+        shard=shard.with_source(source),
         whole=whole,
     )
 
 
-def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device) -> Context:
+def slice_context(
+    whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device
+) -> Context:
     """Return the context of a run of queries and a run of keys of `whole`, with slots counted from the first
     key.
     """
@@ -82,60 +84,62 @@ def cut(whole: Context, queries: tuple[int, int], keys: tuple[int, int], device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spreading:
-    """A group of processes over which models spread the sequences that they read.
+class ContextParallel:
+    """A group of processes over which models shard the sequences that they read.
 
-    group: a torch process group. rank: this process in the group. processes: the size of the group. way: as
-    in `Share`.
+    group: a torch process group. rank: this process in the group. processes: the size of the group.
+    strategy: as in `SequenceShard`.
     """
 
     group: Any
     rank: int
     processes: int
-    way: str = "auto"
+    strategy: str = "auto"
 
 
-_spreading: contextvars.ContextVar[Spreading | None] = contextvars.ContextVar("spreading", default=None)
+_context_parallel: contextvars.ContextVar[ContextParallel | None] = contextvars.ContextVar(
+    "context_parallel", default=None
+)
 
 
-def current_spreading() -> Spreading | None:
+def current_context_parallel() -> ContextParallel | None:
     """Return the active context parallelism, or None.
 
     None also in a traced graph: a model compiled as a whole reads whole sequences in every process.
     """
-    return None if torch.compiler.is_compiling() else _spreading.get()
+    return None if torch.compiler.is_compiling() else _context_parallel.get()
 
 
 @contextlib.contextmanager
-def spreading(over: Spreading) -> Iterator[None]:
-    """Make models called inside spread the sequences that they read."""
-    token = _spreading.set(over)
+def use_context_parallel(over: ContextParallel) -> Iterator[None]:
+    """Make models called inside shard the sequences that they read."""
+    token = _context_parallel.set(over)
     try:
         yield
     finally:
-        _spreading.reset(token)
+        _context_parallel.reset(token)
 
 
-def whole_table(own: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
+def gather_sequence(local: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
     """Return the table [..., T] of a whole sequence from the parts of all processes; numbers without
     gradient.
 
-    own: [..., t], for the tokens that the model outputs here. slots: [t], the slots of these tokens,
+    local: [..., t], for the tokens that the model outputs here. slots: [t], the slots of these tokens,
     `output.slots`; None if they are all slots. Every process of the group must call this.
     """
-    over = current_spreading()
+    over = current_context_parallel()
     if slots is None or over is None:
-        return own
-    length = torch.tensor([len(slots)], device=own.device)
+        return local
+    length = torch.tensor([len(slots)], device=local.device)
     torch.distributed.all_reduce(length, group=over.group)
-    whole = own.new_zeros(*own.shape[:-1], int(length))
-    whole[..., slots] = own
+    whole = local.new_zeros(*local.shape[:-1], int(length))
+    whole[..., slots] = local
     torch.distributed.all_reduce(whole, group=over.group)
     return whole
 
 
-def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[None]:
-    """Return a context in which a model spreads its sequences over the processes of a group: context
+def context_parallel(group: Any = None, strategy: str = "auto") -> AbstractContextManager[None]:
+    """Return a context in which a model shards its sequences over the processes of a group: context
     parallelism.
 
     All processes call the model with the same, whole inputs. Each computes its part of the tokens; their keys
@@ -144,11 +148,13 @@ def spread_over(group: Any = None, way: str = "auto") -> AbstractContextManager[
     `output.slots`. Average the gradients over the processes, as in data parallelism: their mean is the
     gradient.
 
-    group: a torch process group, by default all processes. way: how keys reach queries: "needed" (an
+    group: a torch process group, by default all processes. strategy: how keys reach queries: "needed" (an
     all-to-all of the keys in the pattern's layout), "ring", "all" (an all-gather), or "auto".
     """
     import torch.distributed as dist
 
-    if way not in WAYS:
-        raise unknown("way", way, WAYS)
-    return spreading(Spreading(group, dist.get_rank(group), dist.get_world_size(group), way))
+    if strategy not in STRATEGIES:
+        raise unknown("strategy", strategy, STRATEGIES)
+    return use_context_parallel(
+        ContextParallel(group, dist.get_rank(group), dist.get_world_size(group), strategy)
+    )

@@ -3,7 +3,7 @@
     attention       W_q, W_k, W_v by rows of [out, in], whole heads each; W_o by columns
     feed-forward    W_up (and W_gate) by rows, W_down by columns
     experts         the same in each expert; the outputs of a token are added locally, then all-reduced
-    vocabulary      the token table and the output matrix by rows (see `distributed.vocabulary`)
+    vocabulary      the token table and the output matrix by rows (see `distributed.vocabulary_parallel`)
 
 A process computes some heads and some of the inner units for all tokens. There is no communication between
 its two products; after the second an all-reduce sums the outputs, and in the backward pass the gradients of
@@ -42,41 +42,48 @@ from polyformer.nn.feedforward.dense import Dense
 from polyformer.nn.feedforward.experts import Experts
 from polyformer.nn.feedforward.gated import Gated
 from polyformer.nn.stack import Layer, MultiHeadAttention, Stack
-from polyformer.training.distributed.parts import divided, part, shown, summed
-from polyformer.training.distributed.shard import stacks
-from polyformer.training.distributed.vocabulary import divide_vocabulary
+from polyformer.training.distributed.collectives import (
+    all_reduce,
+    copy_to_group,
+    local_shard,
+    shard_parameter,
+)
+from polyformer.training.distributed.fully_sharded import local_stacks
+from polyformer.training.distributed.vocabulary_parallel import apply_vocabulary_parallel
 
 BY_DISTANCE = (Alibi, T5Bias, Shaw)
 """Position schemes that change scores by tables, independent of the projections of heads."""
 
-DIVIDED = (Dense, Gated, Experts, Chunked)
+PARALLEL_FEEDFORWARDS = (Dense, Gated, Experts, Chunked)
 """Feed-forwards that are divided over the processes."""
 
 
-def divide_heads(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor].
 
     Raises `InputError`, before any change, for a stack that cannot be divided. Returns notes about modules
     that are replicated in every process.
     """
-    sides = check_divides(model, mesh.size())
+    sides = check_tensor_parallel(model, mesh.size())
     for stack in sides.values():
-        stack.position.__dict__["relative"] = functools.partial(_own_terms, stack.position, mesh)
+        stack.position.__dict__["relative"] = functools.partial(_local_relative_terms, stack.position, mesh)
         for layer in stack.layers:
             assert isinstance(layer, Layer)
-            parallelize_module(layer, mesh, _plan(layer))
+            parallelize_module(layer, mesh, _parallelize_plan(layer))
             for attention in (layer.attention, layer.cross_attention):
                 if attention is not None:
-                    _keep_own_heads(attention, mesh)
+                    _keep_local_heads(attention, mesh)
     feedforwards = [layer.feedforward for stack in sides.values() for layer in stack.layers]
-    whole = {type(module).__name__ for module in feedforwards if not isinstance(module, DIVIDED)}
+    whole = {
+        type(module).__name__ for module in feedforwards if not isinstance(module, PARALLEL_FEEDFORWARDS)
+    }
     notes = [f"tensor: {quote(kind)} is whole in every process" for kind in sorted(whole)]
-    return notes + divide_vocabulary(model, mesh)
+    return notes + apply_vocabulary_parallel(model, mesh)
 
 
-def check_divides(model: nn.Module, count: int) -> dict[str, Stack]:
+def check_tensor_parallel(model: nn.Module, count: int) -> dict[str, Stack]:
     """Return the stacks of `model`, by name; raise `InputError` if `count` processes cannot divide a part."""
-    sides = stacks(model)
+    sides = local_stacks(model)
     if not sides:
         raise InputError("tensor: this model has no stack of layers to divide; use shard")
     for name, stack in sides.items():
@@ -84,42 +91,44 @@ def check_divides(model: nn.Module, count: int) -> dict[str, Stack]:
     return sides
 
 
-class Columns(Linear):
+class ColumnParallelLinear(Linear):
     """A column-parallel linear layer: x [..., E], the same in all processes -> [..., O / n]."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product with the local rows of W, plus the local bias."""
-        return self.product(shown(input, self.mesh))
+        return self.product(copy_to_group(input, self.mesh))
 
     def product(self, x: Tensor) -> Tensor:
-        """Return the same for an input that is already `shown`."""
-        return linear(x, part(self.weight), None if self.bias is None else part(self.bias))
+        """Return the same for an input that already went through `copy_to_group`."""
+        return linear(x, local_shard(self.weight), None if self.bias is None else local_shard(self.bias))
 
     @staticmethod
     def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor] | None:
         """Return the outputs of several layers for x, with a single all-reduce of the gradient of x."""
-        own = [layer for layer in layers if isinstance(layer, Columns)]
+        own = [layer for layer in layers if isinstance(layer, ColumnParallelLinear)]
         if len(own) < len(layers):
             return None
-        x = shown(x, own[0].mesh)
+        x = copy_to_group(x, own[0].mesh)
         return [layer.product(x) for layer in own]
 
 
-class Rows(Linear):
+class RowParallelLinear(Linear):
     """A row-parallel linear layer: x [..., I / n], divided over processes -> [..., O], replicated."""
 
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the sum over processes of the local columns of W times x, plus b."""
-        y = summed(linear(input, part(self.weight)), self.mesh)
+        y = all_reduce(linear(input, local_shard(self.weight)), self.mesh)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-class InnerColumns(Columns):
-    """A variant of `Columns` inside an expert; its input is `shown` before it is sent to experts."""
+class ExpertColumnParallelLinear(ColumnParallelLinear):
+    """A `ColumnParallelLinear` inside an expert; `copy_to_group` runs once, before tokens are sent to
+    experts.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product with the local rows of W, plus the local bias."""
@@ -131,19 +140,19 @@ class InnerColumns(Columns):
         return [layer(x) for layer in layers]
 
 
-class InnerRows(Rows):
-    """A variant of `Rows` inside an expert; its outputs are all-reduced after they are combined."""
+class ExpertRowParallelLinear(RowParallelLinear):
+    """A `RowParallelLinear` inside an expert; outputs are all-reduced once, after the gates combine them."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the local columns of W times x, plus b / n with the gradient of all of b."""
-        y = linear(input, part(self.weight))
+        y = linear(input, local_shard(self.weight))
         if self.bias is None:
             return y
         bias = self.bias + self.bias.detach() * (1 / self.mesh.size() - 1)
         return y + bias.to(y.dtype)
 
 
-class PartOfExperts(Experts):
+class ShardedExperts(Experts):
     """Experts with inner layers divided over processes.
 
     The outputs for a token are all-reduced once, after the gates, for any number of experts per token.
@@ -152,17 +161,19 @@ class PartOfExperts(Experts):
     mesh: DeviceMesh
 
     def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
-        return summed(
-            super()._grouped(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+        return all_reduce(
+            super()._grouped(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            self.mesh,
         )
 
     def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
-        return summed(
-            super()._plainly(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+        return all_reduce(
+            super()._plainly(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            self.mesh,
         )
 
 
-class Style(ParallelStyle):
+class ShardingStyle(ParallelStyle):
     """The parallel style of a module: the class that it gets, and the placements of its tensors."""
 
     def __init__(self, kind: type[nn.Module], **placements: Placement) -> None:
@@ -173,19 +184,23 @@ class Style(ParallelStyle):
         for name, placement in self.placements.items():
             whole = getattr(module, name)
             if whole is not None:
-                module.register_parameter(name, divided(whole, device_mesh, placement))
+                module.register_parameter(name, shard_parameter(whole, device_mesh, placement))
         module.__class__ = self.kind
         module.__dict__["mesh"] = device_mesh
         return module
 
 
-def _plan(layer: Layer) -> dict[str, ParallelStyle]:
+def _parallelize_plan(layer: Layer) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {}
     experts: tuple[str, ...] = ()
     for name, module in layer.named_modules():
         inside = name.startswith(experts)
-        columns = Style(InnerColumns if inside else Columns, weight=Shard(0), bias=Shard(0))
-        rows = Style(InnerRows if inside else Rows, weight=Shard(1))  # the bias is replicated
+        columns = ShardingStyle(
+            ExpertColumnParallelLinear if inside else ColumnParallelLinear, weight=Shard(0), bias=Shard(0)
+        )
+        rows = ShardingStyle(
+            ExpertRowParallelLinear if inside else RowParallelLinear, weight=Shard(1)
+        )  # the bias is replicated
         if isinstance(module, MultiHeadAttention):
             plan |= {f"{name}.{projection}": columns for projection in ("query", "key", "value")}
             plan[f"{name}.output"] = rows
@@ -194,7 +209,7 @@ def _plan(layer: Layer) -> dict[str, ParallelStyle]:
             if isinstance(module, Gated):
                 plan[f"{name}.gate"] = columns
         elif isinstance(module, Experts) and all(map(_has_inner_layer, module.experts)):
-            plan[name] = Style(PartOfExperts)
+            plan[name] = ShardingStyle(ShardedExperts)
             experts += (f"{name}.",)
     return plan
 
@@ -206,7 +221,7 @@ def _has_inner_layer(expert: nn.Module) -> bool:
     return isinstance(expert, Dense | Gated)
 
 
-def _keep_own_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
+def _keep_local_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
     """Set the head counts of the module to the local heads, and select their patterns."""
     config, count = attention.config, mesh.size()
     heads = config.num_attention_heads // count
@@ -228,7 +243,7 @@ def _keep_own_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
         )
 
 
-def _own_terms(position: Position, mesh: DeviceMesh, *arguments: Any) -> Relative | None:
+def _local_relative_terms(position: Position, mesh: DeviceMesh, *arguments: Any) -> Relative | None:
     """Return the terms of `position.relative` for the local heads, with all-reduced gradients."""
     terms = type(position).relative(position, *arguments)
     if terms is None:
@@ -237,7 +252,7 @@ def _own_terms(position: Position, mesh: DeviceMesh, *arguments: Any) -> Relativ
     first = mesh.get_local_rank() * heads
 
     def own(table: Tensor) -> Tensor:
-        table = shown(table, mesh) if table.requires_grad else table
+        table = copy_to_group(table, mesh) if table.requires_grad else table
         return table if len(table) == 1 else table[first : first + heads]
 
     return dataclasses.replace(terms, **{name: own(table) for name, table in terms.tables.items()})
@@ -274,15 +289,15 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
     if not isinstance(attention.mechanism, SoftmaxAttention):
         raise refuse(f"the mechanism {quote(config.mechanism.kind)} is not divided by heads; 'softmax' is")
     pattern = attention.mechanism.config.pattern
-    if pattern is not None and _asks_heads(pattern):
+    if pattern is not None and _depends_on_head(pattern):
         raise refuse("a mask_mod of one's own may ask for the number of a head")
 
 
-def _asks_heads(pattern: Any) -> bool:
+def _depends_on_head(pattern: Any) -> bool:
     if isinstance(pattern, MaskModPattern):
         return True
     if isinstance(pattern, list | tuple):
-        return any(map(_asks_heads, pattern))
+        return any(map(_depends_on_head, pattern))
     if not isinstance(pattern, Pattern) or not dataclasses.is_dataclass(pattern):
         return False
-    return any(_asks_heads(getattr(pattern, field.name)) for field in dataclasses.fields(pattern))
+    return any(_depends_on_head(getattr(pattern, field.name)) for field in dataclasses.fields(pattern))

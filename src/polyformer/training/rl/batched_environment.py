@@ -5,20 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyformer.training.rl.making import check_installed, in_units, make_environment, side_by_side
+from polyformer.training.rl.environments import (
+    check_installed,
+    make_environment,
+    scale_actions,
+    vector_environment,
+)
 
 if TYPE_CHECKING:
     from torchrl.envs import TransformedEnv
 
 
-def rows_of(
+def batched_environment(
     name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
 ) -> "TransformedEnv":
     """Return `rows` environments as a batch in this process; each is reset when its episode ends."""
     check_installed("torchrl")
     from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
 
-    vector = side_by_side(rows, lambda: in_units(make_environment(name, options, wrappers)), resets=False)
+    vector = vector_environment(
+        rows, lambda: scale_actions(make_environment(name, options, wrappers)), resets=False
+    )
     env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
     dtype = env.observation_spec["observation"].dtype
     return env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))

@@ -12,22 +12,22 @@ import torch.distributed as dist
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.training.distributed.checkpoint import (
-    is_divided,
-    is_elsewhere,
-    once,
-    parts_written,
-    raise_together,
-    read_parts,
-    stored,
-    write_parts,
+from polyformer.training.distributed.collectives import local_shard
+from polyformer.training.distributed.sharded_files import (
+    is_on_other_rank,
+    is_sharded,
+    local_shard_files,
+    raise_on_all_ranks,
+    read_shards,
+    stored_tensors,
+    unique_tensors,
+    write_shards,
 )
-from polyformer.training.distributed.shard import local
 from polyformer.training.optimizer_state import set_optimizer_state
 from polyformer.training.state import MODEL_PARTS, OPTIMIZER_PARTS, file_digest, has_parts, read_state
 
 
-def write_divided(
+def write_sharded(
     folder: Path,
     weights: dict[str, torch.Tensor],
     optimizer: dict[str, torch.Tensor],
@@ -40,8 +40,8 @@ def write_divided(
     digests: dict[str, str] = {}
     for name, tensors in ((MODEL_PARTS, weights), (OPTIMIZER_PARTS, optimizer)):
         (folder / name).mkdir(exist_ok=True)
-        write_parts(folder / name, tensors, group)
-        digests |= {f"{name}/{path.name}": file_digest(path) for path in parts_written(folder / name)}
+        write_shards(folder / name, tensors, group)
+        digests |= {f"{name}/{path.name}": file_digest(path) for path in local_shard_files(folder / name)}
     every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(digests, every, group=group)
     return {name: digest for part in every or () for name, digest in part.items()}
@@ -49,8 +49,8 @@ def write_divided(
 
 def read_model(path: Path, digests: dict[str, str], model: nn.Module) -> None:
     """Load weights and buffers of a sharded or plain checkpoint `path` into a sharded or plain `model`."""
-    check_files(path, digests, is_divided(model))
-    read_parts(path / MODEL_PARTS if has_parts(path) else path, model.state_dict(keep_vars=True))
+    check_files(path, digests, is_sharded(model))
+    read_shards(path / MODEL_PARTS if has_parts(path) else path, model.state_dict(keep_vars=True))
 
 
 def read_average(paths: list[Path], model: nn.Module) -> None:
@@ -59,7 +59,10 @@ def read_average(paths: list[Path], model: nn.Module) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for path in paths:
         read_model(path, read_state(path)["sha256"], model)
-        tensors = {name: local(tensor) for name, tensor in once(model.state_dict(keep_vars=True)).items()}
+        tensors = {
+            name: local_shard(tensor)
+            for name, tensor in unique_tensors(model.state_dict(keep_vars=True)).items()
+        }
         for name, tensor in tensors.items():
             if tensor.is_floating_point():
                 sums[name] = sums.get(name, 0) + tensor.double()
@@ -74,11 +77,11 @@ def read_optimizer(
     folder = path / OPTIMIZER_PARTS if has_parts(path) else path
     parameters = dict(model.named_parameters())
     tensors = {}
-    for place, entry in stored(folder).items() if any(folder.iterdir()) else ():
+    for place, entry in stored_tensors(folder).items() if any(folder.iterdir()) else ():
         name, _, key = place.rpartition("/")
         if not key or not name:
             continue  # the folder of a plain checkpoint also contains the weights
-        if is_elsewhere(model, name):
+        if is_on_other_rank(model, name):
             continue
         like = parameters.get(name)
         if like is not None and like.shape == entry.size:
@@ -86,11 +89,11 @@ def read_optimizer(
         else:
             tensors[place] = torch.zeros(entry.size, dtype=entry.properties.dtype)
     if tensors:
-        read_parts(folder, tensors)
+        read_shards(folder, tensors)
     scalars = {
         place: value
         for place, value in state["optimizer"]["scalars"].items()
-        if not is_elsewhere(model, place.rpartition("/")[0])
+        if not is_on_other_rank(model, place.rpartition("/")[0])
     }
     saved = {**state["optimizer"], "scalars": scalars}
     set_optimizer_state(folder, model, optimizer, tensors, saved)
@@ -109,6 +112,6 @@ def check_files(path: Path, digests: dict[str, str], together: bool) -> None:
         elif file_digest(path / name) != digests[name]:
             complaint = f"{path / name} is damaged: its bytes are not those written"
     if together:
-        raise_together(complaint)
+        raise_on_all_ranks(complaint)
     elif complaint is not None:
         raise InputError(complaint)

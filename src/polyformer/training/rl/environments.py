@@ -59,7 +59,7 @@ def make_environment(
     return environment if is_vector(environment.observation_space) else FlattenObservation(environment)
 
 
-def in_units(environment: Any) -> Any:
+def scale_actions(environment: Any) -> Any:
     """Return `environment` with vectors of actions scaled so that -1 and 1 are the lower and upper bounds.
 
     Actions beyond are clipped. Choices and numbers without two bounds are not scaled.
@@ -71,17 +71,17 @@ def in_units(environment: Any) -> Any:
     if is_choice(space):
         return environment
     unbounded = Box(-np.inf, np.inf, space.shape, np.float32)
-    return TransformAction(environment, partial(from_units, space), unbounded)
+    return TransformAction(environment, partial(rescale_action, space), unbounded)
 
 
-def from_units(space: Any, action: np.ndarray) -> np.ndarray:
-    """Scale an action [A] from -1 .. 1 to the bounds of the Box `space`, and clip it; see `in_units`."""
+def rescale_action(space: Any, action: np.ndarray) -> np.ndarray:
+    """Scale an action [A] from -1 .. 1 to the bounds of the Box `space`, and clip it; see `scale_actions`."""
     bounded = np.isfinite(space.low) & np.isfinite(space.high)
     low, high = np.where(bounded, space.low, -1), np.where(bounded, space.high, 1)
     return np.clip(low + (action + 1) / 2 * (high - low), space.low, space.high).astype(space.dtype)
 
 
-def side_by_side(count: int, make: Callable[[], Any], resets: bool = True) -> Any:
+def vector_environment(count: int, make: Callable[[], Any], resets: bool = True) -> Any:
     """Return `count` environments as gymnasium's `SyncVectorEnv`.
 
     If `resets`, an episode that ended is reset in the next step; otherwise the caller must reset it.

@@ -18,24 +18,24 @@ from torch.overrides import TorchFunctionMode
 
 from polyformer.core.initialization import Draw, fillings, shrink_residual
 from polyformer.models.architectures import Transformer
-from polyformer.training.distributed.whole import own_part
+from polyformer.training.distributed.full_state_dict import local_part
 
 LARGE = 1 << 18
 """Minimum size in bytes of a tensor with separate memory pages."""
 
 
 @contextmanager
-def late_weights() -> Iterator[None]:
+def deferred_initialization() -> Iterator[None]:
     """Build models without the values that `initialize` would set, inside this context."""
-    handle = register_module_module_registration_hook(_drop)
+    handle = register_module_module_registration_hook(_move_to_meta)
     try:
-        with _OwnPages():
+        with _SeparatePages():
             yield
     finally:
         handle.remove()
 
 
-class _OwnPages(TorchFunctionMode):
+class _SeparatePages(TorchFunctionMode):
     """Allocate large tensors in separate pages, which are returned to the system when the tensors are freed.
 
     Between small tensors that stay, an allocator would keep the memory of most of the freed tensors.
@@ -54,7 +54,7 @@ class _OwnPages(TorchFunctionMode):
         return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
 
 
-def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+def _move_to_meta(parent: nn.Module, name: str, module: nn.Module | None) -> None:
     """Move the parameters that `initialize` sets from `module`, the child `name` of `parent`, to "meta"."""
     if module is None:
         return
@@ -66,12 +66,12 @@ def _drop(parent: nn.Module, name: str, module: nn.Module | None) -> None:
             module._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
-def move(model: nn.Module, device: torch.device) -> None:
+def move_to_device(model: nn.Module, device: torch.device) -> None:
     """Move the tensors of `model` that have values to `device`."""
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
-def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
+def materialize(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
     """Allocate on `device` the shards of parameters that have no values yet, and fill them by `draw`.
 
     Without `draw` they must be loaded from a checkpoint.
@@ -83,7 +83,7 @@ def complete(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
         draw(model)
 
 
-def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
+def deferred_draw(model: nn.Module, initializer_range: float | None) -> Draw:
     """Return a function that draws the missing weights of `model` after it is sharded and allocated.
 
     It uses the random numbers that follow now.
@@ -98,15 +98,15 @@ def drawing(model: nn.Module, initializer_range: float | None) -> Draw:
                 weight = getattr(module, name)
                 whole = torch.empty(weight.shape, dtype=weight.dtype)
                 fill(whole)
-                _set(weight, whole)
+                _copy_shard(weight, whole)
         shrink_residual(divided, initializer_range)
 
     return draw
 
 
-def _set(weight: Tensor, whole: Tensor) -> None:
+def _copy_shard(weight: Tensor, whole: Tensor) -> None:
     """Copy the shard of this process of `whole` into `weight`, if this process has one."""
     if isinstance(weight, DTensor):
-        weight.to_local().copy_(own_part(whole, weight))
+        weight.to_local().copy_(local_part(whole, weight))
     elif not weight.is_meta:
         weight.copy_(whole)

@@ -24,17 +24,17 @@ from polyformer.nn.stack import Stack
 
 SIDES = "encoder", "decoder"
 
-READ = {field.name for field in dataclasses.fields(ModelInputs)} - {"input_ids", "inputs_embeds"}
+SOURCE_ENTRIES = {field.name for field in dataclasses.fields(ModelInputs)} - {"input_ids", "inputs_embeds"}
 """Batch entries that the stages of the text or source read, in addition to ids or hidden states."""
 
-TARGET = {field.name for field in dataclasses.fields(DecoderInputs)}
+TARGET_ENTRIES = {field.name for field in dataclasses.fields(DecoderInputs)}
 """Batch entries that the stages of the target of an encoder-decoder read."""
 
-SHARE = "share"
+LOSS_WEIGHT = "share"
 """The entry of a microbatch with the weight of its loss in the loss of the step: one number, [1]."""
 
 
-def spans(layers: int, stages: int) -> list[range]:
+def stage_spans(layers: int, stages: int) -> list[range]:
     """Return the layers of each stage, evenly divided; raise `InputError` for too many stages."""
     if stages > layers:
         raise InputError(f"pipeline: {stages} stages for {layers} layers; use at most one a layer")
@@ -52,7 +52,7 @@ def num_layers(model: Transformer) -> int:
     return sum(len(stack.groups) for stack in stacks(model).values())
 
 
-def parts(model: Transformer, span: range) -> dict[str, range]:
+def layers_by_stack(model: Transformer, span: range) -> dict[str, range]:
     """Return the layers of each stack for the layers `span` of the model."""
     own, before = {}, 0
     for name, stack in stacks(model).items():
@@ -64,7 +64,7 @@ def parts(model: Transformer, span: range) -> dict[str, range]:
     return own
 
 
-def check(model: nn.Module) -> Transformer:
+def check_pipelined(model: nn.Module) -> Transformer:
     """Return `model` if a pipeline can run it; otherwise raise `InputError` with the reason."""
     if not isinstance(model, Transformer):
         raise InputError(f"pipeline: it runs models of tokens, got {type(model).__name__}; set it to 1")
@@ -87,10 +87,10 @@ def check(model: nn.Module) -> Transformer:
     return model
 
 
-def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
+def modules_of_layers(model: Transformer, own: list[range]) -> list[nn.Module]:
     """Return the modules with parameters for the stages with these layers."""
     modules: list[nn.Module] = []
-    for name, span in (part for layers in own for part in parts(model, layers).items()):
+    for name, span in (part for layers in own for part in layers_by_stack(model, layers).items()):
         stack, table = stacks(model)[name], model._side(name).tokens
         modules += [stack.position, *(stack.layers[stack.groups[layer]] for layer in span)]
         if span.start == 0:
@@ -104,11 +104,11 @@ def needed(model: Transformer, own: list[range]) -> list[nn.Module]:
     return modules
 
 
-class Absent(nn.Identity):
+class Placeholder(nn.Identity):
     """A placeholder for a module that only other stages have."""
 
 
-def places(model: Transformer) -> list[tuple[nn.Module, str]]:
+def module_slots(model: Transformer) -> list[tuple[nn.Module, str]]:
     """Return the positions of modules that only some stages need, as parents and names in them."""
     parents: list[tuple[nn.Module, str]] = [(model, name) for name in ("tokens", "decoder_tokens", "head")]
     for name, stack in stacks(model).items():
@@ -118,7 +118,7 @@ def places(model: Transformer) -> list[tuple[nn.Module, str]]:
     return parents
 
 
-class Root(nn.Module):
+class PipelineRoot(nn.Module):
     """The part of a model in a process, through which every pass of its stages runs.
 
     Sharding therefore has a single outermost module to follow.
@@ -144,23 +144,25 @@ class Stage(nn.Module):
     which they arise, so that they need not be sent.
     """
 
-    root: Root
+    root: PipelineRoot
     model: Transformer
 
-    def __init__(self, root: Root, span: range, precision: Callable[[], AbstractContextManager[object]]):
+    def __init__(
+        self, root: PipelineRoot, span: range, precision: Callable[[], AbstractContextManager[object]]
+    ):
         super().__init__()
         # Not submodules, because torch's schedules reset the gradients of sharded submodules at the start.
         self.__dict__.update(root=root, model=root.model)
         self.precision, model = precision, root.model
         self.dtype = next(model.parameters()).dtype
-        self.parts = parts(model, span)
+        self.layers_by_stack = layers_by_stack(model, span)
         self.reads_source = len(stacks(model)) == 2
         self.last = span.stop == num_layers(model)
         self.losses: list[Tensor] = []  # of each microbatch, the losses of this stage
 
     def forward(self, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the stage (see the class); floating-point values have the dtype of the parameters."""
-        share = float(batch.pop(SHARE))
+        share = float(batch.pop(LOSS_WEIGHT))
         return self.root(self._pass, share, *values, **batch)
 
     def _pass(self, share: float, *values: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -186,10 +188,10 @@ class Stage(nn.Module):
 
     def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
         """Return the inputs of the next stage, and the auxiliary losses of the layers."""
-        self._begin()
+        self._set_spans()
         with training_pass(self.model):
             read, losses = self._read_source(values, batch)
-            if "decoder" in self.parts:
+            if "decoder" in self.layers_by_stack:
                 state = _state(read[0], batch) if self.reads_source else None
                 side = self.model._side("decoder")
                 unpads = self.model.unpads and state is None
@@ -200,23 +202,23 @@ class Stage(nn.Module):
 
     def output(self, *values: Tensor, **batch: Tensor) -> tuple[ModelOutput, AuxiliaryLosses]:
         """Return the output of the model, in the last stage, and the auxiliary losses of its layers."""
-        self._begin()
+        self._set_spans()
         if not self.reads_source:
-            return self.model(**_first(values[0]), **_without(batch, {"input_ids"})), {}
+            return self.model(**_as_model_input(values[0]), **_without(batch, {"input_ids"})), {}
         read, losses = self._read_source(values, batch)
         more = {"decoder_inputs_embeds": read[1]} if len(read) > 1 else {}
-        target = _without(batch, READ | {"input_ids"})
+        target = _without(batch, SOURCE_ENTRIES | {"input_ids"})
         return self.model(**target, **more, state=_state(read[0], batch)), losses if self.training else {}
 
-    def _begin(self) -> None:
-        for name, span in self.parts.items():
+    def _set_spans(self) -> None:
+        for name, span in self.layers_by_stack.items():
             stacks(self.model)[name].span = span
 
     def _read_source(
         self, values: Sequence[Tensor], batch: dict[str, Tensor]
     ) -> tuple[Sequence[Tensor], AuxiliaryLosses]:
         """Return the hidden states after the encoder layers of this stage, or `values` if it has none."""
-        if "encoder" not in self.parts:
+        if "encoder" not in self.layers_by_stack:
             return values, {}
         inputs = _inputs(values[0], batch)
         ran = self.model._side("encoder").run(inputs, NOTHING_MORE, unpads=self.model.unpads)
@@ -226,7 +228,7 @@ class Stage(nn.Module):
         """Return the inputs of the decoder layers of this stage."""
         if not self.reads_source:
             return _inputs(values[0], batch)
-        own = {name: value for name, value in batch.items() if name in TARGET}
+        own = {name: value for name, value in batch.items() if name in TARGET_ENTRIES}
         if len(values) > 1:
             own = {**_without(own, {"decoder_input_ids"}), "decoder_inputs_embeds": values[1]}
         target = DecoderInputs(**own).as_inputs()
@@ -236,13 +238,13 @@ class Stage(nn.Module):
         return dataclasses.replace(target, input_ids=shifted)
 
 
-def _first(x: Tensor) -> dict[str, Tensor]:
+def _as_model_input(x: Tensor) -> dict[str, Tensor]:
     return {"inputs_embeds" if x.is_floating_point() else "input_ids": x}
 
 
 def _inputs(x: Tensor, batch: dict[str, Tensor]) -> ModelInputs:
     return ModelInputs(
-        **_first(x), **{name: batch[name] for name in READ & batch.keys()}
+        **_as_model_input(x), **{name: batch[name] for name in SOURCE_ENTRIES & batch.keys()}
     ).with_placeholder_ids()
 
 

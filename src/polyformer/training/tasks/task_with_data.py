@@ -12,13 +12,13 @@ from polyformer.data import Splits, Stream
 from polyformer.data.batching import Batch
 from polyformer.data.prepared.rows import MappedBatches
 from polyformer.training import share, share_rows
-from polyformer.training.task import Evaluators
+from polyformer.training.task import EvaluationGroup
 from polyformer.training.tasks.base import Task
 from polyformer.training.tasks.workers import Workers
 
 
-class Fitting:
-    """A task with its data: a `polyformer.training.Task`."""
+class TaskWithData:
+    """A task with its data: a `polyformer.training.TrainingTask`."""
 
     def __init__(self, task: Task, splits: Splits, seed: int):
         self.task = task
@@ -77,13 +77,13 @@ class Fitting:
         """Return the training loss given the state after the previous batch, and the next state."""
         return self.task.loss_after(model, batch, state)
 
-    def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, float]:
         """Return the metrics of the validation data, empty without them."""
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
 
-    def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
+    def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return the metrics of the test data, empty without them."""
         if self.test is None:
             return {}

@@ -21,7 +21,7 @@ DARK, BRIGHT = np.array([24.0, 20.0, 60.0]), np.array([255.0, 232.0, 80.0])
 """The colours of the weights 0 and 1."""
 
 
-def draw_film(path: str | Path, episode: Episode, milliseconds: int = 200) -> None:
+def draw_gif(path: str | Path, episode: Episode, milliseconds: int = 200) -> None:
     """Write a frame for each step to `path`. Raises `InputError` if Pillow is not installed."""
     try:
         from PIL import Image

@@ -11,11 +11,11 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from polyformer.core import launcher
 from polyformer.core.errors import InputError, shortened
 
-SIGNS = ("gloo", "connection closed", "connection reset", "timed out waiting", "nccl")
+PEER_FAILURE_WORDS = ("gloo", "connection closed", "connection reset", "timed out waiting", "nccl")
 """Words in the errors of torch's backends for failed peers; these errors have no separate class."""
 
 
-def meet_again(backend: str, timeout: timedelta | None) -> None:
+def reinit_process_group(backend: str, timeout: timedelta | None) -> None:
     """Initialize the process group if torchrun has restarted the processes; otherwise do nothing.
 
     In torch 2.13 every restart of a run looks up its peers under the same names in one store, which then
@@ -34,13 +34,15 @@ def meet_again(backend: str, timeout: timedelta | None) -> None:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def raise_peer_failure() -> Iterator[None]:
     """Convert the failure of a collective into an `InputError` that says how to continue."""
     try:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if not isinstance(error, dist.DistError) and not any(sign in text.lower() for sign in SIGNS):
+        if not isinstance(error, dist.DistError) and not any(
+            sign in text.lower() for sign in PEER_FAILURE_WORDS
+        ):
             raise
         raise InputError(
             f"another process of this run died or did not answer in time (process {launcher.rank()} of "

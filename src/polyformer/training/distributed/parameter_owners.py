@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from polyformer.models.architectures import Transformer
-from polyformer.training.distributed.shard import full
-from polyformer.training.distributed.stages import Absent, needed, places
+from polyformer.training.distributed.fully_sharded import full_tensor
+from polyformer.training.distributed.pipeline_stages import Placeholder, module_slots, modules_of_layers
 
-Use = tuple[dict[str, Any], str]
+TensorSlot = tuple[dict[str, Any], str]
 """The position of a tensor: the parameters or the buffers of a module, and its name there."""
 
 
-class Holders:
+class ParameterOwners:
     """The ranks that will hold each parameter and buffer of `model`, which is still complete.
 
     layers: for each rank of `group`, its ranges of layers.
@@ -26,40 +26,40 @@ class Holders:
         self.model, self.group, self.rank = model, group, dist.get_rank(group)
         self.dropped: list[tuple[nn.Module, str, nn.Module]] = []
         self.source: dict[int, int] = {}  # rank of each tensor of the rejoined model, by its id
-        held = [{id(tensor) for tensor in _tensors(needed(model, own))} for own in layers]
-        uses: dict[int, list[Use]] = {}
+        held = [{id(tensor) for tensor in _tensors(modules_of_layers(model, own))} for own in layers]
+        uses: dict[int, list[TensorSlot]] = {}
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:
                         uses.setdefault(id(tensor), []).append((table, name))
         ranks = range(len(layers))
-        self.held = [(use, tuple(rank for rank in ranks if key in held[rank])) for key, use in uses.items()]
+        self.owned = [(use, tuple(rank for rank in ranks if key in held[rank])) for key, use in uses.items()]
 
-    def now(self) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
+    def current(self) -> Iterable[tuple[Tensor, tuple[int, ...]]]:
         """Return the current (maybe sharded) tensors with their ranks; no ranks if unused."""
-        return ((table[name], ranks) for ((table, name), *_), ranks in self.held)
+        return ((table[name], ranks) for ((table, name), *_), ranks in self.owned)
 
-    def drop(self) -> None:
+    def remove_unowned(self) -> None:
         """Remove the tensors that this rank does not hold from the model, and free their memory."""
         gone: set[int] = set()
-        for uses, ranks in self.held:
+        for uses, ranks in self.owned:
             if ranks and self.rank not in ranks:
                 table, name = uses[0]
-                _put(uses, torch.empty(table[name].shape, dtype=table[name].dtype, device="meta"))
+                _replace(uses, torch.empty(table[name].shape, dtype=table[name].dtype, device="meta"))
                 gone.add(id(table[name]))
-        for parent, child in places(self.model):
+        for parent, child in module_slots(self.model):
             module = getattr(parent, child)
             if module is not None and any(id(tensor) in gone for tensor in _tensors([module])):
                 self.dropped.append((parent, child, module))
-                setattr(parent, child, Absent())
+                setattr(parent, child, Placeholder())
 
-    def rejoin(self) -> None:
+    def restore_modules(self) -> None:
         """Restore the removed modules without their values, which `fetch` gets."""
         for parent, child, module in self.dropped:
             setattr(parent, child, module)
         self.dropped = []
-        self.source = {id(tensor): next(iter(ranks), 0) for tensor, ranks in self.now()}
+        self.source = {id(tensor): next(iter(ranks), 0) for tensor, ranks in self.current()}
 
     def fetch(self, tensor: Tensor) -> Tensor | None:
         """Return a whole tensor of the rejoined model in the first of all processes, None in the others.
@@ -67,7 +67,7 @@ class Holders:
         Collective: every process calls it, for all tensors in the same order.
         """
         source = self.source[id(tensor)]
-        whole = full(tensor) if self.rank == source else None
+        whole = full_tensor(tensor) if self.rank == source else None
         if dist.get_process_group_ranks(self.group)[0] != 0:
             return None  # a replica, or the other shards of the same tensors
         if source == 0:
@@ -87,7 +87,7 @@ class Holders:
         return next(own).device
 
 
-def _put(uses: list[Use], tensor: Tensor) -> None:
+def _replace(uses: list[TensorSlot], tensor: Tensor) -> None:
     """Set `tensor` at every position in `uses`, as a parameter if the previous value is a parameter."""
     table, name = uses[0]
     before = table[name]

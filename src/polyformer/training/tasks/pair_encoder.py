@@ -9,7 +9,7 @@ from polyformer.models.config import ModelConfig
 from polyformer.training.tasks.text import with_tables
 
 
-class Joining:
+class PairEncoder:
     """The row format <cls> text <sep> pair <sep>, with token types 0 and 1.
 
     The tokenizer of a checkpoint may define another format. A row has at most `limit` tokens: if the two
@@ -36,10 +36,10 @@ class Joining:
         return [self._join(number, text, pair, cut) for number, (text, pair) in enumerate(zip(*sides))]
 
     def _join(self, number: int, text: list[int], pair: list[int], cut: Callable[[int, int], None]) -> Row:
-        room = self.limit - 2 - len(self.between)
-        if len(text) + len(pair) > room:
-            cut(number, len(text) + len(pair) + self.limit - room)
-            kept = shares_of_room(len(text), len(pair), room)
+        budget = self.limit - 2 - len(self.between)
+        if len(text) + len(pair) > budget:
+            cut(number, len(text) + len(pair) + self.limit - budget)
+            kept = shares_of_room(len(text), len(pair), budget)
             text, pair = text[: kept[0]], pair[: kept[1]]
         first = [self.cls, *text, *self.between]
         types = {"token_type_ids": [0] * len(first) + [1] * (len(pair) + 1)} if self.pair_type else {}

@@ -23,10 +23,15 @@ from polyformer.core.ops.int8_layers import Int8Weight, as_matrix
 from polyformer.core.ops.linear import linear
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads.vocabulary import Output, VocabularyHead
-from polyformer.training.distributed.parts import divided, part, shown, summed
+from polyformer.training.distributed.collectives import (
+    all_reduce,
+    copy_to_group,
+    local_shard,
+    shard_parameter,
+)
 
 
-def divide_vocabulary(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+def apply_vocabulary_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Divide the token tables and output matrices in `model` over `mesh`, [tensor].
 
     Returns notes about tables that are replicated because a module reads all their rows.
@@ -34,36 +39,38 @@ def divide_vocabulary(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     transformers = [module for module in model.modules() if isinstance(module, Transformer)]
     whole: dict[int, str] = {}
     for transformer in transformers:  # several of them may share a table
-        rows = Rows(mesh, transformer.config.vocab_size)
-        for table in _tables(transformer):
-            if (reason := _why_whole(transformer, table, rows)) is not None:
+        rows = VocabularyRows(mesh, transformer.config.vocab_size)
+        for table in _token_tables(transformer):
+            if (reason := _why_replicated(transformer, table, rows)) is not None:
                 whole[id(table)] = reason
     own: dict[int, nn.Parameter] = {}
     for transformer in transformers:
-        rows = Rows(mesh, transformer.config.vocab_size)
-        for table in _tables(transformer):
+        rows = VocabularyRows(mesh, transformer.config.vocab_size)
+        for table in _token_tables(transformer):
             if id(table) not in whole:
-                _divide(table, "weight", mesh, own)
-                table.__class__ = OwnRows
+                _shard_rows(table, "weight", mesh, own)
+                table.__class__ = VocabularyParallelEmbedding
                 table.__dict__["rows"] = rows
         tied = id(transformer._output_table()) not in whole
         for head in transformer.head.modules():
             if isinstance(head, VocabularyHead) and head.divides and _has_rows(head, tied, rows):
-                _divide(head, "weight", mesh, own)
-                _divide(head, "bias", mesh, own)
-                head.output = DividedOutput(rows)
+                _shard_rows(head, "weight", mesh, own)
+                _shard_rows(head, "bias", mesh, own)
+                head.output = VocabularyParallelOutput(rows)
     reasons = dict.fromkeys(whole.values())
     return [f"tensor: a token table is whole in every process: {reason}" for reason in reasons]
 
 
-class Rows:
+class VocabularyRows:
     """The rows of a vocabulary in this process of `mesh`: at most `most`, starting at `first`."""
 
     def __init__(self, mesh: DeviceMesh, vocab: int) -> None:
         self.mesh, self.vocab = mesh, vocab
         self.most = -(-vocab // mesh.size())
         self.first = mesh.get_local_rank() * self.most
-        self.everywhere = self.most * (mesh.size() - 1) < vocab  # whether each process has at least one row
+        self.every_rank_has_rows = (
+            self.most * (mesh.size() - 1) < vocab
+        )  # whether each process has at least one row
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the local index of each of `ids`, 0 if the row is elsewhere, and whether it is local."""
@@ -82,22 +89,22 @@ class Rows:
         return x
 
 
-class OwnRows(nn.Embedding):
+class VocabularyParallelEmbedding(nn.Embedding):
     """An embedding with some rows of a token table per process: ids [...] -> vectors [..., E]."""
 
-    rows: Rows
+    rows: VocabularyRows
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up local rows, and all-reduce over processes."""
         places, here = self.rows.places(input)
-        vectors = F.embedding(places, part(self.weight))
-        return summed(vectors.masked_fill(~here.unsqueeze(-1), 0), self.rows.mesh)
+        vectors = F.embedding(places, local_shard(self.weight))
+        return all_reduce(vectors.masked_fill(~here.unsqueeze(-1), 0), self.rows.mesh)
 
 
-class DividedOutput(Output):
+class VocabularyParallelOutput(Output):
     """The loss and the logits for an output matrix and a bias divided over processes by `rows`."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: VocabularyRows) -> None:
         self.rows = rows
 
     def loss(
@@ -109,13 +116,13 @@ class DividedOutput(Output):
         smoothing: float,
     ) -> Tensor:
         """Return `linear_cross_entropy` of the local logits, reduced over processes."""
-        own = part(as_matrix(weight))
+        own = local_shard(as_matrix(weight))
         return linear_cross_entropy(hidden, own, self._bias(bias, own), labels, smoothing, self.rows)
 
     def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
         """Return logits [..., V], gathered from all processes."""
-        own, mesh = part(as_matrix(weight)), self.rows.mesh
-        logits = linear(shown(hidden, mesh), own, self._bias(bias, own))
+        own, mesh = local_shard(as_matrix(weight)), self.rows.mesh
+        logits = linear(copy_to_group(hidden, mesh), own, self._bias(bias, own))
         shape = (*logits.shape[:-1], self.rows.vocab)
         strides = torch.empty(shape, device="meta").stride()
         last = [Shard(logits.dim() - 1)]
@@ -127,32 +134,32 @@ class DividedOutput(Output):
     def _bias(self, bias: Tensor | None, own: Tensor) -> Tensor | None:
         """Return the local part of a bias; an untrained bias is not a parameter, and replicated."""
         if bias is None or isinstance(bias, DTensor):
-            return None if bias is None else part(bias)
+            return None if bias is None else local_shard(bias)
         return bias[self.rows.first : self.rows.first + len(own)]
 
 
-def _tables(transformer: Transformer) -> list[nn.Module]:
+def _token_tables(transformer: Transformer) -> list[nn.Module]:
     return [table for table in (transformer.tokens, transformer.decoder_tokens) if table is not None]
 
 
-def _why_whole(transformer: Transformer, table: nn.Module, rows: Rows) -> str | None:
+def _why_replicated(transformer: Transformer, table: nn.Module, rows: VocabularyRows) -> str | None:
     """Return why each process needs all of a table; None if it can be divided."""
     if not isinstance(table, nn.Embedding):
         return "it is one of clusters (embedding.adaptive), or int8"
-    if not rows.everywhere:
+    if not rows.every_rank_has_rows:
         return f"its {rows.vocab} rows leave one of {rows.mesh.size()} processes none"
     if table is transformer._output_table() and not transformer.head.divides:
         return f"the head {quote(transformer.config.head.kind)} reads all of it"
     return None
 
 
-def _has_rows(head: VocabularyHead, tied: bool, rows: Rows) -> bool:
+def _has_rows(head: VocabularyHead, tied: bool, rows: VocabularyRows) -> bool:
     """Return whether the matrix of a head can be divided by rows; tied: whether the token table can."""
-    return tied if head.weight is None else isinstance(head.weight, nn.Parameter) and rows.everywhere
+    return tied if head.weight is None else isinstance(head.weight, nn.Parameter) and rows.every_rank_has_rows
 
 
-def _divide(module: nn.Module, name: str, mesh: DeviceMesh, own: dict[int, nn.Parameter]) -> None:
+def _shard_rows(module: nn.Module, name: str, mesh: DeviceMesh, own: dict[int, nn.Parameter]) -> None:
     """Replace a parameter in `module` by its local rows; `own` contains the parameters already divided."""
     whole = module._parameters.get(name)
     if whole is not None and not isinstance(whole, DTensor):
-        module.register_parameter(name, own.setdefault(id(whole), divided(whole, mesh, Shard(0))))
+        module.register_parameter(name, own.setdefault(id(whole), shard_parameter(whole, mesh, Shard(0))))

@@ -21,7 +21,7 @@ from polyformer.training.tasks.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WritingConfig(TextTaskConfig):
+class SequenceToSequenceConfig(TextTaskConfig):
     """Options of sequence-to-sequence tasks."""
 
     max_length: int = 256  # tokens of the longer side of a training pair, including <eos>
@@ -32,14 +32,14 @@ class WritingConfig(TextTaskConfig):
     length_option: ClassVar[str] = "max_length"
 
 
-class Writing(TextTask):
+class SequenceToSequence(TextTask):
     """A sequence-to-sequence task, with metrics: loss (nats per target token) and perplexity."""
 
     config: Any
     stacks = "encoder-decoder"
     head: HeadConfig = LanguageModelConfig(label_smoothing=0.1)
 
-    def __init__(self, config: WritingConfig, tokenizer: Tokenizer):
+    def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.eos = required(tokenizer.eos_id, "<eos>")
 
@@ -48,7 +48,7 @@ class Writing(TextTask):
         return starting_from_pad(super().adapt(config))
 
     @abc.abstractmethod
-    def room(self, width: int) -> int:
+    def max_generated(self, width: int) -> int:
         """Return the maximum number of generated tokens for sources of at most `width` tokens."""
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
@@ -77,7 +77,9 @@ class Writing(TextTask):
         sources = self.encode_sources(texts)
         outputs = [""] * len(texts)
         for numbers, batch in self.batched(model, sources, self.batch_tokens // search.num_beams):
-            config = GenerationConfig(max_new_tokens=self.room(batch["input_ids"].shape[1]), beam=search)
+            config = GenerationConfig(
+                max_new_tokens=self.max_generated(batch["input_ids"].shape[1]), beam=search
+            )
             generated = model.generate(batch["input_ids"], batch["attention_mask"], config)
             for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
                 outputs[number] = text.strip()

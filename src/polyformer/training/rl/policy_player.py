@@ -8,11 +8,11 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.making import from_units
+from polyformer.training.rl.environments import rescale_action
 from polyformer.training.rl.policies import Source
 
 
-class Playing:
+class PolicyPlayer:
     """A function from the observations [S] of one episode, in order, to actions in `space`.
 
     Actions are sampled with `generator`, or the most probable without a generator. attentions: of the last
@@ -45,7 +45,7 @@ class Playing:
         if self.generator is not None:
             noise = torch.randn(logits.shape, generator=self.generator)
             logits = logits + self.policy.log_deviations.exp().cpu() * noise
-        return from_units(self.space, logits.numpy())
+        return rescale_action(self.space, logits.numpy())
 
 
 def source_of(policy: Policy, environment: Any) -> Source:
@@ -68,7 +68,7 @@ def source_of(policy: Policy, environment: Any) -> Source:
             "where it was trained, with the same --wrappers"
         )
 
-    def source(generator: np.random.Generator) -> Playing:
-        return Playing(policy, actions, torch.Generator().manual_seed(int(generator.integers(2**31))))
+    def source(generator: np.random.Generator) -> PolicyPlayer:
+        return PolicyPlayer(policy, actions, torch.Generator().manual_seed(int(generator.integers(2**31))))
 
     return source

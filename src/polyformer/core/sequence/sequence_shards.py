@@ -34,12 +34,13 @@ def _parts(length: int, count: int) -> list[Run]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Share:
+class SequenceShard:
     """The slots of one process among the processes of its group.
 
-    group: the torch process group over which the sequence is spread. rank: this process in the group. runs:
-    the runs of every process, in increasing order, which is the order of its tokens. way: how keys reach the
-    processes with the queries that need them: "needed", "ring", "all" or "auto" (`dot_product/spread/`).
+    group: the torch process group over which the sequence is sharded. rank: this process in the group. runs:
+    the runs of every process, in increasing order, which is the order of its tokens. strategy: how keys reach
+    the processes that hold the queries that need them: "needed", "ring", "all" or "auto"
+    (`attention/functional/spread/`).
     source: the runs of another sequence that the queries attend to, for every process; None for
     self-attention.
     """
@@ -47,7 +48,7 @@ class Share:
     group: Any
     rank: int
     runs: tuple[tuple[Run, ...], ...]
-    way: str = "auto"
+    strategy: str = "auto"
     source: tuple[tuple[Run, ...], ...] | None = None
 
     @property
@@ -56,28 +57,30 @@ class Share:
         return self.runs if self.source is None else self.source
 
     @property
-    def keys(self) -> "Share":
-        """The share of the keys: of the source, or this share."""
-        return self if self.source is None else Share(self.group, self.rank, self.source, self.way)
+    def key_shard(self) -> "SequenceShard":
+        """The shard of the keys: of the source, or this shard."""
+        return (
+            self if self.source is None else SequenceShard(self.group, self.rank, self.source, self.strategy)
+        )
 
-    def reading(self, source: "Share") -> "Share":
-        """Return a share of this process's queries and of the keys that it holds of `source`."""
+    def with_source(self, source: "SequenceShard") -> "SequenceShard":
+        """Return a shard of this process's queries and of the keys that it holds of `source`."""
         return dataclasses.replace(self, source=source.runs)
 
     @property
-    def own(self) -> tuple[Run, ...]:
+    def local_runs(self) -> tuple[Run, ...]:
         """The runs of this process."""
         return self.runs[self.rank]
 
     @property
     def length(self) -> int:
         """The number of slots that this process holds."""
-        return sum(stop - start for start, stop in self.own)
+        return sum(stop - start for start, stop in self.local_runs)
 
     def slots(self, device: torch.device) -> Tensor:
         """Return the slot of each token that this process holds, [T]."""
-        return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.own])
+        return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.local_runs])
 
     def take(self, x: Tensor, dim: int = -1) -> Tensor:
         """Return the part of x, which has all slots along `dim`, that belongs to this process."""
-        return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.own], dim)
+        return torch.cat([x.narrow(dim, start, stop - start) for start, stop in self.local_runs], dim)

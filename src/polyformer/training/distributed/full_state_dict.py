@@ -14,17 +14,17 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_tensors
 from polyformer.core.tensor_files import in_file_order, write_one_by_one
-from polyformer.training.distributed.checkpoint import raise_together
-from polyformer.training.distributed.shard import full
+from polyformer.training.distributed.fully_sharded import full_tensor
+from polyformer.training.distributed.sharded_files import raise_on_all_ranks
 
-KEPT = {"_parameters", "_buffers"}
+STATE_ATTRIBUTES = {"_parameters", "_buffers"}
 """Attributes of a module that may have changed when it is restored."""
 
 Fetch = Callable[[Tensor], Tensor | None]
 """A collective that returns a whole tensor in the first process, None in the others, in a fixed order."""
 
 
-class Form:
+class UnshardedModel:
     """The modules of a model before sharding: their classes, hooks and attributes, without weights.
 
     `fully_shard` and `parallelize_module` change all of these in place, and cannot be reverted otherwise.
@@ -44,7 +44,7 @@ class Form:
         """
         whole: dict[int, Tensor] = {}
         for path, module in files.items():
-            whole |= export(path, module, fetch)
+            whole |= gather_full_state_dict(path, module, fetch)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if id(tensor) not in whole:
                 got = fetch(tensor)
@@ -62,14 +62,14 @@ class Form:
                     module._buffers[name] = whole[id(buffer)]
             module.__class__ = kind
             _module_state_mapping.pop(module, None)
-            for name in module.__dict__.keys() - attributes.keys() - KEPT:
+            for name in module.__dict__.keys() - attributes.keys() - STATE_ATTRIBUTES:
                 del module.__dict__[name]
             module.__dict__.update(attributes)
         if dist.get_rank() == 0:
             self.model.to("cpu")  # its buffers
 
 
-def export(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
+def gather_full_state_dict(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
     """Write the tensors of a sharded `module` to `path`, tied tensors once, gathered one by one.
 
     Returns the tensors by the `id` of the previous tensors, as memory maps of the file in the first process.
@@ -88,7 +88,7 @@ def export(path: Path, module: nn.Module, fetch: Fetch) -> dict[int, Tensor]:
             complaint = str(error)
     for _ in whole:
         pass  # after a full disk, still receive the tensors that the other processes send
-    raise_together(complaint)
+    raise_on_all_ranks(complaint)
     stored = read_tensors(path) if dist.get_rank() == 0 else {}
     return {id(tensor): stored.get(name, _empty(tensor)) for name, tensor in tensors.items()}
 
@@ -101,22 +101,22 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: type(value)(value) if isinstance(value, dict) else value
         for name, value in module.__dict__.items()
-        if name not in KEPT
+        if name not in STATE_ATTRIBUTES
     }
 
 
-def gathered(tensor: Tensor) -> Tensor | None:
+def gather_tensor(tensor: Tensor) -> Tensor | None:
     """Return the whole of `tensor` in the first process, None in the others. Collective."""
-    whole = full(tensor)
+    whole = full_tensor(tensor)
     return whole if dist.get_rank() == 0 else None
 
 
-def of_whole(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+def apply_to_full_tensor(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Return function(tensor), of the same shape, computed on the whole tensor and sharded like `tensor`."""
     if not isinstance(tensor, DTensor):
         return function(tensor)
     whole = function(tensor.full_tensor())
-    own = own_part(whole, tensor)
+    own = local_part(whole, tensor)
     return DTensor.from_local(
         own.contiguous(),
         tensor.device_mesh,
@@ -127,7 +127,7 @@ def of_whole(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     )
 
 
-def own_part(whole: Tensor, like: DTensor) -> Tensor:
+def local_part(whole: Tensor, like: DTensor) -> Tensor:
     """Return the local shard of `whole`, sharded like `like`, as a view."""
     shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
     own = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape))]

@@ -19,22 +19,22 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.training.distributed.stages import Absent
+from polyformer.training.distributed.pipeline_stages import Placeholder
 
 
-def is_divided(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> bool:
     """Return whether this process has only a shard of some parameters, or only some of the parameters."""
     parts = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return parts or any(isinstance(module, Absent) for module in model.modules())
+    return parts or any(isinstance(module, Placeholder) for module in model.modules())
 
 
-def is_elsewhere(model: nn.Module, name: str) -> bool:
+def is_on_other_rank(model: nn.Module, name: str) -> bool:
     """Return whether the parameter `name` belongs to a module that only other processes have."""
     path = name.split(".")
-    return any(isinstance(_module(model, path[:depth]), Absent) for depth in range(1, len(path)))
+    return any(isinstance(_submodule(model, path[:depth]), Placeholder) for depth in range(1, len(path)))
 
 
-def _module(model: nn.Module, path: list[str]) -> nn.Module | None:
+def _submodule(model: nn.Module, path: list[str]) -> nn.Module | None:
     """Return the module at `path`, or None if there is none."""
     module: nn.Module | None = model
     for name in path:
@@ -42,7 +42,7 @@ def _module(model: nn.Module, path: list[str]) -> nn.Module | None:
     return module
 
 
-def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unique_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors, detached; tensors that are the same object appear once, under their first name."""
     seen: set[int] = set()
     kept = {}
@@ -53,38 +53,38 @@ def once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Write the shards of this process of `tensors` into the existing `folder`. Collective over `group`.
 
     An error in any process is raised in all; `OSError` for a full disk or a failed write.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        save(once(tensors), storage_writer=writer, process_group=group)
+        save(unique_tensors(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         causes = [failure[0] for failure in error.failures.values()]
         system = next((cause for cause in causes if isinstance(cause, OSError)), None)
         raise system or error from error
 
 
-def parts_written(folder: Path) -> list[Path]:
+def local_shard_files(folder: Path) -> list[Path]:
     """Return the files in `folder` that this process has written."""
     return sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*"))
 
 
-def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
+def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Return sizes and dtypes of the whole tensors with shards in `folder`, by name."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill `tensors`, whole tensors or local shards, from the tensors of the same names in `folder`.
 
     Tied tensors are read under their first name. No process waits for another. Raises `InputError` for a
     tensor that is missing or has another shape.
     """
-    wanted, there = once(tensors), stored(folder)
+    wanted, there = unique_tensors(tensors), stored_tensors(folder)
     for name, tensor in wanted.items():
         if name not in there:
             raise InputError(f"{folder}: no tensor {quote(name)}; it is of another model")
@@ -98,14 +98,14 @@ def read_parts(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         load(dict(wanted), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
-def shown_to_all(folder: Path | None, group: dist.ProcessGroup | None = None) -> Path:
+def broadcast_path(folder: Path | None, group: dist.ProcessGroup | None = None) -> Path:
     """Broadcast the `folder` of the first process; it must be on a file system shared by all machines."""
     named = [str(folder)]
     dist.broadcast_object_list(named, group=group)
     return Path(named[0])
 
 
-def raise_together(complaint: str | None, group: dist.ProcessGroup | None = None) -> None:
+def raise_on_all_ranks(complaint: str | None, group: dist.ProcessGroup | None = None) -> None:
     """Raise `InputError` in every process with the first complaint of any of them. Collective."""
     complaints: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(complaints, complaint, group=group)

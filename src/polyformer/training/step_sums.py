@@ -3,10 +3,10 @@
 import torch
 
 from polyformer.training.engine import Engine
-from polyformer.training.feed import Group
+from polyformer.training.feed import StepBatches
 
 
-class Tally:
+class StepSums:
     """The sums over the steps of this process since the last `collect`; `norm` is the last gradient norm."""
 
     def __init__(self, engine: Engine) -> None:
@@ -20,7 +20,7 @@ class Tally:
     def _number(self, value: float) -> torch.Tensor:
         return torch.tensor(value, dtype=torch.float64, device=self.engine.device)
 
-    def add(self, step: int, group: Group, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def add(self, step: int, group: StepBatches, loss: torch.Tensor, norm: torch.Tensor) -> None:
         """Add a step on `group`: the sum of its loss over labelled tokens, and the norm of its gradient."""
         self.loss += loss
         self.weight += sum(group.weights)

@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.nn.stack import Layer, Stack
+from polyformer.training.distributed.collectives import local_shard
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> list[str]:
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> list[str]:
     """Shard the parameters of `model` over `mesh`, [shard] or [data, shard]; return notes for the user.
 
     root: the module to call, `model` or a wrapper of it. The model may be on the CPU: each process moves its
@@ -33,31 +34,33 @@ def shard(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> 
     """
     _check(model)
     notes = []
-    for name, stack in stacks(model).items():
-        reason = why_whole(model, stack)
+    for name, stack in local_stacks(model).items():
+        reason = why_not_per_layer(model, stack)
         if reason:
             notes.append(f"shard: the layers of {name or 'the model'} are gathered all at once: {reason}")
             continue
-        for layer in layers(stack):
+        for layer in local_layers(stack):
             fully_shard(layer, mesh=mesh)
     outermost = fully_shard(model if root is None else root, mesh=mesh)
     # A parameter without a gradient here may have a gradient in another process: reduce all of them.
-    outermost.set_reduce_scatter_unused_params(any(stack.leaves_out for stack in stacks(model).values()))
+    outermost.set_reduce_scatter_unused_params(
+        any(stack.leaves_out for stack in local_stacks(model).values())
+    )
     return notes
 
 
-def stacks(model: nn.Module) -> dict[str, Stack]:
+def local_stacks(model: nn.Module) -> dict[str, Stack]:
     """Return the stacks in `model` with layers in this process, by name."""
     named = model.named_modules()
-    return {name: module for name, module in named if isinstance(module, Stack) and layers(module)}
+    return {name: module for name, module in named if isinstance(module, Stack) and local_layers(module)}
 
 
-def layers(stack: Stack) -> list[Layer]:
+def local_layers(stack: Stack) -> list[Layer]:
     """Return the layers of this process; in a pipeline the others are in other processes."""
     return [layer for layer in stack.layers if isinstance(layer, Layer)]
 
 
-def why_whole(model: nn.Module, stack: Stack) -> str | None:
+def why_not_per_layer(model: nn.Module, stack: Stack) -> str | None:
     """Return why the layers of `stack` cannot be gathered one by one; None if they can.
 
     Every process must call the same layers, by their `forward`, and no two units may own the same parameter.
@@ -87,7 +90,7 @@ def compile_layers(model: nn.Module) -> None:
             module.compile()
 
 
-def set_last_pass(model: nn.Module, last: bool) -> None:
+def set_all_reduce_gradients(model: nn.Module, last: bool) -> None:
     """Set whether gradients are reduced over the replicas of the model after this or a later pass.
 
     Within a replica they are reduced after every pass: otherwise each process would hold the gradients of all
@@ -113,7 +116,7 @@ def unsharded(model: nn.Module) -> Iterator[None]:
         model.reshard()
 
 
-def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
+def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     """Split the groups of a new optimizer by mesh, because fused updates require a single mesh per group."""
     groups = []
     for group in optimizer.param_groups:
@@ -124,7 +127,7 @@ def split_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     optimizer.param_groups[:] = groups
 
 
-def update_parts(
+def update_shards(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None, norm: Tensor
 ) -> Tensor:
     """Clip the gradients, update the local shards of the weights and reset the gradients; return `norm`.
@@ -143,8 +146,8 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     squares: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            own = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float64).square()
-            squares.setdefault(_divided_over(parameter.grad), []).append(own)
+            own = torch.linalg.vector_norm(local_shard(parameter.grad), dtype=torch.float64).square()
+            squares.setdefault(_shard_groups(parameter.grad), []).append(own)
     totals = []
     for groups, terms in squares.items():
         total = torch.stack(terms).sum()
@@ -159,16 +162,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, norm: Tensor
     factor = (most / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = local(parameter.grad)
+            gradient = local_shard(parameter.grad)
             gradient.mul_(factor.to(gradient.dtype))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the local shard of `tensor`, without a copy, or `tensor` if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of `tensor`, detached. Collective over the processes that have shards of it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -178,7 +176,7 @@ def _mesh(tensor: Tensor) -> DeviceMesh | None:
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
-def _divided_over(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
+def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
     """Return the groups of processes that hold different shards of `tensor`."""
     if not isinstance(tensor, DTensor):
         return ()

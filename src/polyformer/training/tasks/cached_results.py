@@ -20,11 +20,11 @@ from torch import Tensor
 
 from polyformer.core.files import open_file, reading, writing
 
-PORTION = 64
+CHUNK = 64
 """Number of texts that are computed together; an interruption loses at most these results."""
 
 
-class Results:
+class CachedResults:
     """The cached results in `folder` for the model identified by `subject`.
 
     reused, computed: the numbers of results that this process found in the cache, and that it computed.
@@ -40,14 +40,14 @@ class Results:
             folder.mkdir(parents=True, exist_ok=True)
         self.values: dict[str, Any] = {}
         for file in sorted(folder.glob("process-*.jsonl")):
-            self.values |= whole_lines(file)
+            self.values |= intact_lines(file)
         self.append("\n")  # terminates a line truncated by a kill
 
     def tensor(self, function: Callable[[Any], Tensor], batch: Any) -> Tensor:
         """Return `function(batch)`, float64 numbers."""
         key = self.key("batch", batch)
         if key not in self.values:
-            self.keep(key, function(batch).tolist())
+            self.store(key, function(batch).tolist())
         else:
             self.reused += 1
         return torch.tensor(self.values[key], dtype=torch.float64)
@@ -57,19 +57,19 @@ class Results:
         keys = [self.key("text", item) for item in items]
         missing = [number for number, key in enumerate(keys) if key not in self.values]
         self.reused += len(items) - len(missing)
-        for start in range(0, len(missing), PORTION):
-            portion = missing[start : start + PORTION]
+        for start in range(0, len(missing), CHUNK):
+            portion = missing[start : start + CHUNK]
             for number, value in zip(portion, function([items[number] for number in portion]), strict=True):
-                self.keep(keys[number], value)
+                self.store(keys[number], value)
         return [self.values[key] for key in keys]
 
     def key(self, kind: str, value: Any) -> str:
         """Return the key of a result."""
         digest = hashlib.blake2b(f"{self.subject} {kind}".encode(), digest_size=20)
-        take_in(digest, value)
+        update_digest(digest, value)
         return digest.hexdigest()
 
-    def keep(self, key: str, value: Any) -> None:
+    def store(self, key: str, value: Any) -> None:
         """Save a result in the file."""
         self.values[key] = value
         self.computed += 1
@@ -82,7 +82,7 @@ class Results:
             file.write(text.encode())
 
 
-def whole_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def intact_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values in a file, without truncated or damaged lines."""
     with reading(path), io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -97,21 +97,21 @@ def checksum(content: str) -> str:
     return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
 
 
-def take_in(digest: hashlib.blake2b, value: Any) -> None:
+def update_digest(digest: hashlib.blake2b, value: Any) -> None:
     """Update `digest` with a value: tensors, arrays, dataclasses, mappings, lists and plain data."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().contiguous().numpy()
     if isinstance(value, np.ndarray):
         digest.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
     elif dataclasses.is_dataclass(value):
-        take_in(digest, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        update_digest(digest, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     elif isinstance(value, dict):
         for name in sorted(value):
-            take_in(digest, name)
-            take_in(digest, value[name])
+            update_digest(digest, name)
+            update_digest(digest, value[name])
     elif isinstance(value, list | tuple):
         digest.update(f"{len(value)} values".encode())
         for item in value:
-            take_in(digest, item)
+            update_digest(digest, item)
     else:
         digest.update(f"{type(value).__name__} {json.dumps(value)}".encode())

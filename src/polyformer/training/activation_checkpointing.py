@@ -9,7 +9,7 @@ from torch import nn
 from polyformer.core.errors import InputError
 
 
-def check_recomputing(model: nn.Module, wanted: bool) -> None:
+def check_activation_checkpointing(model: nn.Module, wanted: bool) -> None:
     """Raise `InputError` if recomputation is `wanted` but no submodule of `model` supports it."""
     if wanted and not _switches(model):
         raise InputError(
@@ -19,7 +19,7 @@ def check_recomputing(model: nn.Module, wanted: bool) -> None:
 
 
 @contextmanager
-def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
+def activation_checkpointing(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Set `recompute` on every submodule of `model` that has the switch, and restore it at the end."""
     parts = _switches(model)
     before = [part.recompute for part in parts]
