@@ -104,26 +104,39 @@ class Depth(nn.Module):
 class Halting:
     """The decisions of a call about the tokens that continue, layer by layer.
 
-    `active`: the tokens that continue; None for all, so that no tokens need to be gathered.
+    `active`: the tokens that continue; None for all, so that no tokens need to be gathered. `previous`: the
+    hidden states [B, T, E] of all tokens after the last layer so far, without the positions that the next
+    layer adds.
     """
 
     def __init__(self, call: Call):
         self.call = call
+        self.previous = call.x
         self.active = None if call.context.kv_valid is None else _fewer(Active.of(call.real))
         self.depths = torch.zeros(call.x.shape[:2], dtype=torch.long, device=call.x.device)
 
-    def after(self, layer: int, x: Tensor) -> None:
-        """Decide after layer `layer` has updated the states x [B, T, E] of the active tokens."""
+    def after(self, layer: int, y: Tensor) -> Tensor:
+        """Return the hidden states [B, T, E] after layer `layer`, and decide which tokens halt.
+
+        y: the layer's output for the active tokens, [1, N, E], or [B, T, E] if all are active. Halted tokens
+        keep their states.
+        """
         active = self.active
+        x = y if active is None else active.scattered(y, self.previous)
         if active is None:
             active = Active.of(torch.ones_like(self.depths, dtype=torch.bool))
         self.depths = self.depths + active.mask
         halted = self.halted(layer, x, active)
         if halted is not None:
             self.active = _fewer(active.without(halted))
+        self.previous = x
+        return x
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
-        """Return which of the active tokens halt after this layer, [N] bool; None for none."""
+        """Return which of the active tokens halt after this layer, [N] bool; None for none.
+
+        x: the hidden states [B, T, E] after the layer.
+        """
         raise NotImplementedError
 
     @property

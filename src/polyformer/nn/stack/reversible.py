@@ -31,6 +31,7 @@ from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.runners import StackCall
 
 KEPT = (
     'pass output_hidden_states=True, which keeps activations, and build the model with backend="definition"'
@@ -92,20 +93,20 @@ Step = Change | Placing
 Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
 
 
-def run_reversible(
-    layers: Sequence[nn.Module],
-    x: Tensor,
-    pos: Tensor,
-    context: Context,
-    position: Position,
-    source: Source | None,
-    states: Sequence[LayerState] | None = None,
-    memory: Memory | None = None,
-) -> tuple[Tensor, list[LayerState]]:
-    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories.
+def recomputes_inputs(call: StackCall) -> bool:
+    """Return whether a reversible stack keeps no activations in this call, because `run_reversible` runs it.
 
-    states: only of memories.
+    It does so whenever it builds a graph, except for callers that read keys or hidden states of its layers.
     """
+    keeps_nothing = call.starts_without_cache and call.collect is None
+    return torch.is_grad_enabled() and keeps_nothing and not torch.compiler.is_compiling()
+
+
+def run_reversible(
+    layers: Sequence[nn.Module], x: Tensor, call: StackCall, position: Position, memory: Memory | None = None
+) -> tuple[Tensor, list[LayerState]]:
+    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories."""
+    pos, context, source, states = call.pos, call.context, call.source, call.states
     hidden = None if source is None else source.hidden
     # The steps read a leaf instead of `hidden`, so that the graph of `hidden` runs backward only once.
     shown: list[Tensor] = []

@@ -3,17 +3,15 @@ decoder."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.limits import LAYERS
 from polyformer.core.ops.norms import LayerNormConfig, NormConfig, normalize
@@ -29,7 +27,17 @@ from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
 from polyformer.nn.stack.layer import Layer, LayerState, Source
 from polyformer.nn.stack.multihead import AttentionConfig
-from polyformer.nn.stack.reversible import run_reversible
+from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
+from polyformer.nn.stack.runners import (
+    AddConvolution,
+    DropLayers,
+    LayerRunner,
+    RecordInput,
+    RunActive,
+    RunCheckpointed,
+    RunLayer,
+    StackCall,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,48 +216,53 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("packs")
-        dtype = x.dtype
-        if self.reversible:
-            x = streams(x)
-        traced, remembers = torch.compiler.is_compiling(), _remember(states)
-        fresh = states is None or remembers
-        if self.reversible and torch.is_grad_enabled() and fresh and collect is None and not traced:
-            y, memories = run_reversible(
-                self.sequence, x, pos, context, self.position, source, states, self.memory
-            )
-            y = self._finished(merge_streams(y, dtype, self.join), context)
-            return y, None if states is None else tuple(memories)
-        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
-        skipped = self._skipped() if fresh else []
         halting = halting or self.begin(x, pos, context, source)
-        new_states = []
+        call = StackCall(pos, context, source, states, collect, halting, x.dtype)
+        if self.reversible and recomputes_inputs(call):
+            return self._run_reversible(x, call)
+        run_layer = self._layer_runner(call)
+        x = streams(x) if self.reversible else x
+        new_states: list[LayerState | None] = []
         for index, layer in enumerate(self.sequence, self.span.start):
-            before, x = x, self.position.embed(x, pos, index) if index else x
-            if collect is not None:
-                collect.append(merge_streams(x, dtype) if self.reversible else x)
-            own = states[index] if states else None
-            if index in skipped:
-                if own is not None:
-                    new_states.append(layer.remembered(layer.block.kept(x), own, context, self.memory))
-                continue
-            active = None if halting is None else halting.active
-            y, state = self._run(layer, (x, context, self.position, source, own, self.memory, active))
-            if self.convolution is not None and not index:
-                y = self.convolution(x, y, context)
-            # Halted tokens keep their state, without the positions that were added for this layer.
-            x = y if active is None else active.scattered(y, before)
-            if halting is not None:
-                halting.after(index, x)
-                # Later calls read the states of all layers, so only calls without states stop here.
-                if halting.over and own is None and collect is None:
-                    break
+            # The embedding sum contains the positions of layer 0 already.
+            x = self.position.embed(x, pos, index) if index else x
+            x, state = run_layer(index, layer, x)
             new_states.append(state)
-        x = merge_streams(x, dtype, self.join) if self.reversible else x
-        finished = functools.partial(self._finished, context=context)
-        x = finished(x) if halting is None else halting.output(x, finished)
-        if collect is not None:
-            collect.append(x)
-        return x, tuple(map(self._forgetting, new_states)) if states else None
+            if call.is_over:
+                break
+        return self._output(x, call), self._next_states(new_states) if states else None
+
+    def _layer_runner(self, call: StackCall) -> LayerRunner:
+        """Return the function that runs one layer in this call, with the features that the call needs."""
+        run: LayerRunner = RunLayer(self.position, call.context, call.source, call.states, self.memory)
+        if self.recompute and self.training and torch.is_grad_enabled():
+            run = RunCheckpointed(run)
+        if self.convolution is not None:
+            run = AddConvolution(run, self.convolution, call.context)
+        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
+        if self.layerdrop and self.training and call.starts_without_cache:
+            skipped = (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
+            run = DropLayers(run, skipped, call.states, call.context, self.memory)
+        if call.halting is not None:
+            run = RunActive(run, call.halting)
+        if call.collect is not None:
+            run = RecordInput(run, call.collect, self.reversible, call.dtype)
+        return run
+
+    def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
+        """Return the results of `forward`, with a graph that contains no activations."""
+        y, memories = run_reversible(self.sequence, streams(x), call, self.position, self.memory)
+        y = self._finished(merge_streams(y, call.dtype, self.join), call.context)
+        return y, None if call.states is None else tuple(memories)
+
+    def _output(self, x: Tensor, call: StackCall) -> Tensor:
+        """Return the output of the stack from the output of its last layer."""
+        x = merge_streams(x, call.dtype, self.join) if self.reversible else x
+        finished = functools.partial(self._finished, context=call.context)
+        x = finished(x) if call.halting is None else call.halting.output(x, finished)
+        if call.collect is not None:
+            call.collect.append(x)
+        return x
 
     def begin(
         self,
@@ -266,21 +279,16 @@ class Stack(nn.Module):
             return self.depth.begin(Call(x, pos, context, predict=predict))
         return self.depth.begin(Call(x, pos, context, source.hidden, source.context.kv_valid, predict))
 
-    def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
-        if self.recompute and self.training and torch.is_grad_enabled():
-            if not layer.tokenwise:
-                raise InputError(
-                    "recompute: a norm of all tokens would count every batch twice; set it to false"
-                )
-            return torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
-        return layer(*arguments)
-
     def _finished(self, x: Tensor, context: Context) -> Tensor:
         if self.span.stop < len(self.groups):
             return x
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
-    def _forgetting(self, state: LayerState) -> LayerState:
+    def _next_states(self, states: Sequence[LayerState | None]) -> tuple[LayerState, ...]:
+        """Return the states for the next call: with a memory, only its last keys and values."""
+        return tuple(self._truncated(state) for state in states if state is not None)
+
+    def _truncated(self, state: LayerState) -> LayerState:
         """Return the state with only the last keys and values, at most the length of the memory."""
         cache = state.self_attention
         if self.memory is None or not isinstance(cache, KeyValueCache):
@@ -290,12 +298,6 @@ class Stack(nn.Module):
     def kept(self, tokens: Tokens) -> Tokens:
         """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
         return tokens if self.memory is None else self.memory.kept(tokens)
-
-    def _skipped(self) -> list[int]:
-        """Return the layers that this training step skips; none with a KV cache, as all must read."""
-        if not self.training or not self.layerdrop:
-            return []
-        return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
 
     def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
@@ -326,14 +328,3 @@ class Stack(nn.Module):
         return tuple(
             dataclasses.replace(state, store=memory.new_store(layer)) for layer, state in enumerate(states)
         )
-
-
-def _remember(states: tuple[LayerState, ...] | None) -> bool:
-    """Return whether the states are memories, which a skipped layer need not read."""
-    return states is not None and all(state.memory is not None for state in states)
-
-
-def _run(layer: nn.Module, *arguments: Any) -> Any:
-    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
-    with training_pass(layer):
-        return layer(*arguments)

@@ -156,7 +156,7 @@ class Exiting(Halting):
 
     def __init__(self, exits: Exits, call: Call):
         super().__init__(call)
-        self.exits, self.before = exits, call.x
+        self.exits = exits
         self.left: Tensor | None = None  # [B, T] bool
         self.hidden = self.end = call.x  # [B, T, E], the head's input of tokens that left, and of the others
         self.kept: Tensor | None = None
@@ -175,7 +175,6 @@ class Exiting(Halting):
 
     def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
         """Return the tokens that leave after this layer; none at the end."""
-        before, self.before = self.before, x
         if not layer and self.kept is None:
             self.kept = self.exits.rule.first(x)
         if layer + 1 not in self.exits.layers:
@@ -188,7 +187,7 @@ class Exiting(Halting):
             return None
         state = active.gathered(x)
         hidden = self.exits.exits[number](state)
-        leaves = self._leaves(number, active, state, active.gathered(before), hidden)
+        leaves = self._leaves(number, active, state, active.gathered(self.previous), hidden)
         if not leaves.is_meta and bool(leaves.any()):
             out = Active(active.mask, active.index[leaves])
             self.hidden = out.scattered(hidden[:, leaves], self.hidden)
