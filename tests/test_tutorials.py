@@ -55,7 +55,7 @@ def test_own_attention(tmp_path: Path):
     share = {name: int(value) for name, value in re.findall(r"^([\w ]+): (\d+)%", text, re.M)}
     assert share["powers of two"] > 80 > 20 > share["a window of 6"]
     assert min(share["softmax"], share["sigmoid"]) > 80
-    assert "mechanism 'sigmoid' cannot take positions that change scores" in text
+    assert "mechanism 'sigmoid' cannot use a position scheme that changes the scores" in text
 
 
 def test_kernels(tmp_path: Path):

@@ -169,7 +169,7 @@ class SigmoidConfig(MechanismConfig):
     """Says what it cannot do, so that a model refuses by name what it would get wrong."""
 
     kind = "sigmoid"
-    packs = caches = relates = False
+    supports_packing = supports_kv_cache = supports_score_bias = False
 
     def build(self, num_heads, head_size):
         """Without parameters."""

@@ -144,7 +144,7 @@ def test_every_mechanism_is_predicted_or_refused_by_name() -> None:
         config = model_config(preset, {"vocab_size": 50, **size, "attention": cls.examples()[0]})
         for context in (1, 4):
             setting = Setting(mesh=ParallelConfig(context=context), length=64)
-            refused = "over processes" if context > 1 and not cls.spreads else None
+            refused = "over processes" if context > 1 and not cls.supports_context_parallel else None
             with nullcontext() if refused is None else pytest.raises(InputError, match=refused):
                 assert predict(config, setting).memory.activations > 0
 
@@ -160,7 +160,10 @@ def test_every_optimizer_is_predicted() -> None:
     [
         ("gpt2 --mesh tensor=5", "tensor: decoder: num_attention_heads 12 does not divide by tensor 5"),
         ("gpt2 --mesh tensor=2 --model.attention performer", "mechanism 'performer' is not divided by heads"),
-        ("gpt2 --mesh context=2 --model.attention lsh", "'lsh' cannot take a sequence that is spread over"),
+        (
+            "gpt2 --mesh context=2 --model.attention lsh",
+            "'lsh' cannot run with context parallelism, a sequence spread over",
+        ),
         ("gpt2 --mesh context=2 --model.feedforward separable_convolution", "feedforward: 'separable_conv"),
         ("gpt2 --mesh pipeline=2 --model.block reversible", "pipeline: the block 'reversible' needs all"),
         ("gpt2 --mesh tensro=5", "unknown dimension of the mesh 'tensro': did you mean 'tensor'?"),

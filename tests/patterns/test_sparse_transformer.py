@@ -116,7 +116,7 @@ def test_the_integrations(near: Pattern):
     a, b = mask(near, context), mask(far, context)
     turns = SoftmaxConfig(pattern=PerLayer((near, far)))
     for layer, expected in enumerate((a, b, a)):
-        pattern = turns.at(layer).pattern
+        pattern = turns.for_layer(layer).pattern
         assert pattern is not None
         assert torch.equal(mask(pattern, context), expected)
     assert torch.equal(mask(near | far, context), a | b)

@@ -101,7 +101,7 @@ def test_groups_and_turns_are_kept():
     layers = PerLayer((Window(1), Window(2), Window(3), Window(4), Full()))
     turns = student_config(config(attention=layers), 3)
     assert turns.encoder is not None
-    patterns = [turns.encoder.attention.mechanism.at(i).pattern for i in range(3)]  # type: ignore[attr-defined]
+    patterns = [turns.encoder.attention.mechanism.for_layer(i).pattern for i in range(3)]  # type: ignore[attr-defined]
     assert patterns == [Window(1), Window(3), Full()]
     assert student_config(config()).encoder == dataclasses.replace(config().encoder, num_hidden_layers=2)  # type: ignore[type-var]
 

@@ -17,7 +17,7 @@ def all_mechanisms() -> None:
     """Every registered mechanism that says it can, without and with a future, documents and padding."""
     kinds = set()
     for config in (example for cls in registered(MechanismConfig.kinds) for example in cls.examples()):
-        if config.spreads:
+        if config.supports_context_parallel:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
     assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
@@ -34,7 +34,7 @@ def few_tokens() -> None:
 
 def check_mechanism(config: MechanismConfig, length: int) -> None:
     torch.manual_seed(5)
-    mechanism = config.at(0).build(HEADS, 6).double().eval()
+    mechanism = config.for_layer(0).build(HEADS, 6).double().eval()
     for parameter in mechanism.parameters():
         torch.nn.init.normal_(parameter)
 

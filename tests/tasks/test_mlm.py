@@ -107,7 +107,8 @@ def test_attention_that_cannot_keep_packed_documents_apart_is_refused_before_a_r
         "tokenizer": {"algorithm": "bytes"},
     }
     with pytest.raises(
-        InputError, match=r"'linformer' cannot keep documents packed in one row apart.*--task.packed false"
+        InputError,
+        match=r"'linformer' cannot separate documents that are packed in one row.*--task.packed false",
     ):
         fit(Recipe.from_dict(settings), tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.*"))

@@ -33,9 +33,9 @@ class NystromConfig(MechanismConfig):
     kind: ClassVar[str] = "nystrom"
     paper: ClassVar[str] = "Xiong et al. 2021 (Nystromformer), section 3"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class Member:
             raise InputError(
                 f"members: {quote(scheme.strip())} changes a model's input and not its attention"
             )
-        mechanism.require("relates")
+        mechanism.require("supports_score_bias")
         return cls(mechanism, position)
 
     @property

@@ -232,7 +232,9 @@ class Engine:
         In these cases a process has only a part of each text or some of the layers.
         """
         for name in ("context", "pipeline"):
-            if getattr(self.config.parallel, name) > 1 and not getattr(task, "spreads", False):
+            if getattr(self.config.parallel, name) > 1 and not getattr(
+                task, "supports_context_parallel", False
+            ):
                 raise InputError(
                     f"parallel.{name}: this task reads more of the model than its loss, and a process has a "
                     "part of each text or model alone; set it to 1, or take a task such as lm, mlm or tag"

@@ -47,10 +47,10 @@ class AdaptiveSpanConfig(MechanismConfig):
     dropout: float = 0.0  # of attention weights
     backend: str = "auto"
 
-    spreads: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     kind: ClassVar[str] = "adaptive_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    remembers: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("max_span", "ramp"):

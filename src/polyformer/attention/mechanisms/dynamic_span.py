@@ -50,7 +50,7 @@ class DynamicSpanConfig(MechanismConfig):
 
     kind: ClassVar[str] = "dynamic_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    remembers: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("max_span", "ramp"):

@@ -41,9 +41,9 @@ class SVDConfig(MechanismConfig):
     kind: ClassVar[str] = "svd"
     paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -179,7 +179,7 @@ class Pattern:
         return read(parse_expression(text, "pattern", expected), text, Pattern.registry)
 
     @staticmethod
-    def meant(data: object) -> "Pattern | None":
+    def parse(data: object) -> "Pattern | None":
         """Return `data` as a pattern if it is a pattern or an expression that begins with a pattern's name,
         else None.
         """

@@ -21,8 +21,8 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
     kind: the head's.
     """
-    config.attention.mechanism.require("spreads")
-    feedforwards = [config.feedforward.at(layer) for layer in range(config.num_hidden_layers)]
+    config.attention.mechanism.require("supports_context_parallel")
+    feedforwards = [config.feedforward.for_layer(layer) for layer in range(config.num_hidden_layers)]
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
         "depth": None if stack.depth is None else config.depth.kind,
@@ -30,7 +30,7 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
             (part.kind for part in feedforwards if not (part.tokenwise or part.exchanges)), None
         ),
         "norm": None if config.norm.tokenwise else config.norm.kind,
-        "head": None if head.spreads else kind,
+        "head": None if head.supports_context_parallel else kind,
         "convolution": None if config.convolution is None else "convolution",
         "global_projections": "true" if config.attention.global_projections else None,
         "layerdrop": "above 0" if config.layerdrop and stack.training else None,
@@ -50,7 +50,7 @@ def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of slots of every process, for all layers of a stack."""
-    mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
+    mechanisms = [config.attention.mechanism.for_layer(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
     return choose_runs(patterns, whole, processes)
 

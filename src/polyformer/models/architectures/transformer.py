@@ -64,7 +64,7 @@ class Transformer(PretrainedMixin):
         freeze_around_alone(self, self.decoder)
 
     @property
-    def remembers(self) -> bool:
+    def supports_recurrence(self) -> bool:
         """Return whether the model reads a text in segments and has a memory of earlier segments."""
         return self.decoder is not None and self.decoder.memory is not None
 

@@ -109,7 +109,7 @@ def read_attention(attention: object) -> Pattern | MechanismConfig | None:
     """
     if attention is None:
         return None
-    return Pattern.meant(attention) or MechanismConfig.from_dict(attention, "attention")
+    return Pattern.parse(attention) or MechanismConfig.from_dict(attention, "attention")
 
 
 def convert_config(
@@ -288,8 +288,8 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
     assert isinstance(new, Stack)
     names: list[str] = []
     for layer, module in enumerate(new.layers):
-        scale = own_scale(old.mechanism.at(layer))
-        if scale is None or own_scale(new.mechanism.at(layer)) is not None:
+        scale = own_scale(old.mechanism.for_layer(layer))
+        if scale is None or own_scale(new.mechanism.for_layer(layer)) is not None:
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)

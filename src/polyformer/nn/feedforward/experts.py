@@ -88,9 +88,9 @@ class ExpertsConfig(FeedForwardConfig):
         """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
-    def at(self, layer: int) -> "ExpertsConfig":
+    def for_layer(self, layer: int) -> "ExpertsConfig":
         """Return the configuration with the expert of layer `layer`."""
-        return dataclasses.replace(self, expert=self.expert.at(layer))
+        return dataclasses.replace(self, expert=self.expert.for_layer(layer))
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:

@@ -128,7 +128,7 @@ class LanguageModelHead(VocabularyHead):
     """A head that predicts the next token."""
 
     predicts_next = True
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: LanguageModelConfig):
         if not shape.tied:

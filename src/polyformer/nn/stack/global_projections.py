@@ -76,7 +76,7 @@ def check_global(mechanism: object) -> None:
         raise InputError(
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
         )
-    if not split(mechanism.at(0).pattern)[1]:
+    if not split(mechanism.for_layer(0).pattern)[1]:
         text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
         raise InputError(
             f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "

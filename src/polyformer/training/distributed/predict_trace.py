@@ -99,7 +99,9 @@ def _alike(stack: StackConfig) -> bool:
     """Return whether all layers of a stack have the same configuration."""
     parts = stack.attention.mechanism, stack.feedforward, stack.block
     layers = range(1, stack.num_hidden_layers)
-    return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
+    return stack.num_hidden_groups is None and all(
+        part.for_layer(i) == part.for_layer(0) for part in parts for i in layers
+    )
 
 
 def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:

@@ -129,7 +129,7 @@ def _sums(config: ModelConfig) -> tuple[float, float]:
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
         for layer in range(stack.num_hidden_layers):
-            behind, read = _feedforward_sums(stack.feedforward.at(layer), config.hidden_size)
+            behind, read = _feedforward_sums(stack.feedforward.for_layer(layer), config.hidden_size)
             forward += (2 if crosses else 1) + behind
             backward += (4 if crosses else 1) + read  # keys and values of the source, and queries
     return forward, backward
@@ -229,7 +229,7 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
         known = dict[tuple[MechanismConfig, bool], Keys]()
         whole = Context(work.length, work.length, causal=stack is config.decoder)
         runs = runs_of_stack(stack, whole, processes)
-        for mechanism in map(stack.attention.mechanism.at, range(stack.num_hidden_layers)):
+        for mechanism in map(stack.attention.mechanism.for_layer, range(stack.num_hidden_layers)):
             reads = [(mechanism, whole.causal), *([(mechanism.cross(), False)] if crosses else [])]
             for read in reads:
                 if read not in known:
@@ -249,7 +249,7 @@ def _exchanged(
     """Return the bytes of one attention, either keys or sums over them."""
     width = attention.width(hidden_size)
     heads, kv_heads = attention.num_attention_heads, attention.kv_heads
-    own = mechanism.summed(heads, kv_heads, width, work.length)
+    own = mechanism.all_gathered_elements(heads, kv_heads, width, work.length)
     if own is not None:
         return exchanged_sums(len(runs[0]) * work.batch * own, len(runs)) * FLOAT
     rings = not getattr(mechanism, "dropout", 0)

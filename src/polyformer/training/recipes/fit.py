@@ -181,7 +181,11 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
 
 def divides(recipe: Recipe, task: Task) -> bool:
     """Return whether the model is sharded before its weights are read, so that they can be drawn late."""
-    return not recipe.training.engine.parallel.whole and task.spreads and recipe.distillation is None
+    return (
+        not recipe.training.engine.parallel.whole
+        and task.supports_context_parallel
+        and recipe.distillation is None
+    )
 
 
 def _model(

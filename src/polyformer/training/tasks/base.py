@@ -103,7 +103,7 @@ class Task(abc.ABC):
         return False
 
     @property
-    def spreads(self) -> bool:
+    def supports_context_parallel(self) -> bool:
         """Return whether training uses only the loss of a model, so that processes may share texts."""
         kind = type(self)
         return kind.loss is Task.loss and kind.training_module is Task.training_module

@@ -64,9 +64,9 @@ class Fitting:
         return self.task.loss(model, batch)
 
     @property
-    def spreads(self) -> bool:
+    def supports_context_parallel(self) -> bool:
         """Return whether processes may share texts in training."""
-        return self.task.spreads
+        return self.task.supports_context_parallel
 
     @property
     def continues(self) -> bool:

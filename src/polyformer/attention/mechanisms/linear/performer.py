@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.feature_attention import (
     NO_DISTANCES,
@@ -52,13 +52,13 @@ class PerformerConfig(MechanismConfig):
     orthogonal: bool = True  # false: independent rows
     redraw_every: int | None = 1000  # training steps; null for never
     floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )
@@ -66,7 +66,7 @@ class PerformerConfig(MechanismConfig):
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.floor < 0:
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
@@ -78,7 +78,7 @@ class PerformerConfig(MechanismConfig):
         """Return the config that computes all pairs at once."""
         return dataclasses.replace(self, backend="definition")
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the sums over all features of a key."""
         return numbers(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
 

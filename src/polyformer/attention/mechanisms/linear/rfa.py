@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.feature_attention import (
     NO_DISTANCES,
@@ -55,13 +55,13 @@ class RFAConfig(MechanismConfig):
     orthogonal: bool = False
     redraw_every: int | None = None  # training steps; null for never
     floor: float = 0.01  # of denominators; 0 for the raw estimate
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_DISTANCES}
     eager: ClassVar[str] = (
         "features are drawn from a number that is read, and runs of tokens walked in Python"
     )
@@ -69,7 +69,7 @@ class RFAConfig(MechanismConfig):
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sigma <= 0:
             raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
         if self.floor < 0:
@@ -83,7 +83,7 @@ class RFAConfig(MechanismConfig):
         """Return the config that computes all pairs at once."""
         return dataclasses.replace(self, backend="definition")
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the sums over the sine and cosine of every row."""
         return numbers(heads, width, 2 * self.features)
 

@@ -64,16 +64,16 @@ class LinformerConfig(MechanismConfig):
     kind: ClassVar[str] = "linformer"
     paper: ClassVar[str] = "Wang et al. 2020, section 4"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
     def __post_init__(self) -> None:
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sharing not in SHARING:
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:
@@ -108,12 +108,12 @@ class LinformerConfig(MechanismConfig):
         layers = (self.k,) if isinstance(self.k, int) else self.k
         return tuple((ranks,) if isinstance(ranks, int) else tuple(ranks) for ranks in layers)
 
-    def at(self, layer: int) -> "LinformerConfig":
+    def for_layer(self, layer: int) -> "LinformerConfig":
         """Return the config with the ranks of layer `layer` only."""
         return dataclasses.replace(self, k=(self.layers[layer % len(self.layers)],))
 
     def build(self, num_heads: int, head_size: int) -> "Linformer":
-        """Return the module with separate projections; `tie` shares them with another layer."""
+        """Return the module with separate projections; `share_parameters` shares them with another layer."""
         return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
 
     def definition(self) -> "LinformerConfig":
@@ -124,7 +124,7 @@ class LinformerConfig(MechanismConfig):
         """Return this config: E and F project any sequence of at most `max_length` tokens."""
         return self
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the projected keys and values, which processes exchange."""
         ranks = self.layers[0]
         apart = self.sharing == "none" or len({*ranks}) > 1
@@ -167,7 +167,7 @@ class Linformer(Mechanism):
             shared = config.sharing in ("key-value", "layer")
             self.values.append(self.keys[-1] if shared else projection(config.max_length, k, own, head_size))
 
-    def tie(self, first: Mechanism) -> None:
+    def share_parameters(self, first: Mechanism) -> None:
         """Use the projections of the first layer if `sharing` is "layer"."""
         if self.config.sharing == "layer":
             assert isinstance(first, Linformer)

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.lsh.definition import definition
 from polyformer.attention.mechanisms.lsh.hashing import hashed
 from polyformer.attention.mechanisms.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up, with_terms
@@ -59,7 +59,7 @@ class LSHConfig(MechanismConfig):
     rounds: int = 4
     buckets: int = 64
     window: int = 64
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
     whole: int = 0  # tokens at the start of a text that attend to one another
     unscaled: bool = False  # scores are not divided by sqrt(D)
     key_eps: float = 0.0  # keeps keys of length 0 finite

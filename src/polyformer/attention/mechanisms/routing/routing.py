@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
 from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
@@ -56,7 +56,7 @@ class RoutingConfig(MechanismConfig):
     local_window: int = 256
     decay: float = 0.999  # of the moving average of the centroids, a training step
     share_queries: bool = False  # the keys are the queries
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "routing"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"

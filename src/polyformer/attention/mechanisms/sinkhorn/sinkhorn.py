@@ -34,7 +34,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.base import (
+    Mechanism,
+    MechanismBackend,
+    MechanismConfig,
+    ScoreTerms,
+    check_head_size,
+)
 from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
 from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, balanced, gumbel
 from polyformer.attention.mechanisms.sinkhorn.blocks import (
@@ -71,11 +77,11 @@ class SinkhornConfig(MechanismConfig):
     iterations: int = 8  # of balancing
     temperature: float = 0.75  # the lower, the nearer S is to a permutation
     dropout: float = 0.0  # of attention weights
-    backend: Form = "auto"  # "definition": document by document
+    backend: MechanismBackend = "auto"  # "definition": document by document
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
-    relates: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_length", "iterations"):

@@ -44,7 +44,7 @@ class SortCutConfig(SinkhornConfig):
     kind: ClassVar[str] = "sort_cut"
     paper: ClassVar[str] = "Tay et al. 2020, section 3 (SortCut)"
     causal: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
     instead: ClassVar[str] = "'sinkhorn', whose queries attend to their own block and one of the past"
 
     def __post_init__(self) -> None:
