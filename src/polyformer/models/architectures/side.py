@@ -180,13 +180,13 @@ class Side:
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            halting = stack.begin(x, pos, context, source, self.predict)
+            halting = stack.start_halting(x, pos, context, source, self.predict)
             hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
         last_layer = None
         if collect is not None and again:
             # The last two hidden states are the last layer's input and its output.
             read = collect[-2]
-            last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
+            last_layer = LastLayer(read, pos, lambda x: stack.rerun_last_layer(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
         return SideOutput(
             hidden,
@@ -203,7 +203,7 @@ class Side:
     def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
-        if self.stack.span.start:
+        if self.stack.layer_range.start:
             return vectors
         return self.embedding(vectors, self.stack.position, pos, inputs)
 

@@ -100,7 +100,7 @@ def begin_additions(model: Transformer, report: Report) -> None:
         if stack is not None and stack.memory is not None and "memory" in new:
             stack.memory.added()
         if stack is not None and stack.depth is not None and "depth" in new:
-            stack.depth.added(stack.final_norm)
+            stack.depth.init_added(stack.final_norm)
 
 
 def read_attention(attention: object) -> Pattern | MechanismConfig | None:

@@ -43,7 +43,7 @@ class Reader(Protocol):
         """Return the index of the layer's weights in the stack."""
         ...
 
-    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory keeps, without
         positions: outputs [B, H, T, D] and weights [B, H, T, M]. The layer's weights get no gradient."""
         ...

@@ -122,7 +122,7 @@ class Compressive(Memory):
         new = self.compress(
             old.unflatten(1, (groups, self.rate)),
             layer.index,
-            lambda vectors: layer.by_content(x, vectors)[1].mean((1, 2)),
+            lambda vectors: layer.content_attention(x, vectors)[1].mean((1, 2)),
         )
         if self.training and self.loss is not None:
             add_auxiliary_loss("compression", self._reconstruction(x, old, new, layer))
@@ -136,7 +136,7 @@ class Compressive(Memory):
         """Return the loss of information in new [B, G, E], compared with old [B, G rate, E]."""
         if self.decoders is not None:
             return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
-        return (layer.by_content(x, old)[0] - layer.by_content(x, new)[0]).square().mean()
+        return (layer.content_attention(x, old)[0] - layer.content_attention(x, new)[0]).square().mean()
 
     def _groups(self, recent: int) -> int:
         """Return the number of groups that leave a recent memory of `recent` vectors."""

@@ -56,7 +56,9 @@ class StackCall:
         This requires that all tokens have halted, and that no later call reads the states of these layers and
         no caller reads their hidden states.
         """
-        return self.halting is not None and self.halting.over and not self.states and self.collect is None
+        return (
+            self.halting is not None and self.halting.all_halted and not self.states and self.collect is None
+        )
 
 
 LayerResult = tuple[Tensor, LayerState | None]
@@ -135,7 +137,9 @@ class DropLayers:
             return self.run(index, layer, x, active)
         if not self.states:
             return x, None
-        return x, layer.remembered(layer.block.kept(x), self.states[index], self.context, self.memory)
+        return x, layer.memory_state(
+            layer.block.memory_input(x), self.states[index], self.context, self.memory
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +152,7 @@ class RunActive:
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the hidden states of all tokens, [B, T, E]; halted tokens keep theirs."""
         y, state = self.run(index, layer, x, self.halting.active)
-        return self.halting.after(index, y), state
+        return self.halting.update(index, y), state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

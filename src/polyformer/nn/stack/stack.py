@@ -18,8 +18,8 @@ from polyformer.core.ops.norms import LayerNormConfig, NormConfig, normalize
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, streams
-from polyformer.nn.depth import Call, Depth, DepthConfig, FixedConfig, Halting
+from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, split_streams
+from polyformer.nn.depth import Depth, DepthConfig, DepthInput, FixedConfig, Halting
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
@@ -177,7 +177,7 @@ class Stack(nn.Module):
             for number in range(config.shared_layers[-1] + 1)
         )
         self.groups = config.shared_layers
-        self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
+        self.layer_range = range(config.num_hidden_layers)  # all layers, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
@@ -191,12 +191,12 @@ class Stack(nn.Module):
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
         # Whether a training pass may run only some layers: the others have no gradient then.
-        self.leaves_out = bool(self.layerdrop) or self.depth is not None
+        self.skips_layers = bool(self.layerdrop) or self.depth is not None
 
     @property
     def sequence(self) -> list[Layer]:
         """Return the layers in the order in which they run; layers that share weights are the same module."""
-        return [cast(Layer, self.layers[self.groups[index]]) for index in self.span]
+        return [cast(Layer, self.layers[self.groups[index]]) for index in self.layer_range]
 
     def forward(
         self,
@@ -211,19 +211,19 @@ class Stack(nn.Module):
         """Return the last layer's output (normed), and the layers' next states, if there are any.
 
         x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the input
-        of every layer and the final output. halting: from `begin`, for callers that read it afterwards.
+        of every layer and the final output. halting: from `start_halting`, for a caller that reads it later.
         Raises `InputError` for packed documents that the mechanism cannot separate.
         """
         if context.q_doc is not None:
             self.mechanism.require("supports_packing")
-        halting = halting or self.begin(x, pos, context, source)
+        halting = halting or self.start_halting(x, pos, context, source)
         call = StackCall(pos, context, source, states, collect, halting, x.dtype)
         if self.reversible and recomputes_inputs(call):
             return self._run_reversible(x, call)
         run_layer = self._layer_runner(call)
-        x = streams(x) if self.reversible else x
+        x = split_streams(x) if self.reversible else x
         new_states: list[LayerState | None] = []
-        for index, layer in enumerate(self.sequence, self.span.start):
+        for index, layer in enumerate(self.sequence, self.layer_range.start):
             # The embedding sum contains the positions of layer 0 already.
             x = self.position.embed(x, pos, index) if index else x
             x, state = run_layer(index, layer, x)
@@ -251,20 +251,20 @@ class Stack(nn.Module):
 
     def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the results of `forward`, with a graph that contains no activations."""
-        y, memories = run_reversible(self.sequence, streams(x), call, self.position, self.memory)
-        y = self._finished(merge_streams(y, call.dtype, self.join), call.context)
+        y, memories = run_reversible(self.sequence, split_streams(x), call, self.position, self.memory)
+        y = self._finish(merge_streams(y, call.dtype, self.join), call.context)
         return y, None if call.states is None else tuple(memories)
 
     def _output(self, x: Tensor, call: StackCall) -> Tensor:
         """Return the output of the stack from the output of its last layer."""
         x = merge_streams(x, call.dtype, self.join) if self.reversible else x
-        finished = functools.partial(self._finished, context=call.context)
-        x = finished(x) if call.halting is None else call.halting.output(x, finished)
+        finish = functools.partial(self._finish, context=call.context)
+        x = finish(x) if call.halting is None else call.halting.output(x, finish)
         if call.collect is not None:
             call.collect.append(x)
         return x
 
-    def begin(
+    def start_halting(
         self,
         x: Tensor,
         pos: Tensor,
@@ -276,11 +276,11 @@ class Stack(nn.Module):
         if self.depth is None:
             return None
         if source is None:
-            return self.depth.begin(Call(x, pos, context, predict=predict))
-        return self.depth.begin(Call(x, pos, context, source.hidden, source.context.kv_valid, predict))
+            return self.depth.start(DepthInput(x, pos, context, predict=predict))
+        return self.depth.start(DepthInput(x, pos, context, source.hidden, source.context.kv_valid, predict))
 
-    def _finished(self, x: Tensor, context: Context) -> Tensor:
-        if self.span.stop < len(self.groups):
+    def _finish(self, x: Tensor, context: Context) -> Tensor:
+        if self.layer_range.stop < len(self.groups):
             return x
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
@@ -299,12 +299,12 @@ class Stack(nn.Module):
         """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
         return tokens if self.memory is None else self.memory.kept(tokens)
 
-    def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
+    def rerun_last_layer(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
         the layer's original input `read` [B, T, E]."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        return self._finished(self.sequence[-1].again(x, read, context, self.position), context)
+        return self._finish(self.sequence[-1].rerun(x, read, context, self.position), context)
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """Return the states before the first token, with caches for `reserve` tokens.

@@ -210,7 +210,7 @@ class Stage(nn.Module):
 
     def _begin(self) -> None:
         for name, span in self.parts.items():
-            stacks(self.model)[name].span = span
+            stacks(self.model)[name].layer_range = span
 
     def _read_source(
         self, values: Sequence[Tensor], batch: dict[str, Tensor]
