@@ -33,7 +33,7 @@ def by_equation(of: SeparableConvolution, x: Tensor, context: Context) -> Tensor
         real = inside and (context.kv_valid is None or bool(context.kv_valid[b, s]))
         return real and (context.q_doc is None or bool(context.q_doc[b, s] == context.q_doc[b, t]))
 
-    def convolved(x: Tensor, taps: Tensor) -> Tensor:
+    def depthwise_convolution(x: Tensor, taps: Tensor) -> Tensor:
         first = 1 - len(taps) if context.causal else -((len(taps) - 1) // 2)
         y = torch.zeros_like(x)
         for b in range(len(x)):
@@ -42,8 +42,8 @@ def by_equation(of: SeparableConvolution, x: Tensor, context: Context) -> Tensor
                 y[b, t] = sum((taps[o] * x[b, t + first + o] for o in near), torch.zeros(()))
         return y
 
-    h = torch.nn.functional.gelu(of.up(convolved(x, of.around)))
-    return of.down(convolved(h, of.around_inner))
+    h = torch.nn.functional.gelu(of.up(depthwise_convolution(x, of.around)))
+    return of.down(depthwise_convolution(h, of.around_inner))
 
 
 def contexts(length: int, causal: bool) -> list[Context]:

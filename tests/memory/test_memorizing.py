@@ -263,7 +263,7 @@ def test_keys_and_queries_have_no_positions(monkeypatch: pytest.MonkeyPatch):
     """With RoPE too: what is stored is the projection alone, of unit length."""
     model, ids = model_of(settings=config(2, RopeConfig()), store=50, layer=0), text(rows=1)
     asked: list[Tensor] = []
-    monkeypatch.setattr(memory_of(model), "mixed", lambda y, q, store, context: asked.append(q) or y)
+    monkeypatch.setattr(memory_of(model), "mix_with_store", lambda y, q, store, context: asked.append(q) or y)
     for training in (True, False):
         asked.clear()
         _, state = by_segments(model.train(training), list(ids.split([5, 1, 11], 1)))
@@ -301,7 +301,7 @@ def test_gates_and_temperatures_begin_as_configured():
         for expected in (new, added):
             gate, temperature = 10 * memory.gate, (10 * memory.temperature).exp()
             same(torch.stack([gate, temperature]), torch.tensor(expected)[:, None].expand(2, 2).float(), 1e-5)
-            memory.added()
+            memory.init_added()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class Side:
         over = current_spreading()
         if over is not None:
             return self._compute_share(inputs, options, over, state, cached)
-        plain = state is None and not options.output_attentions and not self.config.head.again
+        plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
@@ -176,7 +176,7 @@ class Side:
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
         x = self._embedded(ids, pos, inputs)
-        again = self.config.head.again
+        again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
@@ -220,7 +220,7 @@ class Side:
             return inputs
         mask = inputs.attention_mask
         mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
-        marks = self.config.head.marks(ids, mask)
+        marks = self.config.head.global_attention_mask(ids, mask)
         if marks is None or not reads_marks(self.stack.mechanism):
             return inputs
         return dataclasses.replace(inputs, global_attention_mask=marks)

@@ -71,10 +71,10 @@ class Chunked(FeedForward):
         """Return concat(f(x_1), f(x_2), ..), where each x_i has `chunk` tokens."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= self.chunk:
-            return self._one(rows).view(x.shape)
-        return torch.cat([self._one(part) for part in rows.split(self.chunk)]).view(x.shape)
+            return self._run_chunk(rows).view(x.shape)
+        return torch.cat([self._run_chunk(part) for part in rows.split(self.chunk)]).view(x.shape)
 
-    def _one(self, rows: Tensor) -> Tensor:
+    def _run_chunk(self, rows: Tensor) -> Tensor:
         """Return f of the tokens [N, E] of a chunk."""
         if self.training and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(self.inner, rows, use_reentrant=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
 
@@ -58,7 +58,7 @@ class LanguageModelConfig(VocabularyConfig):
         return LanguageModelHead(shape, self)
 
 
-class Output:
+class VocabularyOutput:
     """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
     `polyformer.training.distributed.vocabulary` has a version for processes that each have some of the rows.
@@ -83,9 +83,9 @@ class Output:
 class VocabularyHead(Head):
     """A head with logits = transform(hidden) W^T + b, where W is the token table itself if `tied`."""
 
-    divides = True
+    supports_vocabulary_parallel = True
     bias: Tensor | None
-    output = Output()
+    output = VocabularyOutput()
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
         super().__init__()
@@ -111,7 +111,7 @@ class VocabularyHead(Head):
         """Return the hidden states [B, T, E] from which tokens are predicted."""
         return inputs.hidden
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the loss, and a function that computes the logits [B, T, V] when it is called."""
         weight = inputs.table if self.weight is None else self.weight
         assert not isinstance(weight, AdaptiveEmbedding)

@@ -141,8 +141,8 @@ class Layer(nn.Module):
             return LayerState()
         past, store = state.memory, state.store
         return LayerState(
-            memory=None if past is None else memory.after(past, segment, self),
-            store=None if store is None else memory.stored(store, segment, self, context),
+            memory=None if past is None else memory.next_state(past, segment, self),
+            store=None if store is None else memory.update_store(store, segment, self, context),
         )
 
     @property
@@ -183,12 +183,12 @@ class Layer(nn.Module):
 
         def attend_self(x: Tensor) -> Tensor:
             past = state.self_attention if state else None
-            past_input = memory.before(state.memory) if memory and state and state.memory else None
+            past_input = memory.past_inputs(state.memory) if memory and state and state.memory else None
             # A memory keeps inputs of the layer, so the norm of a pre-norm block is still to be applied.
             past_input = None if past_input is None else self.block.pre_norm_memory(past_input)
             mix = None
             if memory and state and state.store is not None:
-                mix = functools.partial(memory.mixed, store=state.store, context=context)
+                mix = functools.partial(memory.mix_with_store, store=state.store, context=context)
             y, new["self"] = self.attention(x, context, position, past, read, past_input, mix, active)
             return y
 

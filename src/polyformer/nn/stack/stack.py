@@ -295,9 +295,9 @@ class Stack(nn.Module):
             return state
         return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
 
-    def kept(self, tokens: Tokens) -> Tokens:
+    def remembered_tokens(self, tokens: Tokens) -> Tokens:
         """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
-        return tokens if self.memory is None else self.memory.kept(tokens)
+        return tokens if self.memory is None else self.memory.remembered_tokens(tokens)
 
     def rerun_last_layer(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
@@ -316,7 +316,7 @@ class Stack(nn.Module):
         memory = self.memory
         if memory is None:
             return tuple(layer.new_state(reserve) for layer in self.sequence)
-        if self.training or not memory.keeps_keys:
+        if self.training or not memory.supports_kv_cache:
             states = [
                 LayerState(memory=memory.new_state(index), feedforward=layer.feedforward.new_state())
                 for index, layer in enumerate(self.sequence)

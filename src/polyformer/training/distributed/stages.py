@@ -74,7 +74,7 @@ def check(model: nn.Module) -> Transformer:
             f"block {quote(config.block.kind)}": stack.reversible,
             f"memory {quote(config.memory.kind)}": stack.memory is not None,
             f"depth {quote(config.depth.kind)}": stack.depth is not None,
-            f"head {quote(model.config.head.kind)}": model.config.head.again,
+            f"head {quote(model.config.head.kind)}": model.config.head.reruns_last_layer,
         }
         for part, refused in reasons.items():
             if refused:

@@ -151,14 +151,14 @@ class PartOfExperts(Experts):
 
     mesh: DeviceMesh
 
-    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         return summed(
-            super()._grouped(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+            super()._mix_grouped(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
         )
 
-    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_dense(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         return summed(
-            super()._plainly(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
+            super()._mix_dense(shown(x, self.mesh), chosen, shown(gates, self.mesh), taken), self.mesh
         )
 
 
