@@ -172,11 +172,11 @@ def test_keys_and_values_alone_are_not_all_that_is_kept():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match="widths: count tokens"):
+    with pytest.raises(InputError, match="widths: expected 1 token or more"):
         SeparableConvolutionConfig(widths=(3, 0))
-    with pytest.raises(InputError, match="inner: 'separable_convolution' looks at more than one token"):
+    with pytest.raises(InputError, match="inner: 'separable_convolution' reads more than one token"):
         ChunkedConfig(inner=SeparableConvolutionConfig())
-    with pytest.raises(InputError, match="expert: 'separable_convolution' looks at more than one token"):
+    with pytest.raises(InputError, match="expert: 'separable_convolution' reads more than one token"):
         ExpertsConfig(expert=SeparableConvolutionConfig())
     options = {"block": ReversibleConfig(), "memory": RecurrentConfig()}
     StackConfig(feedforward=DenseConfig(), **options)

@@ -39,11 +39,10 @@ class ChunkedConfig(FeedForwardConfig):
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
-            raise InputError(f"chunk: counts tokens, expected 1 or more, got {self.chunk}")
+            raise InputError(f"chunk: expected 1 token or more, got {self.chunk}")
         if not self.inner.tokenwise:
             raise InputError(
-                f"inner: {quote(self.inner.kind)} looks at more than one token; "
-                "put 'chunked' inside it instead"
+                f"inner: {quote(self.inner.kind)} reads more than one token; put 'chunked' inside it instead"
             )
 
     def build(self, hidden_size: int) -> "Chunked":

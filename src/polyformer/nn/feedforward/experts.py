@@ -65,8 +65,8 @@ class ExpertsConfig(FeedForwardConfig):
     def __post_init__(self) -> None:
         if not self.expert.tokenwise:
             raise InputError(
-                f"expert: {quote(self.expert.kind)} looks at more than one token, and an expert is given "
-                "those that are sent to it; use 'dense' or 'gated'"
+                f"expert: {quote(self.expert.kind)} reads more than one token, but an expert receives only "
+                "the tokens that are routed to it; use 'dense' or 'gated'"
             )
         if self.experts < 1:
             raise InputError(f"experts: expected 1 or more, got {self.experts}")
@@ -74,7 +74,7 @@ class ExpertsConfig(FeedForwardConfig):
             raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
         if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
             raise InputError(
-                "gates: over 1 chosen expert they are always 1 and the router learns nothing; "
+                "gates: a softmax over 1 chosen expert is always 1, so the router has no gradient; "
                 "with top_k 1 use gates 'all'"
             )
         if self.capacity is not None and self.capacity <= 0:

@@ -48,7 +48,7 @@ class SeparableConvolutionConfig(SizedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.widths) < 1:
-            raise InputError(f"widths: count tokens, expected 1 or more, got {list(self.widths)}")
+            raise InputError(f"widths: expected 1 token or more, got {list(self.widths)}")
 
     def build(self, hidden_size: int) -> "SeparableConvolution":
         """Return the module with two separable convolutions, E -> F -> E."""

@@ -66,7 +66,7 @@ class AdaptiveSoftmaxConfig(HeadConfig):
             if shape.tied and self.clusters not in (None, shape.adaptive):
                 raise InputError(
                     f"clusters: tied to embeddings with {quote(shape.adaptive.to_dict())}, the head has no "
-                    "others; leave them out, or set embedding.tied=False"
+                    "others; leave clusters out, or set embedding.tied=False"
                 )
             return self.clusters or shape.adaptive
         vocab, width = shape.vocab_size, shape.vector_size

@@ -48,7 +48,7 @@ class ClassifyConfig(HeadConfig):
         activation(self.activation)
         check_problem(self.problem)
         if self.hidden and self.transform is not None:
-            raise InputError("hidden, transform: expected one of them; set hidden to False")
+            raise InputError("hidden, transform: a head has only one of them; set hidden to False")
         _check_labels(self.num_labels)
 
     def reusable_modules(self) -> dict[str, str]:
@@ -116,13 +116,15 @@ class Classify(Head):
         shape = inputs.hidden.shape[:2]
         if inputs.ids is None or inputs.ids.shape != shape:
             raise InputError(
-                f"input_ids: this head reads what belongs to the last token {self.end_token} of the text, so "
-                f"expected {tuple(shape)}, as many as were decoded, got "
+                f"input_ids: this head pools the last token {self.end_token} of each text and needs the ids "
+                f"of all tokens, expected the shape {tuple(shape)}, got "
                 f"{None if inputs.ids is None else tuple(inputs.ids.shape)}"
             )
         ends = inputs.ids == self.end_token
         if ends.device.type == "cpu" and not torch.compiler.is_compiling() and not ends.any(1).all():
-            raise InputError(f"input_ids: a text has no token {self.end_token}, where this head reads it")
+            raise InputError(
+                f"input_ids: a text has no token {self.end_token}, which this head pools; append it"
+            )
         return ends
 
 
@@ -193,7 +195,7 @@ class SpanConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         if self.transform is not None and self.residual is not None:
-            raise InputError("transform, residual: expected one of them; leave the other out")
+            raise InputError("transform, residual: a head has only one of them; leave the other out")
 
     def build(self, shape: HeadShape) -> "Span":
         """Return transform, dropout, and a linear layer E -> 2."""

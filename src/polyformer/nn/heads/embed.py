@@ -61,7 +61,7 @@ class Embed(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute v / |v| for v = pool(h), or for act(W pool(h)) if `hidden`."""
         if labels is not None:
-            raise InputError("labels: an embedding head has no loss of its own; leave them out")
+            raise InputError("labels: the head 'embed' has no loss; leave labels out")
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)
         if self.dense is not None:
             vector = self.activation(self.dense(vector))

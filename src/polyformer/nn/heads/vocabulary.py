@@ -41,7 +41,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
-            raise InputError(f"label_smoothing: expected a mass in [0, 1), got {self.label_smoothing}")
+            raise InputError(f"label_smoothing: expected a probability in [0, 1), got {self.label_smoothing}")
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
@@ -91,8 +91,8 @@ class VocabularyHead(Head):
         super().__init__()
         if shape.tied and shape.adaptive is not None:
             raise InputError(
-                "head: it reads a table of all tokens, and embedding.adaptive has one a cluster; use the "
-                "head 'adaptive_softmax', or a table of the output's own: embedding.tied=False"
+                "head: it needs one table of all tokens, but embedding.adaptive has one per cluster; use the "
+                "head 'adaptive_softmax', or a separate output table: embedding.tied=False"
             )
         self.smoothing = smoothing
         weight = torch.empty(shape.vocab_size, shape.vector_size)
@@ -136,9 +136,8 @@ class LanguageModelHead(VocabularyHead):
         elif shape.vector_size != shape.hidden_size:
             raise InputError(
                 f"embedding.size: head 'language_model' needs token vectors of hidden_size "
-                f"{shape.hidden_size}, got {shape.vector_size}; for narrower ones, or behind a block that "
-                "widens (join 'concat'), give the output a table of its own: tied=False; or use 'masked', "
-                "with a layer between them"
+                f"{shape.hidden_size}, got {shape.vector_size}; use a separate output table "
+                "(tied=False), or the head 'masked', which has a layer before the table"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.layer = build_transform(config.transform, shape.hidden_size)

@@ -59,8 +59,7 @@ class Memory(nn.Module):
 
     `length`: the greatest number of slots before a segment; a change takes effect at the end of the next
     call. `supports_kv_cache`: whether a cache of the last `length` keys and values is equivalent in
-    evaluation. `has_store`: whether a layer has a store of entries beyond the reach of attention, in training and in
-    evaluation.
+    evaluation. `has_store`: whether a layer has a store of entries beyond the reach of attention.
     """
 
     supports_kv_cache = True
@@ -117,7 +116,7 @@ def set_length(model: nn.Module, length: int) -> None:
     check_length(length)
     memories = [module for module in model.modules() if isinstance(module, Memory)]
     if not memories:
-        raise InputError("memory_length: this model has no memory; leave it out")
+        raise InputError("memory_length: this model has no memory; leave memory_length out")
     for memory in memories:
         memory.length = length
 
@@ -125,7 +124,7 @@ def set_length(model: nn.Module, length: int) -> None:
 def check_length(length: int) -> None:
     """Raise `InputError` for a negative length."""
     if length < 0:
-        raise InputError(f"memory.length: counts tokens, expected 0 or more, got {length}")
+        raise InputError(f"memory.length: expected 0 tokens or more, got {length}")
 
 
 def check_position(position: Position) -> None:
@@ -134,7 +133,7 @@ def check_position(position: Position) -> None:
     if position.max_positions is not None:
         name, limit = type(position).__name__, position.max_positions
         raise InputError(
-            f"memory: {name} positions end after {limit} tokens, a text with a memory does not; {fix}"
+            f"memory: {name} positions end after {limit} tokens, but a text with a memory has no end; {fix}"
         )
     if position.num_relations is not None:
-        raise InputError(f"memory: labels of pairs are of the tokens of one call; {fix}")
+        raise InputError(f"memory: labels of pairs exist only for the tokens of one call; {fix}")

@@ -57,14 +57,14 @@ class CompressiveConfig(MemoryConfig):
         if self.compressed_length < 1:
             raise InputError(
                 f"memory.compressed_length: expected 1 vector or more, got {self.compressed_length}; "
-                "for none take the memory 'recurrent'"
+                "without compressed vectors use the memory 'recurrent'"
             )
         if self.rate < 2:
-            raise InputError(f"memory.rate: expected 2 tokens a vector or more, got {self.rate}")
+            raise InputError(f"memory.rate: expected 2 tokens per vector or more, got {self.rate}")
         compression(self.compression)
         if self.loss is not None and self.compression not in LEARNED:
             raise InputError(
-                f"memory.loss: compression {quote(self.compression)} learns nothing; leave the loss out"
+                f"memory.loss: compression {quote(self.compression)} has no weights; leave the loss out"
             )
 
     @classmethod

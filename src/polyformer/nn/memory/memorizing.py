@@ -88,7 +88,9 @@ class MemorizingConfig(MemoryConfig):
         check_length(self.length)
         check_store(self.store)
         if self.sinks < 0 or (self.sinks and self.length):
-            raise InputError(f"memory.sinks: expected 0, or more with length=0, got {self.sinks}")
+            raise InputError(
+                f"memory.sinks: expected 0, or a positive number with length=0, got {self.sinks}"
+            )
         if self.neighbours < 1:
             raise InputError(f"memory.neighbours: expected 1 entry or more, got {self.neighbours}")
         if self.search not in SEARCHES:
@@ -241,7 +243,9 @@ def set_store(model: nn.Module, size: int) -> None:
     check_store(size)
     memories = [module for module in model.modules() if isinstance(module, Memorizing)]
     if not memories:
-        raise InputError("store_size: this model has no store, as a memory 'memorizing' has; leave it out")
+        raise InputError(
+            "store_size: this model has no store; use the memory 'memorizing', or leave store_size out"
+        )
     for memory in memories:
         memory.size = size
 
@@ -249,4 +253,4 @@ def set_store(model: nn.Module, size: int) -> None:
 def check_store(size: int) -> None:
     """Raise `InputError` for a negative size."""
     if size < 0:
-        raise InputError(f"memory.store: counts entries, expected 0 or more, got {size}")
+        raise InputError(f"memory.store: expected 0 entries or more, got {size}")

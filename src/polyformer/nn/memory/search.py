@@ -107,7 +107,7 @@ def _faiss() -> Any:
         import faiss
     except ImportError as error:
         way = "pip install polyformer[datastore], or take search='tiled'"
-        raise InputError(f"memory.search: 'faiss' is not installed: {way}") from error
+        raise InputError(f"memory.search: faiss is not installed; {way}") from error
     return faiss
 
 

@@ -59,7 +59,7 @@ class AdaptiveConfig(Config):
         width = (self.d_embed or hidden_size) // self.div_val**cluster
         if width < 1:
             raise InputError(
-                f"div_val: {self.d_embed or hidden_size} // {self.div_val}^{cluster} leaves the vectors of "
+                f"div_val: {self.d_embed or hidden_size} // {self.div_val}^{cluster} gives the vectors of "
                 f"cluster {cluster} no channel; use a smaller div_val or fewer cutoffs"
             )
         return width
@@ -79,7 +79,7 @@ def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> No
     bounds = (0, *cutoffs) if vocab_size is None else (0, *cutoffs, vocab_size)
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
         end = "" if vocab_size is None else f" below vocab_size {vocab_size}"
-        raise InputError(f"cutoffs: expected rising numbers from 1{end}, got {list(cutoffs)}")
+        raise InputError(f"cutoffs: expected increasing numbers from 1{end}, got {list(cutoffs)}")
 
 
 class AdaptiveEmbedding(nn.Module):

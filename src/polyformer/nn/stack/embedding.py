@@ -44,7 +44,7 @@ class EmbeddingConfig(Config):
             raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
         if self.size is not None and self.adaptive is not None:
             raise InputError(
-                "size: adaptive token vectors have widths of their own; set adaptive.d_embed instead"
+                "size: adaptive token vectors have their own widths; set adaptive.d_embed instead"
             )
         if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
             raise InputError(

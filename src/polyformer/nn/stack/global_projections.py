@@ -222,8 +222,8 @@ class GlobalAttention(nn.Module):
             relative is not None and set(relative.tables) != {"bias"}
         ):
             raise InputError(
-                "global_projections: this position scheme reads queries and keys, and those of global tokens "
-                "are others; use one that rotates them (rope) or adds a bias (alibi, t5)"
+                "global_projections: this position scheme depends on queries and keys, and global tokens "
+                "have separate ones; use a scheme that rotates them (rope) or adds a bias (alibi, t5)"
             )
         if relative is None:
             return None

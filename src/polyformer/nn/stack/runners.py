@@ -102,7 +102,9 @@ class RunCheckpointed:
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the results of the inner runner."""
         if not layer.tokenwise:
-            raise InputError("recompute: a norm of all tokens would count every batch twice; set it to false")
+            raise InputError(
+                "recompute: a norm over all tokens would count every batch twice; set it to false"
+            )
         arguments = self.run, index, layer, x, active
         return torch.utils.checkpoint.checkpoint(_in_training, *arguments, use_reentrant=False)  # type: ignore[return-value]
 

@@ -70,18 +70,19 @@ class StackConfig(Config):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
         if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
-            raise InputError("memory: global_projections see all of a text; set one of them aside")
+            raise InputError(
+                "memory: global_projections need the whole text, which a memory does not keep; "
+                "use only one of them"
+            )
         if self.block.reversible and not self.memory.reversible:
             raise InputError(
-                f"memory: {quote(self.memory.kind)} learns while it reads, and a reversible stack reads "
-                "twice; use 'recurrent', or another block"
+                f"memory: {quote(self.memory.kind)} is trained in the forward pass, which a reversible stack "
+                "runs twice; use 'recurrent', or another block"
             )
         if self.layerdrop and self.block.reversible:
-            raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
+            raise InputError("layerdrop: a reversible stack cannot skip layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
-            raise InputError(
-                "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
-            )
+            raise InputError("convolution: expected the block 'post' and layerdrop 0, as in DeBERTa")
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
@@ -92,8 +93,8 @@ class StackConfig(Config):
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
             raise InputError(
-                f"feedforward: {quote(self.feedforward.kind)} keeps what it read of a segment, of which a "
-                "reversible stack with a memory keeps nothing; use 'dense', or another block"
+                f"feedforward: {quote(self.feedforward.kind)} has a state of earlier tokens, which a "
+                "reversible stack with a memory does not keep; use 'dense', or another block"
             )
 
     def _check_depth(self) -> None:
@@ -108,8 +109,8 @@ class StackConfig(Config):
         for name, present in others.items():
             if present:
                 raise InputError(
-                    f"depth: {quote(self.depth.kind)} lets tokens leave out layers, {name} as configured "
-                    "needs all of them; set one of them aside"
+                    f"depth: {quote(self.depth.kind)} lets tokens skip layers, but {name} as configured "
+                    "needs all tokens in every layer; use only one of them"
                 )
 
     def _check_norm(self) -> None:
@@ -122,8 +123,8 @@ class StackConfig(Config):
         for name, present in others.items():
             if present and not self.norm.tokenwise:
                 raise InputError(
-                    f"norm: {quote(self.norm.kind)} takes statistics of all tokens, each once, and "
-                    f"{name} {quote(getattr(self, name).kind)} norms some of them, or some twice; use 'layer'"
+                    f"norm: {quote(self.norm.kind)} computes statistics over all tokens, each once, but "
+                    f"{name} {quote(getattr(self, name).kind)} normalizes some twice or never; use 'layer'"
                 )
 
     @property

@@ -48,7 +48,7 @@ class ExitsConfig(DepthConfig):
     def __post_init__(self) -> None:
         layers = self.layers
         if layers is not None and (not layers or list(layers) != sorted({*layers}) or layers[0] < 1):
-            raise InputError(f"layers: expected rising numbers of layers, from 1 on, got {list(layers)}")
+            raise InputError(f"layers: expected increasing layer numbers from 1, got {list(layers)}")
         for name, values in (
             ("translation", ("none", "linear")),
             ("training", ("aligned", "mixed")),
@@ -69,7 +69,7 @@ class ExitsConfig(DepthConfig):
         if self.decay is not None and not 0.0 <= self.decay < math.inf:
             raise InputError(f"decay: expected a number of 0 or more, got {self.decay}")
         if self.decay_length < 1:
-            raise InputError(f"decay_length: counts tokens, expected 1 or more, got {self.decay_length}")
+            raise InputError(f"decay_length: expected 1 token or more, got {self.decay_length}")
         if not 0.0 <= self.rule_loss < math.inf:
             raise InputError(f"rule_loss: expected a weight of 0 or more, got {self.rule_loss}")
 
@@ -252,7 +252,9 @@ def set_threshold(model: nn.Module, threshold: float | Sequence[float]) -> None:
     """
     stacks = [module for module in model.modules() if isinstance(module, Exits)]
     if not stacks:
-        raise InputError("threshold: this model has no exits; add some by `polyformer convert --depth exits`")
+        raise InputError(
+            "threshold: this model has no exits; add them with `polyformer convert --depth exits`"
+        )
     for exits in stacks:
         count = len(exits.exits)
         values = [threshold] * count if isinstance(threshold, (int, float)) else list(threshold)

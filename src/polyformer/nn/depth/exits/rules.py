@@ -34,7 +34,7 @@ class SoftmaxResponse(ExitRule):
     def confidence(self, candidates: Candidates) -> Tensor:
         """Return the gap for the head's predictions from the hidden states."""
         if candidates.predict is None:
-            raise InputError("depth.rule: 'softmax' reads the predictions of a language model's head")
+            raise InputError("depth.rule: 'softmax' needs the head of a language model; use another rule")
         likeliest = candidates.predict(candidates.hidden)[0].float().softmax(-1).topk(2, -1).values
         return likeliest[:, 0] - likeliest[:, 1]
 
