@@ -244,12 +244,12 @@ def test_token_types_matter():
         (
             "gpt2",
             {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-            "decoder_input_ids: a decoder alone does not take it; leave it out",
+            "decoder_input_ids: a decoder-only model does not take it; leave it out",
         ),
         (
             "gpt2",
             {"input_ids": ids(1, 3), "decoder_attention_mask": ids(1, 3)},
-            "decoder_attention_mask: a decoder alone does not take it; leave it out",
+            "decoder_attention_mask: a decoder-only model does not take it; leave it out",
         ),
         (
             "gpt2",
@@ -264,12 +264,12 @@ def test_token_types_matter():
         (
             "bert-base",
             {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-            "decoder_input_ids: an encoder alone does not take it; leave it out",
+            "decoder_input_ids: an encoder-only model does not take it; leave it out",
         ),
         (
             "bert-base",
             {"input_ids": ids(1, 3), "use_cache": True},
-            "use_cache: an encoder alone does not take it; leave it out",
+            "use_cache: an encoder-only model does not take it; leave it out",
         ),
         (
             "bert-base",

@@ -212,7 +212,7 @@ def test_a_lookup_goes_on_as_the_text_did_before():
         ({"draft_tokens": 3}, "draft_tokens and lookup_ngram: only a draft uses them"),
         ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens: expected 1 or more, got 0"),
         ({"draft": "lookup", "lookup_ngram": 1}, "lookup_ngram: expected 2 or more, got 1"),
-        ({"draft": pair()}, "draft: expected a decoder alone, as the model is, got an encoder-decoder"),
+        ({"draft": pair()}, "draft: expected a decoder-only model, as the model is, got an encoder-decoder"),
         ({"draft": torch.nn.Linear(1, 1)}, "draft: expected a polyformer Transformer, got Linear"),
         ({"draft": create_model("encoder-tiny")}, "draft: needs a decoder with a language-model head"),
         (

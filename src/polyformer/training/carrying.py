@@ -17,7 +17,7 @@ class Carrying:
     """
 
     def __init__(self, model: nn.Module, task: Task, engine: Engine, saved: dict[str, Any] | None):
-        goes_on = getattr(model, "remembers", False) and getattr(task, "continues", False)
+        goes_on = getattr(model, "supports_recurrence", False) and getattr(task, "continues", False)
         self.plain = task
         self.task: ContinuedTask | None = task if goes_on else None  # type: ignore[assignment]
         self.engine = engine

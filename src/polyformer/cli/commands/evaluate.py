@@ -176,7 +176,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
     if options.store_size is not None:
         set_store(model, options.store_size)
     with suited(model), searched(options, run, files, parts) as task:
-        if options.progress is not None and task.continues and getattr(model, "remembers", False):
+        if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model that remembers reads its text from the start to the end; leave it out"
             )
@@ -197,7 +197,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
 
 def measure_checkpoint(options: Options, shared: "Workers") -> bool:
     """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.training.recipes.run import is_checkpoint
 
     folder = Path(options.run)

@@ -159,7 +159,7 @@ class Decoder:
     ):
         self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
-            raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
+            raise InputError("retrieval: requires a decoder-only model with the head 'semiparametric'")
         self.dola = dola
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:

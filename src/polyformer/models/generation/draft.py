@@ -106,7 +106,8 @@ def _check_model(draft: nn.Module, model: Writer) -> None:
         )
     if (writer.encoder is None) != (model.encoder is None):
         kinds = [
-            "a decoder alone" if part.encoder is None else "an encoder-decoder" for part in (model, writer)
+            "a decoder-only model" if part.encoder is None else "an encoder-decoder"
+            for part in (model, writer)
         ]
         raise InputError(f"draft: expected {kinds[0]}, as the model is, got {kinds[1]}")
     sizes = [part.config.vocab_size for part in (model, writer)]

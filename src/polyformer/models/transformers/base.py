@@ -16,7 +16,7 @@ from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import OutputOptions
-from polyformer.models.architectures.card import CARD, write_card
+from polyformer.models.architectures.model_card import CARD, write_card
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.models.transformers.borrowed_cache import borrowed
 from polyformer.models.transformers.cache import PolyformerCache, caches

@@ -27,7 +27,7 @@ class PolyformerConfig(transformers.PreTrainedConfig):
 
     All sizes come from `polyformer`. The other arguments that change the model are `vocab_size`, `num_labels`
     (or `id2label`) and `problem_type`. `training_record` and `license` appear in the model's card
-    (`polyformer.models.architectures.card`).
+    (`polyformer.models.architectures.model_card`).
     """
 
     model_type = "polyformer"

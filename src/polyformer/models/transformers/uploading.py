@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from polyformer.models.architectures.card import CARD, Card, is_generated
-from polyformer.models.architectures.record import TrainingRecord
+from polyformer.models.architectures.model_card import CARD, Card, is_generated
+from polyformer.models.architectures.training_record import TrainingRecord
 from polyformer.models.transformers.remote import auto_map
 
 

@@ -54,7 +54,7 @@ class Distilling(Fitting):
         config: DistillationConfig,
     ):
         check_distils(task, student.config)
-        if student.remembers:
+        if student.supports_recurrence:
             raise InputError("distillation: a teacher says nothing to a memory; take a student without one")
         super().__init__(task, splits, seed)
         self.student, self.config = student, config

@@ -208,7 +208,7 @@ class LanguageModelling(TextTask):
     @torch.no_grad()
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
         """Return metrics; a recurrent model reads segments in order, each process its rows."""
-        if not self.continues or not getattr(model, "remembers", False):
+        if not self.continues or not getattr(model, "supports_recurrence", False):
             return super().measure(model, held, workers)
         device = next(model.parameters()).device
         total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
