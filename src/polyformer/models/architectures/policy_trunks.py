@@ -99,7 +99,7 @@ class DecoderTrunkConfig(TrunkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecentLayerInputs(State):
+class Steps(State):
     """The state of a decoder trunk: the inputs of its layers at the last M steps, [B, L, M, E], and the
     number of these steps that belong to the present episode, [B]."""
 
@@ -121,15 +121,15 @@ class DecoderTrunk(Trunk):
         assert self.stack.memory is not None
         return self.stack.memory.length
 
-    def new_state(self, rows: int) -> RecentLayerInputs:
+    def new_state(self, rows: int) -> Steps:
         """Return a memory without valid steps."""
         weight = next(self.parameters())
         memory = weight.new_zeros(rows, len(self.stack.groups), self.length, self.hidden_size)
-        return RecentLayerInputs(memory, torch.zeros(rows, dtype=torch.long, device=weight.device))
+        return Steps(memory, torch.zeros(rows, dtype=torch.long, device=weight.device))
 
-    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, RecentLayerInputs]:
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Steps]:
         """Run the stack with episodes as documents; no query sees empty slots of the memory."""
-        assert isinstance(state, RecentLayerInputs)
+        assert isinstance(state, Steps)
         length, new = self.length, x.shape[1]
         episode = starts.long().cumsum(1)
         # Valid slots get document 0, which is the episode of the state; empty slots get -1.
@@ -147,7 +147,7 @@ class DecoderTrunk(Trunk):
         memory = torch.stack([layer.memory.vectors for layer in after], 1)
         continuing = torch.where(episode[:, -1] == 0, state.age, 0)
         age = (continuing + (episode == episode[:, -1:]).sum(1)).clamp_max(length)
-        return y, RecentLayerInputs(memory, age)
+        return y, Steps(memory, age)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class LSTMTrunkConfig(TrunkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTMState(State):
+class Cells(State):
     """The hidden state and the cell state of an LSTM, [B, L, E] each."""
 
     hidden: Tensor
@@ -182,15 +182,15 @@ class LSTMTrunk(Trunk):
         super().__init__()
         self.lstm = nn.LSTM(hidden_size, hidden_size, layers, batch_first=True)
 
-    def new_state(self, rows: int) -> LSTMState:
+    def new_state(self, rows: int) -> Cells:
         """Return a state of zeros."""
         weight = next(self.parameters())
         zeros = weight.new_zeros(rows, self.lstm.num_layers, self.lstm.hidden_size)
-        return LSTMState(zeros, zeros.clone())
+        return Cells(zeros, zeros.clone())
 
-    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, LSTMState]:
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Cells]:
         """Run the LSTM; rows that begin an episode start from zeros."""
-        assert isinstance(state, LSTMState)
+        assert isinstance(state, Cells)
         hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)
         # A segment ends where any row begins an episode, because `nn.LSTM` cannot reset its state.
         cuts = [t for t, any_row in enumerate(starts.any(0).tolist()) if any_row and t]
@@ -201,7 +201,7 @@ class LSTMTrunk(Trunk):
                 x[:, first:end], ((hidden * kept).contiguous(), (cell * kept).contiguous())
             )
             outputs.append(y)
-        return torch.cat(outputs, 1), LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1))
+        return torch.cat(outputs, 1), Cells(hidden.transpose(0, 1), cell.transpose(0, 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ class FeedForwardTrunkConfig(TrunkConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmptyState(State):
+class Nothing(State):
     """The empty state of a trunk without a memory."""
 
 
@@ -232,9 +232,9 @@ class FeedForwardTrunk(Trunk):
         super().__init__()
         self.layers = nn.ModuleList(Linear(hidden_size, hidden_size) for _ in range(layers))
 
-    def new_state(self, rows: int) -> EmptyState:
+    def new_state(self, rows: int) -> Nothing:
         """Return the empty state."""
-        return EmptyState()
+        return Nothing()
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
         """Apply ReLU(W x + b) for each layer."""

@@ -25,7 +25,7 @@ from polyformer.models.architectures.stack_runner import StackOutput, StackRunne
 from polyformer.models.architectures.weights import round_weights
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.heads import HeadInput
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
@@ -255,7 +255,7 @@ class Transformer(PretrainedMixin):
             raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
         if self.config.special.bos is None:
             raise InputError(
-                "special.bos: this model does not know what its output starts from; set it in the config"
+                "special.bos: an encoder-decoder needs a start token for its output; set it in the config"
             )
         start, pad = self.config.special.bos, self.config.special.pad or 0
         later = torch.cat(
