@@ -326,9 +326,7 @@ def test_what_does_not_fit_is_named(name: str, options: dict[str, Any], message:
 
 def test_a_pair_without_a_first_token_says_so():
     model = tiny("transformer-base", bos=None)
-    with pytest.raises(
-        InputError, match=r"special\.bos: an encoder-decoder needs a start token"
-    ):
+    with pytest.raises(InputError, match=r"special\.bos: an encoder-decoder needs a start token"):
         model(ids(1, 3), labels=ids(1, 3))
 
 

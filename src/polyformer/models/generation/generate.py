@@ -63,15 +63,14 @@ def generate(
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
             threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
-            If it is already in that mode, it keeps faster copies of its weights for the next call.
+            A model that is already in that mode keeps faster copies of its weights for the next call.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
             decoder-only model begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
-        config: by default 64 tokens, greedy, up to the model's `special.eos`; options given by name,
-            `max_new_tokens=20`, override it.
+        config: by default 64 tokens, greedy; options by name, such as `max_new_tokens=20`, override it.
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
         decode: token ids to text, as in a tokenizer; needed for `config.stop`.
-        generator: the generator for sampling, instead of a `seed`; by default torch's for the device.
+        generator: for sampling, instead of a `seed`; by default torch's for the device.
         draft: proposes `draft_tokens` tokens per pass, for speed (see `models.generation.speculation`):
             a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
             Greedy texts stay the same up to rounding, samples follow the same distribution.
@@ -83,9 +82,8 @@ def generate(
             segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
     Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
-    right of a prompt, more tokens than learned positions, a prompt beyond `max_length`, stop strings without
-    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, and a model or
-    draft that cannot generate or does not take the inputs.
+    right of a prompt, too many tokens for the positions or `max_length`, stop strings without `decode`, a
+    streamer or draft with beams, ids outside the vocabulary, an unknown setting, and unsuitable models.
     """
     inputs, config = _inputs_and_settings(inputs_and_settings, config)
     special = _special_ids(model, config)
@@ -103,8 +101,8 @@ def generate(
     with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
         stopping = Stopping(special.eos, config.stop, decode)
-        rules = SearchSettings(max_new_tokens, special.fill, active, stopping, streamer)
-        result = _search(decoder, (*beginning, inputs), rules, config, generator, draft)
+        settings = SearchSettings(max_new_tokens, special.fill, active, stopping, streamer)
+        result = _search(decoder, (*beginning, inputs), settings, config, generator, draft)
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
 
 
