@@ -17,7 +17,7 @@ from polyformer.core.parsing import parse_expression, parse_json, parse_yaml
 from polyformer.data.formats import READERS
 from polyformer.data.images import read_idx
 from polyformer.data.word_vectors import read_word_vectors
-from polyformer.models.attached.setting import restore
+from polyformer.models.attached.attach_settings import restore
 from polyformer.models.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
 from polyformer.models.presets import model_config
 

@@ -166,7 +166,7 @@ def test_generation_reads_and_sets_no_global_random_state():
         ),
         (
             lambda: pair(special=SpecialTokens(eos=2)).generate(prompts(1, 3)),
-            "special.bos: this model does not know",
+            "special.bos: an encoder-decoder needs",
         ),
         (
             lambda: create_model("encoder-tiny").generate(prompts(1, 3)),
@@ -174,7 +174,7 @@ def test_generation_reads_and_sets_no_global_random_state():
         ),
         (
             lambda: decoder().generate(prompts(1, 3), config=GenerationConfig(max_new_tokens=5, stop=("a",))),
-            "decode: stop strings are looked for",
+            "decode: stop strings require it",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def run(options: Options) -> None:
     from polyformer.core.files import atomic_write
     from polyformer.core.ops.workers import suited
     from polyformer.data import DataConfig
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
 
     for name in ("texts", "prompt", "new_tokens"):
         if getattr(options, name) < 1:
@@ -100,7 +100,7 @@ def _show(test: "Tested") -> None:
 
 def held_out(options: Options) -> str:
     """The texts that were named, or those that the run was validated with."""
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     if options.data is not None:

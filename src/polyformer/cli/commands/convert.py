@@ -143,7 +143,7 @@ def run(options: Options) -> None:
 
 def _save(model: Any, folder: Path, format: str) -> None:
     """Write the model and its card; wrapped encoders that embed with what sentence-transformers reads."""
-    from polyformer.models.architectures.card import write_export_card
+    from polyformer.models.architectures.model_card import write_export_card
     from polyformer.models.checkpoints.sentence import write_modules
     from polyformer.models.config import ModelConfig
 

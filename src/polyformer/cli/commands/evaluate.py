@@ -202,7 +202,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
 
 def measure_checkpoint(options: Options, shared: "Workers") -> bool:
     """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.training.recipes.run import is_checkpoint
 
     folder = Path(options.run)

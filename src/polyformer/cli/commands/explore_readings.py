@@ -24,7 +24,7 @@ Read = Callable[[str | None], "Reading"]
 
 def opened(options: Any, name: str) -> Read:
     """What the model `name` reads."""
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks import ImageConfig
@@ -74,7 +74,7 @@ def by_patches(options: Any, name: str, task: "ImageClassification", model: Any)
     """Read images by a Vision Transformer of ours, brought to the size and the colours that it reads."""
     from polyformer.cli.plots.explorer.own_patches import OwnPatches
     from polyformer.data import DataConfig
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     check_images(options)

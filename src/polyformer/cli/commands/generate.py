@@ -329,9 +329,9 @@ def shown_after(prompt: str) -> Callable[[str], None]:
 def generation_config(settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":
     """`settings` over the defaults of polyformer."""
     from polyformer.models.generation import GenerationConfig
-    from polyformer.models.generation.settings import changed
+    from polyformer.models.generation.setting_names import with_settings
 
-    return changed(GenerationConfig(stop=() if stop is None else (stop,)), settings)
+    return with_settings(GenerationConfig(stop=() if stop is None else (stop,)), settings)
 
 
 def checkpoint_config(task: "Writer", settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":

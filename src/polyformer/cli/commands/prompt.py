@@ -191,9 +191,9 @@ def check_lengths(
     model: "Transformer", rows: "Sequence[Sequence[int]]", options: Options, room: int = 0
 ) -> None:
     """Raises `InputError` where a prompt has more tokens than the model takes."""
-    from polyformer.training.recipes.reader import longest
+    from polyformer.training.recipes.reader import max_positions
 
-    limit, most = longest(model.config), max(map(len, rows)) + room
+    limit, most = max_positions(model.config), max(map(len, rows)) + room
     if limit is not None and most > limit:
         raise InputError(
             f"--shots: a prompt of {options.shots} demonstrations has {most} tokens with its answer, and "

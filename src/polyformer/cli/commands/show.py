@@ -138,7 +138,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
     """The configuration of a preset with `overrides`, or of the model in a directory."""
     from polyformer.models.architectures import read_config
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.models.presets import model_config
 
     if not Path(name).is_dir():
@@ -150,9 +150,9 @@ def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
 
 def longest_text(config: "ModelConfig") -> int:
     """Tokens of the longest text: the number of learned positions, or the last of `LENGTHS`."""
-    from polyformer.models.config import longest
+    from polyformer.models.config import max_positions
 
-    return longest(config) or LENGTHS[-1]
+    return max_positions(config) or LENGTHS[-1]
 
 
 def costs(rows: "list[Cost]") -> str:

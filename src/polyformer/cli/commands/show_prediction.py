@@ -28,7 +28,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     """
     from rich.console import Console
 
-    from polyformer.models.config import ModelConfig, longest
+    from polyformer.models.config import ModelConfig, max_positions
     from polyformer.training.distributed.predict import TrainingSetup, parse_mesh, predict
 
     name = options.subject
@@ -36,7 +36,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     config = recipe["model"] if recipe is not None else config
     if not isinstance(config, ModelConfig):
         raise InputError(f"{name}: not a model of texts, of which memory and traffic are predicted")
-    limit = longest(config)
+    limit = max_positions(config)
     length = options.length or (recipe or {}).get("length") or limit or USUAL
     if limit is not None and length > limit:
         raise InputError(f"--length: {name} takes {limit} tokens at most, got {length}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
-from polyformer.models.attached.quiet import quiet
+from polyformer.models.attached.transformers_logging import quiet_transformers
 
 ADAPTER = "adapter_config.json"
 
@@ -23,7 +23,7 @@ def load_by_transformers(kind: str, name: str | Path, **options: Any) -> Any:
         raise InputError(f"{name}: needs transformers to be read; pip install 'polyformer[hub]'") from error
     safe: dict[str, Any] = {**options, "trust_remote_code": False}
     try:
-        with quiet():
+        with quiet_transformers():
             if kind.startswith("AutoModel"):
                 safe |= {"config": _config(transformers, name, options), "use_safetensors": True}
             return getattr(transformers, kind).from_pretrained(name, **safe)

@@ -28,8 +28,8 @@ from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
-from polyformer.models.architectures.record import RECIPE, RECORD
-from polyformer.models.architectures.saving import CONFIG, WEIGHTS, read_generation, write_generation
+from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
+from polyformer.models.architectures.training_record import RECIPE, RECORD
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.recipes.recipe import Recipe

@@ -21,7 +21,7 @@ from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.cli.plots.explorer.calls import Call
 from polyformer.core.marks import Mark
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.find import Layer, dispatches
+from polyformer.models.attached.attention_layers import Layer, uses_attention_interface
 
 Grid = tuple[int, int]
 
@@ -35,7 +35,7 @@ class Windows:
             for layer in model.modules()
             if hasattr(layer, "cyclic_shift") and hasattr(layer, "maybe_pad")
             for part in layer.children()
-            if dispatches(type(part))
+            if uses_attention_interface(type(part))
         }
         self.grids: dict[nn.Module, Grid] = {}
 

@@ -1,11 +1,11 @@
-"""Training of single parts of a model, while the rest of the trained model stays frozen."""
+"""Training of added parts, a memory or a depth policy, while the pretrained model stays frozen."""
 
 from torch import nn
 
 from polyformer.nn.stack import Stack
 
 
-def freeze_around_alone(model: nn.Module, decoder: Stack | None) -> None:
+def freeze_pretrained_parameters(model: nn.Module, decoder: Stack | None) -> None:
     """Freeze all parameters except in the memory or depth of `decoder`, if it trains separately."""
     if decoder is None:
         return

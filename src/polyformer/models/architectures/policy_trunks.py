@@ -79,14 +79,14 @@ class DecoderTrunkConfig(TrunkConfig):
 
     def __post_init__(self) -> None:
         if self.memory_length < 1:
-            raise InputError(f"memory_length: counts steps, expected 1 or more, got {self.memory_length}")
+            raise InputError(f"memory_length: expected 1 step or more, got {self.memory_length}")
         if not isinstance(self.decoder.attention.mechanism, SoftmaxConfig):
-            raise InputError("trunk.decoder.attention: a policy's memory is read by softmax attention alone")
+            raise InputError("trunk.decoder.attention: a policy's memory requires softmax attention")
         parts = [self.decoder.feedforward.for_layer(layer) for layer in range(self.decoder.num_hidden_layers)]
         if any(part.stateful for part in parts):
             raise InputError(
-                "trunk.decoder.feedforward: a policy keeps the inputs of its layers alone, and this "
-                "feed-forward keeps tokens of its own; use 'dense' or 'gated'"
+                "trunk.decoder.feedforward: a policy stores only the inputs of its layers, and this "
+                "feed-forward has a state of its own; use 'dense' or 'gated'"
             )
 
     def build(self, hidden_size: int) -> "DecoderTrunk":
@@ -145,8 +145,8 @@ class DecoderTrunk(Trunk):
         y, after = self.stack(x, pos, context, None, layers)
         assert after is not None
         memory = torch.stack([layer.memory.vectors for layer in after], 1)
-        going_on = torch.where(episode[:, -1] == 0, state.age, 0)
-        age = (going_on + (episode == episode[:, -1:]).sum(1)).clamp_max(length)
+        continuing = torch.where(episode[:, -1] == 0, state.age, 0)
+        age = (continuing + (episode == episode[:, -1:]).sum(1)).clamp_max(length)
         return y, Steps(memory, age)
 
 

@@ -25,7 +25,7 @@ CONSTRAINTS = (
 NO_LIMIT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 """Options of sampling, with the hub's value for no limit."""
 
-HONOURED = {
+SUPPORTED_FIELDS = {
     *LENGTHS,
     *SPECIAL,
     *CONSTRAINTS,
@@ -44,7 +44,7 @@ HONOURED = {
     "stop_strings",
 }
 
-REFUSED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "constraints": (),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that would change the generated text, with the values (besides null) that do not."""
 
-PASSED_OVER = {
+IGNORED_FIELDS = {
     "_commit_hash",
     "_from_model_config",
     "_original_object_hash",
@@ -111,10 +111,10 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
             task; values that do not fit.
     """
     fields = _fields(data, task)
-    for name, harmless in REFUSED.items():
+    for name, harmless in UNSUPPORTED_FIELDS.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
-            raise InputError(f"{name}: generation here has no counterpart for {quote(value)}; set it to null")
+            raise InputError(f"{name}: polyformer has no counterpart for {quote(value)}; set it to null")
     if fields.get("cache_implementation") == "quantized":
         raise InputError("cache_implementation: 'quantized' changes the numbers; set it to null")
     beams = fields.get("num_beams", 1)
@@ -152,11 +152,11 @@ def to_hub(config: GenerationConfig) -> dict[str, Any]:
     """
     whole, sampling, beam = config.whole, config.sampling, config.beam
     if config.max_new_tokens is not None and whole.max_length is not None:
-        raise InputError("max_new_tokens and max_length: on the hub the first alone counts; leave one out")
+        raise InputError("max_new_tokens and max_length: the hub's format uses only the first; leave one out")
     if config.min_new_tokens and whole.min_length:
-        raise InputError("min_new_tokens and min_length: on the hub the first alone counts; leave one out")
+        raise InputError("min_new_tokens and min_length: the hub's format uses only the first; leave one out")
     if sampling.seed is not None:
-        raise InputError("seed: the hub keeps none; leave it out")
+        raise InputError("seed: the hub's format has none; leave it out")
     data: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "max_length": whole.max_length,
@@ -201,7 +201,7 @@ def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
         if task not in tasks:
             raise unknown("task", task, tasks)
         fields |= {name: value for name, value in tasks[task].items() if name != "prefix"}
-    known = HONOURED | REFUSED.keys() | PASSED_OVER
+    known = SUPPORTED_FIELDS | UNSUPPORTED_FIELDS.keys() | IGNORED_FIELDS
     for name in fields:
         if name not in known and not of_model:
             raise unknown("field of generation_config.json", name, known)

@@ -15,21 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.models.generation.config import ContrastiveConfig
-from polyformer.models.generation.decoder import Decoder, Progress, Start
-from polyformer.models.generation.generated import SearchResult
+from polyformer.models.generation.decoder import Decoder, DecodingStart, DecodingState
 from polyformer.models.generation.processors import process
-from polyformer.models.generation.search import Rules, Texts, distribution
+from polyformer.models.generation.results import SearchResult
+from polyformer.models.generation.search import GrowingTexts, SearchSettings, distribution
 
 
 def contrastive_search(
-    decoder: Decoder, start: Start[Progress], rules: Rules, config: ContrastiveConfig
+    decoder: Decoder, start: DecodingStart[DecodingState], rules: SearchSettings, config: ContrastiveConfig
 ) -> SearchResult:
     """Generate one text for every input. A finished row leaves the batch."""
     logits, state, count = start.logits, start.state, min(config.candidates, start.logits.shape[1])
-    texts = Texts(start.history, rules, logits.dtype)
+    texts = GrowingTexts(start.history, rules, logits.dtype)
     past = F.normalize(decoder.hidden, dim=-1).masked_fill((start.history < 0).unsqueeze(2), torch.nan)
     while True:
-        probabilities = distribution(process(rules.processors, logits, texts.so_far))
+        probabilities = distribution(process(rules.processors, logits, texts.tokens))
         confidence, candidates = probabilities.topk(count)  # [N, k]
         copies = torch.arange(len(logits), device=logits.device).repeat_interleave(count)
         following, looked = decoder.step(candidates.flatten(), state.reorder(copies))

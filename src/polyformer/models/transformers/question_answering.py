@@ -18,14 +18,14 @@ from polyformer.attention.positions.learned import Learned
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.inputs import (
-    ASKED,
-    MORE_TEXT,
     OFFSET,
+    OTHER_TEXT_INPUTS,
+    OUTPUT_ARGUMENTS,
     SOURCE,
     STATE,
     TEXT,
     Arguments,
-    taking,
+    accepts,
 )
 
 ZEROED = ("xlm",)
@@ -47,7 +47,9 @@ class PolyformerForQuestionAnswering(PolyformerModel):
     result = outputs.QuestionAnsweringModelOutput
     both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
 
-    @taking(*TEXT, "start_positions", "end_positions", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    @accepts(
+        *TEXT, "start_positions", "end_positions", *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS
+    )
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         places = [arguments.pop(name, None) for name in ("start_positions", "end_positions")]
@@ -55,17 +57,17 @@ class PolyformerForQuestionAnswering(PolyformerModel):
             arguments["answers"] = places
             arguments.setdefault("use_cache", False)
         arguments.pop("num_items_in_batch", None)  # transformers also takes the mean per microbatch
-        return self._answered(arguments)
+        return self._run(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         answers = arguments.pop("answers", None)
         self.model.unpads = False
         mask = arguments.get("attention_mask")
-        self._settle_question(arguments)
+        self._resolve_question(arguments)
         origin = self.model.config.origin
         family = "" if origin is None else origin.model_type
         if family:
-            self._settle_padding(arguments, family)
+            self._resolve_padding(arguments, family)
         result = self.model(**arguments)
         hidden = result.last_hidden_state
         if family in ZEROED and mask is not None:
@@ -76,7 +78,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
             result = dataclasses.replace(result, loss=loss)
         return result, {"start_logits": start, "end_logits": end}
 
-    def _settle_question(self, arguments: Arguments) -> None:
+    def _resolve_question(self, arguments: Arguments) -> None:
         """Set token types if the head knows the question's end and none are given: 1 after the question."""
         end, ids = getattr(self.model.config.head, "question_end", None), arguments.get("input_ids")
         if end is None or ids is None or "token_type_ids" in arguments:
@@ -86,7 +88,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         question[:, 0] = True
         arguments["token_type_ids"] = (~question).long()
 
-    def _settle_padding(self, arguments: Arguments, family: str) -> None:
+    def _resolve_padding(self, arguments: Arguments, family: str) -> None:
         """Set positions and the attention of padding as in transformers' `family`."""
         ids, mask, pad = arguments.get("input_ids"), arguments.get("attention_mask"), self.config.pad_token_id
         if pad is not None and family not in LEARN_PADDING:

@@ -37,14 +37,14 @@ class Layer:
                 number = getattr(owner, name, None)
                 if isinstance(number, int):
                     return number
-        raise InputError(f"position: {self.name} does not say how many heads it has")
+        raise InputError(f"position: the number of heads of {self.name} is unknown")
 
 
 def attention_layers(model: nn.Module) -> list[Layer]:
     """Return all attention layers of a model that dispatch, in the model's order."""
     layers, counts = [], dict[str, int]()
     for name, module in model.named_modules():
-        if dispatches(type(module)):
+        if uses_attention_interface(type(module)):
             stack = re.sub(r"\d+", "*", name)
             place = counts.get(stack, 0)
             counts[stack] = place + 1
@@ -60,7 +60,7 @@ def is_cross(module: Any) -> bool:
 
 
 @functools.cache
-def dispatches(kind: type[nn.Module]) -> bool:
+def uses_attention_interface(kind: type[nn.Module]) -> bool:
     """Return whether modules of this class dispatch through the interface."""
     try:
         source = inspect.getsource(inspect.unwrap(kind.forward))
@@ -69,7 +69,7 @@ def dispatches(kind: type[nn.Module]) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in source
 
 
-def chosen(layers: list[Layer], which: Iterable[int | str] | int | str | None) -> list[Layer]:
+def select_layers(layers: list[Layer], which: Iterable[int | str] | int | str | None) -> list[Layer]:
     """Return the self-attention layers of `which`: numbers in their stacks, or names with `*`; None for all.
 
     A name may be a part of the full name: "encoder" or "text_model.*.3". Raises `InputError` if no layer has
@@ -80,7 +80,7 @@ def chosen(layers: list[Layer], which: Iterable[int | str] | int | str | None) -
         return own
     found_by = [which] if isinstance(which, int | str) else list(which)
     for part in found_by:
-        if not any(_named(layer, part) for layer in own):
+        if not any(_matches(layer, part) for layer in own):
             if not own:
                 raise InputError(f"layers: the model has no self-attention layers, got {quote(part)}")
             stacks = sorted({re.sub(r"\d+", "*", layer.name) for layer in own})
@@ -89,10 +89,10 @@ def chosen(layers: list[Layer], which: Iterable[int | str] | int | str | None) -
                 f"layers: no self-attention layer is called {quote(part)}; there are {', '.join(stacks)}, "
                 f"numbered {numbers[0]} to {numbers[-1]}"
             )
-    return [layer for layer in own if any(_named(layer, part) for part in found_by)]
+    return [layer for layer in own if any(_matches(layer, part) for part in found_by)]
 
 
-def _named(layer: Layer, part: int | str) -> bool:
+def _matches(layer: Layer, part: int | str) -> bool:
     if isinstance(part, int):
         return layer.index == part
     return fnmatch.fnmatchcase(f".{layer.name}.", f"*.{part}.*")

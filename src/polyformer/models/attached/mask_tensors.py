@@ -28,7 +28,7 @@ def look_up(table: Tensor, *places: Tensor) -> Tensor:
     return table[tuple(index)]
 
 
-def added(bias: Tensor) -> ScoreMod:
+def add_bias(bias: Tensor) -> ScoreMod:
     """Return the function score + bias[b, h, i, j], for a tensor [B or 1, H or 1, Tq or 1, Tk]."""
 
     @step("bias of the pair")
@@ -39,7 +39,7 @@ def added(bias: Tensor) -> ScoreMod:
     return add
 
 
-def soft_capped(cap: float) -> ScoreMod:
+def soft_cap(cap: float) -> ScoreMod:
     """Return the function cap * tanh(score / cap), which limits scores to (-cap, cap) (Gemma 2)."""
 
     @step(f"soft cap: c tanh(score / c), c = {cap:g}")
@@ -50,7 +50,7 @@ def soft_capped(cap: float) -> ScoreMod:
     return limit
 
 
-def as_entries(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:
+def split_mask(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:
     """Return a mask of any model as entries of bool and a bias, either None if it has no effect.
 
     mask: [B, Tk] with 0 at padding, or 4 axes that broadcast to [B, H, Tq, Tk]: bool, True for attended keys,

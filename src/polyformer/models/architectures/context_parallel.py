@@ -16,8 +16,8 @@ from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import Stack, StackConfig
 
 
-def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> None:
-    """Raise `InputError` for parts of a side that need tokens of other processes.
+def check_context_parallel(config: StackConfig, stack: Stack, head: Head, kind: str) -> None:
+    """Raise `InputError` for parts of a stack that need tokens of other ranks.
 
     kind: the head's.
     """
@@ -38,13 +38,13 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
     for name, value in refused.items():
         if value is not None:
             raise InputError(
-                f"{name}: {quote(value)} asks for more tokens than a process has of a sequence that is "
-                "spread over processes; choose another, or leave parallel.context at 1"
+                f"{name}: {quote(value)} does not support context parallelism, as it needs tokens of other "
+                "ranks; choose another, or leave parallel.context at 1"
             )
 
 
-def choose_share(over: ContextParallel, whole: Context, config: StackConfig) -> SequenceShard:
-    """Return this process's part of the sequence, the same in all layers."""
+def choose_shard(over: ContextParallel, whole: Context, config: StackConfig) -> SequenceShard:
+    """Return this rank's shard of the sequence, the same in all layers."""
     return SequenceShard(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.strategy)
 
 
@@ -55,7 +55,7 @@ def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[
     return choose_runs(patterns, whole, processes)
 
 
-def loss_of_whole(loss: Tensor, labels: Tensor | None, share: SequenceShard | None) -> Tensor:
+def mean_loss_over_group(loss: Tensor, labels: Tensor | None, share: SequenceShard | None) -> Tensor:
     """Return the mean over the labelled tokens of the whole sequence, from the mean `loss` over this
     process's.
 

@@ -1,4 +1,4 @@
-"""One side of a model, its encoder or its decoder: from token ids to the output of the stack."""
+"""Running a stack of a model, its encoder or its decoder, from token ids to the stack's output."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures.arguments import OutputOptions
 from polyformer.models.architectures.checks import check_ids, check_inputs
-from polyformer.models.architectures.spreading import check_spreads, choose_share
+from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelState
 from polyformer.nn.depth import Halting
@@ -36,14 +36,14 @@ from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SideOutput:
-    """The output of a side.
+class StackOutput:
+    """The output of an encoder or a decoder.
 
     hidden: [B, T, E], the stack's output. tokens: all tokens so far. layer_states: for the next call.
     hidden_states, attentions: if requested. last_layer: for heads that run the last layer again.
     auxiliary_losses: terms that parts of the stack add to the training loss. halting: the decisions about the
-    number of layers of each token, if it varies. share: for a sequence that is spread over processes, the
-    tokens of this process, to which all fields except `tokens` refer.
+    number of layers of each token, if it varies. share: with context parallelism the tokens of this rank, to
+    which all fields except `tokens` refer.
     """
 
     hidden: Tensor
@@ -57,7 +57,7 @@ class SideOutput:
     share: SequenceShard | None = None
 
     @property
-    def own_tokens(self) -> Tokens:
+    def output_tokens(self) -> Tokens:
         """Return the tokens of `hidden`."""
         return self.tokens if self.share is None else self.tokens.local_part(self.share)
 
@@ -68,12 +68,12 @@ class SideOutput:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-    """The modules of one side, by reference, and the way to run them.
+class StackRunner:
+    """References to the modules of an encoder or a decoder, and the code that runs them.
 
-    The model creates a new `Side` for each call and registers the modules itself. Thus their tensors keep the
-    names in files (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a caller has
-    replaced on the model, such as a resized token table, is used.
+    The model creates a new `StackRunner` for each call and registers the modules itself. Their tensors thus
+    keep their names in files (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a
+    caller has replaced on the model, such as a resized token table, is used.
     """
 
     name: str  # "encoder" or "decoder"
@@ -91,7 +91,7 @@ class Side:
         state: ModelState | None = None,
         cached: bool = True,
         unpads: bool = False,
-    ) -> SideOutput:
+    ) -> StackOutput:
         """Run the stack on `inputs`, after the tokens in `state`.
 
         cached: whether the layers continue from their states in `state`. unpads: whether padding may be left
@@ -129,10 +129,10 @@ class Side:
         dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
         return dense and self.stack.depth is None
 
-    def check_spreads(self) -> None:
-        """Raise `InputError` if texts of this side cannot be spread over processes."""
+    def check_context_parallel(self) -> None:
+        """Raise `InputError` if a part of this stack does not support context parallelism."""
         config: StackConfig = getattr(self.config, self.name)
-        check_spreads(config, self.stack, self.head, self.config.head.kind)
+        check_context_parallel(config, self.stack, self.head, self.config.head.kind)
 
     def _compute_share(
         self,
@@ -141,12 +141,12 @@ class Side:
         over: ContextParallel,
         state: ModelState | None,
         cached: bool,
-    ) -> SideOutput:
-        """Run the stack on this process's share of the tokens of `inputs` and of a source in `state`."""
-        self.check_spreads()
+    ) -> StackOutput:
+        """Run the stack on this rank's shard of the tokens of `inputs` and of a source in `state`."""
+        self.check_context_parallel()
         if state is not None and (state.source_share is None or cached):
             raise InputError(
-                "state, use_cache: a sequence that is spread over processes is read at once; leave them out"
+                "state, use_cache: context parallelism reads the whole sequence in one call; leave them out"
             )
         return self._compute(inputs, options, state, cached, over)
 
@@ -157,7 +157,7 @@ class Side:
         state: ModelState | None = None,
         cached: bool = True,
         over: ContextParallel | None = None,
-    ) -> SideOutput:
+    ) -> StackOutput:
         """Run the stack on all tokens of `inputs`, including padding, or on this process's share of them."""
         ids = inputs.input_ids
         assert ids is not None
@@ -169,7 +169,7 @@ class Side:
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
-        share = None if over is None else choose_share(over, context, getattr(self.config, self.name))
+        share = None if over is None else choose_shard(over, context, getattr(self.config, self.name))
         if share is not None:
             context, inputs = shard_sequence(context, share, ids.device), inputs.local_part(share)
             ids, pos = share.take(ids), share.take(pos)
@@ -180,7 +180,7 @@ class Side:
                 read = shard_source(read, share, state.source_share)
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
-        x = self._embedded(ids, pos, inputs)
+        x = self._embed(ids, pos, inputs)
         again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
@@ -193,7 +193,7 @@ class Side:
             read = collect[-2]
             last_layer = LastLayer(read, pos, lambda x: stack.rerun_last_layer(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
-        return SideOutput(
+        return StackOutput(
             hidden,
             tokens,
             layer_states,
@@ -205,7 +205,7 @@ class Side:
             share,
         )
 
-    def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
+    def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
         if self.stack.layer_range.start:

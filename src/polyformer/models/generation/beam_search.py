@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from polyformer.models.generation.config import BeamConfig
-from polyformer.models.generation.decoder import Decoder, Progress, Start
-from polyformer.models.generation.generated import SearchResult
-from polyformer.models.generation.largest import largest
+from polyformer.models.generation.decoder import Decoder, DecodingStart, DecodingState
 from polyformer.models.generation.processors import process
-from polyformer.models.generation.search import Rules
+from polyformer.models.generation.results import SearchResult
+from polyformer.models.generation.search import SearchSettings
+from polyformer.models.generation.topk import blockwise_topk
 
 
-class Finished:
+class FinishedTexts:
     """The best finished texts of one input, or of a group of its beams; `wanted` of them will be returned."""
 
     def __init__(self, config: BeamConfig, wanted: int, max_length: int):
@@ -35,7 +35,7 @@ class Finished:
         self.best.sort(key=lambda text: -text[0])
         del self.best[self.size :]
 
-    def settled(self, log_probability: float, length: int) -> bool:
+    def is_done(self, log_probability: float, length: int) -> bool:
         """Return whether to stop, given the log P of the best beam of `length` tokens; see `BeamConfig`.
 
         A beam's log P can only decrease, so its score is at most its log P divided by the larger divisor of
@@ -68,7 +68,7 @@ class Beams:
         totals = (self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)).flatten(
             1
         )
-        scores, index = largest(totals, min(count, totals.shape[1]))
+        scores, index = blockwise_topk(totals, min(count, totals.shape[1]))
         parents = index // vocabulary
         tokens = torch.cat([_pick(self.tokens, parents), (index % vocabulary).unsqueeze(2)], 2)
         return Beams(scores, tokens), parents
@@ -80,12 +80,16 @@ class Beams:
 
 
 def beam_search(
-    decoder: Decoder, start: Start[Progress], rules: Rules, config: BeamConfig, wanted: int
+    decoder: Decoder,
+    start: DecodingStart[DecodingState],
+    rules: SearchSettings,
+    config: BeamConfig,
+    wanted: int,
 ) -> SearchResult:
     """Return the `wanted` best texts of every input. Finished inputs leave the batch."""
     inputs, device = len(start.logits), start.logits.device
-    many = extensions(rules, config.num_beams)
-    finished = [Finished(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
+    many = num_extensions(rules, config.num_beams)
+    finished = [FinishedTexts(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
     dtype = torch.promote_types(start.logits.dtype, torch.float32)
     beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
     logits, state, history, owners = start.logits, start.state, start.history, finished
@@ -99,27 +103,27 @@ def beam_search(
         ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
         if length == rules.max_new_tokens:
             ended = torch.ones_like(ended)
-        set_aside(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
+        collect_finished(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
         beams, chosen = candidates.without(ended, config.num_beams)
         best = beams.scores[:, 0].tolist()
-        stay = [row for row, owner in enumerate(owners) if not owner.settled(best[row], length)]
+        stay = [row for row, owner in enumerate(owners) if not owner.is_done(best[row], length)]
         if length == rules.max_new_tokens or not stay:
             break
         rows = torch.tensor(stay, device=device)
         origin = (rows.unsqueeze(1) * width + parents.gather(1, chosen)[rows]).flatten()
-        state = moved(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
+        state = reorder_state(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
         beams, history = Beams(beams.scores[rows], beams.tokens[rows]), history[rows]
         owners = [owners[row] for row in stay]
         logits, state = decoder.step(beams.tokens[..., -1].flatten(), state)
-    return collected([owner.best[:wanted] for owner in finished], rules, beams.scores)
+    return padded_result([owner.best[:wanted] for owner in finished], rules, beams.scores)
 
 
-def extensions(rules: Rules, num_beams: int) -> int:
+def num_extensions(rules: SearchSettings, num_beams: int) -> int:
     """Return the number of extensions to consider, so that `num_beams` of them do not end."""
     return (1 + max(1, len(rules.stopping.eos))) * num_beams
 
 
-def moved(state: Progress, origin: Tensor, spread: bool) -> Progress:
+def reorder_state(state: DecodingState, origin: Tensor, spread: bool) -> DecodingState:
     """Return the state of the rows `origin`.
 
     Unless `spread`, every row stays with its input, and often at its index.
@@ -136,7 +140,9 @@ def _pick(tokens: Tensor, index: Tensor) -> Tensor:
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
-def set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_beams: int, last: bool) -> None:
+def collect_finished(
+    finished: list[FinishedTexts], candidates: Beams, ended: Tensor, num_beams: int, last: bool
+) -> None:
     """Give every ended candidate among the first `num_beams` to its owner, at the `last` step all of them."""
     scores = candidates.scores[:, :num_beams]
     counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
@@ -144,7 +150,9 @@ def set_aside(finished: list[Finished], candidates: Beams, ended: Tensor, num_be
         finished[row].add(score, candidates.tokens[row, rank])
 
 
-def collected(texts: list[list[tuple[float, Tensor]]], rules: Rules, like: Tensor) -> SearchResult:
+def padded_result(
+    texts: list[list[tuple[float, Tensor]]], rules: SearchSettings, like: Tensor
+) -> SearchResult:
     """Return the texts of every input, padded, with their scores in the dtype of `like`."""
     best = [text for some in texts for text in some]
     tokens = best[0][1].new_full((len(best), rules.max_new_tokens), rules.pad)

@@ -10,8 +10,16 @@ from transformers import modeling_outputs as outputs
 from polyformer.core.labels import next_labels
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.cache import PolyformerCache, caches
-from polyformer.models.transformers.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
+from polyformer.models.transformers.cache import PolyformerCache, supports_kv_cache
+from polyformer.models.transformers.inputs import (
+    OTHER_TEXT_INPUTS,
+    OUTPUT_ARGUMENTS,
+    SOURCE,
+    STATE,
+    TEXT,
+    Arguments,
+    accepts,
+)
 
 GROWING = ("langs", "segment_ids", "document_ids")
 """Inputs with a number per token; new tokens get the number of the last token."""
@@ -21,7 +29,7 @@ UNSHIFTED = ("bart",)
 """Families whose decoder without an encoder takes shifted `labels`: the target of each token."""
 
 
-class Writer(PolyformerModel, GenerationMixin):
+class GenerativeWrapper(PolyformerModel, GenerationMixin):
     """The base class of decoders with a language-model head."""
 
     @classmethod
@@ -43,7 +51,7 @@ class Writer(PolyformerModel, GenerationMixin):
         """Use our state instead of a dynamic cache; other kinds of cache stay transformers' own."""
         theirs: Any = super()
         past, kind = model_kwargs.get("past_key_values"), generation_config.cache_implementation
-        if past is None and not caches(self.model):
+        if past is None and not supports_kv_cache(self.model):
             generation_config.use_cache = False
         elif past is not None or kind not in (None, "dynamic"):
             theirs._prepare_cache_for_generation(
@@ -61,12 +69,12 @@ class Writer(PolyformerModel, GenerationMixin):
         """Return None: our models count the real tokens themselves."""
 
 
-class PolyformerForCausalLM(Writer):
+class PolyformerForCausalLM(GenerativeWrapper):
     """A causal language model, which continues texts."""
 
     result: ClassVar[Any] = outputs.CausalLMOutputWithCrossAttentions
 
-    @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
+    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS, "logits_to_keep")
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' causal language models; the arguments are the same."""
         origin = self.model.config.origin
@@ -74,9 +82,9 @@ class PolyformerForCausalLM(Writer):
             arguments.setdefault("shift_labels", arguments["labels"])
         if "shift_labels" in arguments:
             arguments.pop("labels", None)  # labels are the same targets
-        return self._answered(arguments)
+        return self._run(arguments)
 
-    def _counted(self, arguments: Arguments) -> Tensor:
+    def _num_labelled(self, arguments: Arguments) -> Tensor:
         goals = arguments.get("shift_labels")
         if goals is None:
             mask, labels = arguments.get("attention_mask"), arguments["labels"]
@@ -113,15 +121,15 @@ class PolyformerForCausalLM(Writer):
         return more
 
 
-class PolyformerForSeq2SeqLM(Writer):
+class PolyformerForSeq2SeqLM(GenerativeWrapper):
     """A sequence-to-sequence model, which generates a text from another text."""
 
     both_result: ClassVar[Any] = outputs.Seq2SeqLMOutput
 
-    @taking(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *MORE_TEXT, *STATE, *ASKED)
+    @accepts(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' encoder-decoders; the arguments are the same."""
-        return self._answered(arguments)
+        return self._run(arguments)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return labels [B, T] shifted right by one, after the decoder's start token, for data collators."""

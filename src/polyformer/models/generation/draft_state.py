@@ -4,32 +4,32 @@ import dataclasses
 from typing import Self
 
 from polyformer.core.state import State
-from polyformer.models.generation.decoder import Progress
+from polyformer.models.generation.decoder import DecodingState
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading(State):
+class DraftState(State):
     """The state after reading the first `length` tokens of every text.
 
     before: an earlier reading, for a `state` that cannot remove tokens (`State.truncated_`); the accepted
     tokens after it are then read again.
     """
 
-    state: Progress
+    state: DecodingState
     length: int
-    before: "Reading | None" = None
+    before: "DraftState | None" = None
 
     @classmethod
-    def of(cls, state: Progress, length: int, before: "Reading | None" = None) -> Self:
+    def of(cls, state: DecodingState, length: int, before: "DraftState | None" = None) -> Self:
         """Return a reading that keeps `before` only if it may be needed, as it holds another state."""
         return cls(state, length, before if state.truncated_(0) is None else None)
 
-    def upto(self, length: int) -> "Reading":
+    def truncated_to(self, length: int) -> "DraftState":
         """Return a reading of at most the first `length` tokens; this reading must not be used afterwards."""
         if length >= self.length:
             return dataclasses.replace(self, before=None)
         shorter = self.state.truncated_(self.length - length)
         if shorter is not None:
-            return Reading(shorter, length)
+            return DraftState(shorter, length)
         assert self.before is not None, "what is proposed is read after a reading that is right"
-        return self.before.upto(length)
+        return self.before.truncated_to(length)

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from polyformer.models.architectures.card import CARD, Card, is_generated
-from polyformer.models.architectures.record import TrainingRecord
+from polyformer.models.architectures.model_card import CARD, Card, is_generated
+from polyformer.models.architectures.training_record import TrainingRecord
 from polyformer.models.transformers.remote import auto_map
 
 
@@ -26,7 +26,7 @@ def card_of(model: Any, name: str, *, measured: bool = True, tags: tuple[str, ..
     )
     return Card(
         name=name,
-        config=config.settled(),
+        config=config.resolve(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         use=use,
         record=record,
@@ -64,8 +64,8 @@ def push(
     more = (tags,) if isinstance(tags, str) else tuple(tags or ())
     with tempfile.TemporaryDirectory() as place:
         folder, fetched = Path(place, "model"), Path(place, "fetched")
-        own = _own(_remote_card(hub, name, revision, fetched))
-        own = _own(card) if own is None else own
+        own = _user_card(_remote_card(hub, name, revision, fetched))
+        own = _user_card(card) if own is None else own
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         text = own if own is not None else card_of(model, name, tags=more).text()
         (folder / CARD).write_text(text, encoding="utf-8")
@@ -91,7 +91,7 @@ def _remote_card(hub: Any, name: str, revision: str | None, folder: Path) -> Pat
         return None
 
 
-def _own(path: Path | None) -> str | None:
+def _user_card(path: Path | None) -> str | None:
     """Return the text of the card in the file `path` if somebody wrote or changed it."""
     if path is None or not path.is_file():
         return None

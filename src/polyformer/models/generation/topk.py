@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-BLOCK, FEWEST = 128, 1 << 13
+BLOCK, MIN_LENGTH = 128, 1 << 13
 """The size of a block, which has a fast maximum; and the least input length for which blocks pay off."""
 
 
-def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def blockwise_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest of each row of x [N, M], in order, and their indices: [N, count] each."""
     length = x.shape[1]
     blocks = length // BLOCK
-    if length < FEWEST or blocks < count:
+    if length < MIN_LENGTH or blocks < count:
         values, index = x.topk(count)
         return values, index
     whole = x[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
@@ -24,13 +24,13 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, torch.where(index < some.shape[1], inside, index - some.shape[1] + blocks * BLOCK)
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def blockwise_argmax(logits: Tensor) -> Tensor:
     """Return the first token with the highest logit, [N] for [N, V]."""
     if logits.is_cpu and logits.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(logits.numpy().argmax(-1))  # 15 times as fast as torch's argmax
     length = logits.shape[1]
     blocks = length // BLOCK
-    if length < FEWEST:
+    if length < MIN_LENGTH:
         return logits.argmax(-1)
     peaks = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).amax(2)
     rest = logits[:, blocks * BLOCK :]

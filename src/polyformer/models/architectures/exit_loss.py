@@ -10,8 +10,8 @@ from polyformer.nn.heads import Head, HeadInput
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadJudge:
-    """A head with the inputs and labels [B, T] of a batch; other states replace `hidden` of `inputs`."""
+class ExitLoss:
+    """The per-exit loss: the head's loss with the hidden states of an exit as `hidden` of `inputs`."""
 
     head: Head
     inputs: HeadInput

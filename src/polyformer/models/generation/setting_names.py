@@ -17,7 +17,7 @@ HUB_NAMES = {
 """Names in transformers that differ from the names here."""
 
 
-def _places() -> dict[str, tuple[str, ...]]:
+def _setting_paths() -> dict[str, tuple[str, ...]]:
     """Return every setting with its path in the configuration."""
     places: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(GenerationConfig):
@@ -27,10 +27,10 @@ def _places() -> dict[str, tuple[str, ...]]:
     return places
 
 
-PLACES = _places()
+SETTING_PATHS = _setting_paths()
 
 
-def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
+def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
     """Return `config` with `settings` by name, with this library's or transformers' names.
 
     As in transformers, `max_new_tokens` and `max_length` replace each other; `do_sample=False` and
@@ -43,17 +43,17 @@ def changed(config: GenerationConfig, settings: Mapping[str, Any]) -> Generation
     if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as in transformers
         named["candidates"] = named.pop("top_k")
     for name in named:
-        if name not in PLACES:
-            raise unknown("argument or setting of generate", name, {*PLACES, *HUB_NAMES})
+        if name not in SETTING_PATHS:
+            raise unknown("argument or setting of generate", name, {*SETTING_PATHS, *HUB_NAMES})
     for name, off in (("do_sample", False), ("num_beams", 1), ("penalty_alpha", 0)):
         if name in named and named[name] == off:
-            tree[PLACES[name][0]] = {}
+            tree[SETTING_PATHS[name][0]] = {}
     if named.get("max_new_tokens") is not None:
         tree["whole"]["max_length"] = None
     elif named.get("max_length") is not None:
         tree["max_new_tokens"] = None
     for name, value in named.items():
-        *part, last = PLACES[name]
+        *part, last = SETTING_PATHS[name]
         plural = name in ("eos", "stop") and isinstance(value, int | str)
         place = tree[part[0]] if part else tree
         if not isinstance(place, dict):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.mask import counted
+from polyformer.models.attached.mask import positions_in_documents
 
 
-def packed(context: Context, options: dict[str, Any], rows: int) -> Context:
+def with_packed_sequences(context: Context, options: dict[str, Any], rows: int) -> Context:
     """Return the context with the sequences in `options`, unless it already has sequences.
 
     The numbers count the tokens of all `rows` of the batch in turn. Tokens after the last end form another
@@ -33,7 +33,7 @@ def packed(context: Context, options: dict[str, Any], rows: int) -> Context:
     documents = torch.searchsorted(ends[1:].to(slots.dtype), slots, right=True).view(rows, length)
     if not torch.compiler.is_compiling() and bool((documents == documents[:, :1]).all()):
         return context
-    at = counted(documents)
+    at = positions_in_documents(documents)
     return dataclasses.replace(context, memo={}, q_doc=documents, kv_doc=documents, q_pos=at, kv_pos=at)
 
 

@@ -63,15 +63,15 @@ def read_record(folder: Path, tensors: Mapping[str, Tensor]) -> TrainingRecord |
     metrics = facts.get("metrics")
     if not isinstance(metrics, dict) or not isinstance(recipe, dict):
         return None
-    return TrainingRecord(without_places(recipe), metrics, digest(tensors))
+    return TrainingRecord(without_directories(recipe), metrics, digest(tensors))
 
 
-def without_places(part: Any) -> Any:
+def without_directories(part: Any) -> Any:
     """Return `part` of a recipe with only the file names of absolute paths; directories are private."""
     if isinstance(part, dict):
-        return {name: without_places(value) for name, value in part.items()}
+        return {name: without_directories(value) for name, value in part.items()}
     if isinstance(part, list):
-        return [without_places(value) for value in part]
+        return [without_directories(value) for value in part]
     if isinstance(part, str):
         for path in (Path(part), PureWindowsPath(part)):
             if path.is_absolute() or part.startswith("~"):
@@ -92,7 +92,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def rows(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, float]]:
+def metric_rows(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, float]]:
     """Yield (split, metric, value) for all values that are numbers."""
     for split, values in metrics.items():
         for name, value in values.items() if isinstance(values, Mapping) else ():

@@ -14,7 +14,7 @@ from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import EXPRESSION_BYTES, PARTS
 from polyformer.core.sizes import check_most
-from polyformer.models.attached.find import Layer, attention_layers, chosen
+from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
 from polyformer.models.attached.layer import NAME, Attached
 
 SAVED = "polyformer_attention"
@@ -27,7 +27,7 @@ Which = Iterable[int | str] | int | str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
+class AttachSettings:
     """The parsed arguments of one call of `attach`."""
 
     pattern: Pattern | None = None
@@ -52,7 +52,7 @@ class Setting:
         }
 
     @classmethod
-    def from_dict(cls, fields: Any) -> "Setting":
+    def from_dict(cls, fields: Any) -> "AttachSettings":
         """Return settings from config.json; raises `InputError` for unknown fields, and for functions."""
         if not isinstance(fields, dict) or not fields.keys() <= {
             "attention",
@@ -60,21 +60,21 @@ class Setting:
             "position",
             "functions",
         }:
-            raise InputError(f"{SAVED}: expected what `attach` writes, got {quote(fields)}")
+            raise InputError(f"{SAVED}: expected the fields that `attach` writes, got {quote(fields)}")
         if functions := fields.get("functions"):
             raise InputError(
                 f"{SAVED}: this model was saved with functions attached ({quote(functions)}), "
-                f"which a file cannot hold; load it with {SAVED}=None and attach them again"
+                f"which cannot be saved in a file; load it with {SAVED}=None and attach them again"
             )
-        return setting(fields.get("attention"), fields.get("layers"), fields.get("position"), None)
+        return parse_settings(fields.get("attention"), fields.get("layers"), fields.get("position"), None)
 
 
-def setting(
+def parse_settings(
     attention: str | Pattern | MaskMod | None,
     layers: Which,
     position: str | dict[str, Any] | PositionConfig | None,
     score_mod: ScoreMod | None,
-) -> Setting:
+) -> AttachSettings:
     """Return the parsed arguments of `attach`, checked by type."""
     pattern = None if attention is None else as_pattern(attention, "attention")
     scheme = None
@@ -88,14 +88,14 @@ def setting(
         layers = (layers,) if isinstance(layers, int | str) else tuple(layers)
         if not layers or not all(isinstance(part, int | str) for part in layers):
             raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
-    return Setting(pattern=pattern, layers=layers, position=scheme, score_mod=score_mod)
+    return AttachSettings(pattern=pattern, layers=layers, position=scheme, score_mod=score_mod)
 
 
-def apply(model: nn.Module, calls: Iterable[Setting]) -> None:
+def apply(model: nn.Module, calls: Iterable[AttachSettings]) -> None:
     """Put the settings of calls of `attach` into the layers; the last of several calls for a layer counts."""
-    layers, last = attention_layers(model), dict[str, tuple[Layer, Setting]]()
+    layers, last = attention_layers(model), dict[str, tuple[Layer, AttachSettings]]()
     for call in calls:
-        last |= {layer.name: (layer, call) for layer in chosen(layers, call.layers)}
+        last |= {layer.name: (layer, call) for layer in select_layers(layers, call.layers)}
     inside = []
     for layer, call in last.values():
         pattern = None if call.pattern is None else call.pattern.layer_pattern(layer.index)
@@ -119,10 +119,10 @@ def restore(model: Any) -> None:
     if calls is None or config._attn_implementation != NAME:
         return
     if not isinstance(calls, list | tuple):
-        raise InputError(f"{SAVED}: expected a list of what `attach` writes, got {quote(calls)}")
+        raise InputError(f"{SAVED}: expected a list written by `attach`, got {quote(calls)}")
     check_most(f"{SAVED}: calls", len(calls), PARTS)
     check_most(f"{SAVED}: characters", len(json.dumps(calls, default=str)), EXPRESSION_BYTES)
-    settings = [Setting.from_dict(fields) for fields in calls]
+    settings = [AttachSettings.from_dict(fields) for fields in calls]
     names = sum(len(call.layers or ()) for call in settings)
     check_most(f"{SAVED}: calls and names of layers", len(calls) + names, PARTS)
     apply(model, settings)

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyformer.core.files import read_json
 from polyformer.models.architectures.policy import Policy, PolicyConfig
-from polyformer.models.architectures.saving import CONFIG
+from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.models.architectures.trajectory import TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.architectures.transformer import Transformer
 from polyformer.models.architectures.vision import VisionConfig, VisionTransformer
@@ -18,11 +18,15 @@ from polyformer.models.config import ModelConfig
 AnyConfig = ModelConfig | TrajectoryConfig | VisionConfig | PolicyConfig
 AnyModel = Transformer | TrajectoryTransformer | VisionTransformer | Policy
 
-MARKS = {"max_timesteps": TrajectoryConfig, "image_size": VisionConfig, "num_actions": PolicyConfig}
+IDENTIFYING_OPTIONS = {
+    "max_timesteps": TrajectoryConfig,
+    "image_size": VisionConfig,
+    "num_actions": PolicyConfig,
+}
 """The options that identify a configuration in polyformer's format; without them it is for a
 `Transformer`."""
 
-MODELS = {
+MODEL_CLASSES = {
     ModelConfig: Transformer,
     TrajectoryConfig: TrajectoryTransformer,
     VisionConfig: VisionTransformer,
@@ -32,8 +36,8 @@ MODELS = {
 
 def decode_config(data: Any, where: str = "") -> AnyConfig:
     """Return the configuration of any kind that `data` describes; raises `InputError` for none."""
-    marks = MARKS.keys() & data.keys() if isinstance(data, dict) else ()
-    return next((MARKS[mark] for mark in marks), ModelConfig).from_dict(data, where)
+    marks = IDENTIFYING_OPTIONS.keys() & data.keys() if isinstance(data, dict) else ()
+    return next((IDENTIFYING_OPTIONS[mark] for mark in marks), ModelConfig).from_dict(data, where)
 
 
 def read_config(folder: Path) -> AnyConfig:
@@ -43,9 +47,9 @@ def read_config(folder: Path) -> AnyConfig:
 
 def build_model(config: AnyConfig) -> AnyModel:
     """Return the model that `config` describes, with fresh weights."""
-    return MODELS[type(config)](config)
+    return MODEL_CLASSES[type(config)](config)
 
 
 def load_pretrained(folder: Path) -> AnyModel:
     """Return the model that `save_pretrained` wrote into `folder`, in evaluation mode."""
-    return MODELS[type(read_config(folder))].from_pretrained(folder)
+    return MODEL_CLASSES[type(read_config(folder))].from_pretrained(folder)

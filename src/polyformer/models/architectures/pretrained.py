@@ -17,12 +17,12 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
-from polyformer.models.architectures.record import TrainingRecord, read_record
+from polyformer.models.architectures.training_record import TrainingRecord, read_record
 from polyformer.models.architectures.weights import check_trainable
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
-FORMATS = {"polyformer": "polyformer.models.architectures.saving", "hub": "polyformer.models.checkpoints"}
+FORMATS = {"polyformer": "polyformer.models.architectures.pretrained", "hub": "polyformer.models.checkpoints"}
 """The file formats, and the module with the `save` function of each, imported when it is needed."""
 
 
@@ -85,10 +85,10 @@ def save(model: PretrainedMixin, folder: Path) -> None:
     """Write `model` in the format of this library."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, dict(model.state_dict()))
-    save_beside_weights(model, folder)
+    save_config_files(model, folder)
 
 
-def save_beside_weights(model: PretrainedMixin, folder: Path) -> None:
+def save_config_files(model: PretrainedMixin, folder: Path) -> None:
     """Write the files of `save` except the weights, which must already be in `folder`: config.json marks a
     folder as a model, so it is written last."""
     write_generation(model, folder)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Suppress transformers' progress bars, and its messages except errors, within the context."""
     from transformers.utils import logging
 

@@ -18,7 +18,7 @@ class SearchResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drafted:
+class DraftStatistics:
     """Statistics of speculative decoding over all rows.
 
     proposed, accepted: numbers of drafts. passes: passes of the model after the pass over the prompt; each
@@ -29,9 +29,9 @@ class Drafted:
     accepted: int = 0
     passes: int = 0
 
-    def plus(self, proposed: int = 0, accepted: int = 0, passes: int = 0) -> "Drafted":
+    def add(self, proposed: int = 0, accepted: int = 0, passes: int = 0) -> "DraftStatistics":
         """Return these numbers increased by the arguments."""
-        return Drafted(self.proposed + proposed, self.accepted + accepted, self.passes + passes)
+        return DraftStatistics(self.proposed + proposed, self.accepted + accepted, self.passes + passes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Generated:
     lengths: Tensor
     scores: Tensor
     prompt_length: int
-    drafted: Drafted | None = None
+    drafted: DraftStatistics | None = None
 
     def new_tokens(self) -> list[list[int]]:
         """Return the new tokens, without prompt and padding."""
