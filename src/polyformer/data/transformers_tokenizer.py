@@ -26,7 +26,15 @@ def load_through_transformers(files: HubFiles, lowercase: bool | None = None) ->
     loaded = load_by_transformers("AutoTokenizer", files.folder, local_files_only=True, **options)
     roles |= {role: name for role in ROLES if (name := getattr(loaded, f"{role}_token", None))}
     if loaded.is_fast:
-        return Tokenizer(loaded.backend_tokenizer, roles=roles)
+        backend = loaded.backend_tokenizer
+        if (
+            isinstance(backend.model, models.WordPiece)
+            and backend.token_to_id(backend.model.unk_token) is None
+        ):
+            raise InputError(
+                f"{files.folder}: its vocabulary lacks the unknown token {backend.model.unk_token}"
+            )
+        return Tokenizer(backend, roles=roles)
     return PythonTokenizer(loaded, roles=roles)
 
 
