@@ -60,8 +60,8 @@ def _measured(number: int | None) -> dict[str, dict[str, object]]:
     import torch
 
     import polyformer.models.architectures  # noqa: F401 - all parts that ask for choices
+    from polyformer.core.ops.cpu_threads import threads
     from polyformer.core.ops.tuning.section import remeasured
-    from polyformer.core.ops.workers import threads
 
     choices: dict[str, dict[str, object]] = {}
     for count in sorted({1, torch.get_num_threads()} if number is None else {number}):

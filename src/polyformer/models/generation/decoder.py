@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.packed_weights import Copies, PackedWeights, kept_copies
+from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.dola import Dola
@@ -183,7 +183,7 @@ class Decoder:
         inputs: further inputs of the model, by argument.
         """
         if self.room >= PACK_FOR_STEPS:
-            self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
+            self.packed = PackedWeights(PackedCopies() if self.keeper is None else packed_copies(self.keeper))
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.room)
             near, finding = None, None

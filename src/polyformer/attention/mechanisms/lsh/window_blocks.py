@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
 
 LEAST_BLOCK, MOST_BLOCK = 32, 128
 """Limits of the tokens per block, which is otherwise the window size.
@@ -36,7 +36,7 @@ class WindowBlocks:
         self.width = self.blocks * self.block
         self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
         self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
-        self.step = max(1, room(like) // (self.block * self.width))
+        self.step = max(1, cache_capacity(like) // (self.block * self.width))
 
     @property
     def steps(self) -> Iterator[tuple[int, int]]:

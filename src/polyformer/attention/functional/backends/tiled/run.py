@@ -34,9 +34,9 @@ from polyformer.attention.functional.backends.tiled.work_items import (
     work_items,
 )
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.core.ops.precision import as_written, at_least_float32
+from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.core.ops.precision import at_least_float32, autocast_disabled
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.workers import spread
 
 T = TypeVar("T")
 
@@ -79,10 +79,10 @@ class _Call:
     threads: int
     sizes: TileSizes
 
-    def spread(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
+    def parallel_map(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
         """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
         items = work_items(self.request, self.seed, self.threads, self.sizes)
-        return [work(items)] if self.request.q.is_cuda else spread(work, items)
+        return [work(items)] if self.request.q.is_cuda else parallel_map(work, items)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -130,7 +130,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     @first_order("attend's backend 'tiled'")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs, by `row_backward`."""
         saved = ctx.saved_tensors
