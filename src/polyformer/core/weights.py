@@ -41,7 +41,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
     model.load_state_dict(tensors, assign=True)
     for name, first in shared.items():
         module, _, key = name.rpartition(".")
-        setattr(model.get_submodule(module), key, _at(model, first))
+        setattr(model.get_submodule(module), key, _tensor_at(model, first))
     trained = {name: tensor.requires_grad for name, tensor in own.items()}
     for (
         name,
@@ -83,6 +83,6 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
-def _at(model: nn.Module, name: str) -> object:
+def _tensor_at(model: nn.Module, name: str) -> object:
     module, _, key = name.rpartition(".")
     return getattr(model.get_submodule(module), key)

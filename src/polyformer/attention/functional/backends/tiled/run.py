@@ -118,7 +118,7 @@ class _TiledAttention(torch.autograd.Function):
                 sums.mul_(LN2)
 
         if not q.is_meta:  # the meta device only traces shapes
-            call.spread(work)
+            call.parallel_map(work)
         lse = lse.squeeze(-1)
         if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
@@ -180,7 +180,7 @@ class _TiledAttention(torch.autograd.Function):
                     terms.finish()
             return grad_tables
 
-        grad_tables, *others = call.spread(work)
+        grad_tables, *others = call.parallel_map(work)
         for other in others:
             for total, more in zip(grad_tables, other):
                 total += more

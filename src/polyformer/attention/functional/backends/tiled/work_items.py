@@ -205,7 +205,7 @@ class WorkItem:
             self.scratch[name] = like.new_empty(size)
         return self.scratch[name][:size].view(shape)
 
-    def keep_mask(self, like: Tensor) -> Tensor:
+    def kept(self, like: Tensor) -> Tensor:
         """Return the scale of dropout for each kept weight and 0 for the others, the same in both passes."""
         rate = self.request.dropout
         return torch.where(keep_mask(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(
