@@ -12,7 +12,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.timing import time_once
 from polyformer.data import DataConfig, Tokenizer, read
-from polyformer.data.opening import opened
+from polyformer.data.compressed_files import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained

@@ -21,7 +21,7 @@ from polyformer.data.spans import corrupt_spans, text_length
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.data.translation_pairs import translation_row
-from polyformer.data.words import sentence_ends, word_starts
+from polyformer.data.word_boundaries import sentence_ends, word_starts
 
 __all__ = [
     "Batches",

@@ -3,8 +3,8 @@
 Rows also have a `label` if the source has labels.
 
 `image` is 8-bit, a byte per pixel in raster order with 0 for black; colour images have three bytes per pixel,
-red, green and blue. Encoded images (PNG, JPEG) are read by `polyformer.data.pictures`. `quantised` reduces
-the bytes to a few levels, the tokens of an image model.
+red, green and blue. Encoded images (PNG, JPEG) are read by `polyformer.data.image_decoding`. `quantised`
+reduces the bytes to a few levels, the tokens of an image model.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import LABELS, PIXELS
-from polyformer.data.opening import opened_bytes, plain_name
+from polyformer.data.compressed_files import opened_bytes, plain_name
 
 Row = dict[str, Any]
 

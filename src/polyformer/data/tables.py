@@ -9,7 +9,7 @@ from typing import Any
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
-from polyformer.data.opening import lines_of, opened
+from polyformer.data.compressed_files import lines_of, opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None

@@ -18,9 +18,9 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import VECTOR_WIDTH, VECTOR_WORD
-from polyformer.data.opening import opened_bytes
+from polyformer.data.compressed_files import opened_bytes
 from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.words import word_starts
+from polyformer.data.word_boundaries import word_starts
 
 Row = tuple[bytes, bytes]
 """A word, and its numbers in the file's encoding."""

@@ -32,7 +32,7 @@ def run(options: Options) -> None:
     """Print the answers."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.opening import opened
+    from polyformer.data.compressed_files import opened
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import Answering
 

@@ -148,7 +148,7 @@ def some_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Whether it is the file of one image, by its name."""
-    from polyformer.data.pictures import SUFFIXES
+    from polyformer.data.image_decoding import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

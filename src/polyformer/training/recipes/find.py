@@ -9,9 +9,9 @@ from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.names import register_names, unknown_name
 from polyformer.core.parsing import parse_yaml
+from polyformer.data.compressed_files import plain_name
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
-from polyformer.data.opening import plain_name
 from polyformer.data.origins import is_source
 from polyformer.data.prepared.manifest import is_prepared
 from polyformer.data.remote import is_remote

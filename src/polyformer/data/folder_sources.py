@@ -14,8 +14,8 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import FILE_OF_A_LABEL
-from polyformer.data.opening import opened
-from polyformer.data.pictures import SUFFIXES, read_image
+from polyformer.data.compressed_files import opened
+from polyformer.data.image_decoding import SUFFIXES, read_image
 
 Row = dict[str, Any]
 
