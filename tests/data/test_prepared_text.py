@@ -162,7 +162,7 @@ def test_what_it_goes_on_with_must_be_the_same(
     first = tmp_path / "a.jsonl"
     text = first.read_text()
     first.write_text(text.replace("document 0", "document x"))
-    with pytest.raises(InputError, match=r"a.jsonl, which is no longer what it was"):
+    with pytest.raises(InputError, match=r"a.jsonl, which has changed since"):
         preparing.prepare(sources, settings, folder, 2, print)
     first.write_text(text)
     manifest = preparing.prepare(sources, settings, folder, 2, print)

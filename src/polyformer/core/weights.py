@@ -72,7 +72,7 @@ def _check_numbers(name: str, tensor: Tensor, own: Tensor, file: str | Path) -> 
         raise InputError(f"{file}: {quote(name)} is of {tensor.dtype}, expected {expected}")
     if tensor.is_floating_point() and not _is_finite(tensor):
         raise InputError(
-            f"{file}: {quote(name)} holds NaN or infinity; the training diverged or the file is damaged: "
+            f"{file}: {quote(name)} contains NaN or infinity; the training diverged or the file is damaged: "
             "take an earlier checkpoint"
         )
 

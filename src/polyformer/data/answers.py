@@ -56,8 +56,8 @@ def windows(
     capacity = length - len(question) - 3
     if capacity < 1:
         raise InputError(
-            f"length: expected at least {len(question) + 4}, for a question of {len(question)} tokens, 3 special "
-            f"tokens and some text, got {length}"
+            f"length: expected at least {len(question) + 4}, for a question of {len(question)} tokens, "
+            f"3 special tokens and some text, got {length}"
         )
     if not 1 <= stride <= capacity:
         raise InputError(
@@ -77,7 +77,7 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tupl
     """Return the ids of each text, and for every token the start and the end of its characters."""
     encoded = tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)
     if [encoding.ids for encoding in encoded] != tokenizer.encode_batch(texts):
-        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+        raise InputError("tokenizer: it gives no character offsets of its tokens; use another tokenizer")
     return [(encoding.ids, encoding.offsets) for encoding in encoded]
 
 
@@ -88,7 +88,7 @@ def encode_marked(
     encoded = tokenizer.marking.encode_batch(list(texts) if pairs is None else list(zip(texts, pairs)))
     ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
     if ids != tokenizer.encode_batch_for_model(texts, pairs):
-        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+        raise InputError("tokenizer: it gives no character offsets of its tokens; use another tokenizer")
     return encoded
 
 

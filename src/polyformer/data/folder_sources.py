@@ -51,7 +51,7 @@ def folder_rows(path: Path) -> Iterator[Row]:
         for file in _entries(folder):
             if not _holds(file):
                 kind = "a folder" if file.is_dir() else "neither a .txt nor an image"
-                raise InputError(f"{file}: {kind}; in a folder per label expected texts or images alone")
+                raise InputError(f"{file}: {kind}; expected only texts or images in the folder of a label")
             yield {**_content(file), **label}
 
 

@@ -87,7 +87,7 @@ def _words(files: HubFiles) -> tokenizers.Tokenizer:
         raise InputError(f"{files.folder}: no vocab.txt in it, which a tokenizer of words needs")
     words = [line.split()[0] for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     if "<unk>" not in words:
-        raise InputError(f"{path}: no <unk> in it, which words outside the vocabulary become")
+        raise InputError(f"{path}: no <unk> in it, the token of words outside the vocabulary")
     vocab = {word: number for number, word in enumerate(dict.fromkeys(words))}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     if files.settings.get("lower_case"):

@@ -60,7 +60,7 @@ def read_idx(path: Path, header: object = None) -> Iterator[Row]:
             label = {} if labels is None else {"label": str(labels[number])}
             yield {IMAGE: pixels, "height": height, "width": width, **label}
         if file.read(1):
-            raise InputError(f"{path}: damaged: it goes on after the {images} images that its head announces")
+            raise InputError(f"{path}: damaged: it has more data than the {images} images in its header")
 
 
 def labels_file(path: Path) -> Path | None:
@@ -89,7 +89,7 @@ def _idx_labels(path: Path) -> bytes:
             raise InputError(f"{path}: its head announces {count} labels, expected at most {LABELS}")
         labels = file.read(count + 1)
     if len(labels) != count:
-        raise InputError(f"{path}: damaged: its head announces {count} labels, and it does not hold as many")
+        raise InputError(f"{path}: damaged: its head announces {count} labels, got another number")
     return labels
 
 

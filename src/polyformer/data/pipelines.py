@@ -124,7 +124,9 @@ def read_vocab(path: Path) -> dict[str, int]:
 def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """Load GPT-2's byte-level pipeline from vocab.json and merges.txt."""
     if not merges.is_file():
-        raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
+        raise InputError(
+            f"{merges}: no such file; a vocab.json needs the merges.txt of its BPE in the same folder"
+        )
     read_vocab(vocab)
     with reading(vocab):
         backend = bytelevel(models.BPE(*models.BPE.read_file(str(vocab), str(merges))), split=True)

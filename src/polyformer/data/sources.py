@@ -155,7 +155,9 @@ def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str 
 def _prepared_splits(config: DataConfig, needs: Sequence[str]) -> Splits:
     """Return the held-out part of prepared text, or the validation source that replaces it."""
     if config.test_fraction:
-        raise InputError(f"test_fraction: {config.path} is prepared text, of which no more is held out")
+        raise InputError(
+            f"test_fraction: {config.path} is prepared text, which has its own held-out part; set it to 0"
+        )
     assert config.path is not None
     train = _prepared(config.path, needs, "train")
     if config.validation is not None:

@@ -72,7 +72,7 @@ def read_word_vectors(path: str | Path, ids: Mapping[str, int]) -> WordVectors:
             if number is None:
                 continue
             if number in rows:
-                raise InputError(f"{path}: the word {quote(_text(word, path, count))} stands there twice")
+                raise InputError(f"{path}: the word {quote(_text(word, path, count))} occurs twice")
             vector = _binary_numbers(numbers) if binary else _text_numbers(numbers, path, count)
             if not np.isfinite(vector).all():
                 raise InputError(

@@ -66,7 +66,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     largest = exact.abs().amax(1) if exact.shape[1] else exact.new_zeros(len(exact))
     if not weight.is_meta and not bool(largest.isfinite().all()):
-        raise InputError("weights: cannot become int8, for they hold NaN or infinity; the model is damaged")
+        raise InputError("weights: contain NaN or infinity, so they cannot become int8; the model is damaged")
     bits = (largest / LEVELS).float().view(torch.int32)
     scale = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(exact.dtype)
     steps = (exact / scale.where(scale > 0, 1).unsqueeze(1)).round()

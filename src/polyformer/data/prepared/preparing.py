@@ -107,7 +107,7 @@ def _resume(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tup
     done = place.source + (place.row > 0)
     for before, now in zip(manifest.sources[:done], sources):
         if (before.bytes, before.sha256) != (now.bytes, now.sha256):
-            raise InputError(f"{folder}: holds text of {before.name}, which is no longer what it was; {way}")
+            raise InputError(f"{folder}: holds text of {before.name}, which has changed since; {way}")
     if len(sources) < min(done, len(manifest.sources)) or (
         manifest.place is None and len(sources) > len(manifest.sources)
     ):

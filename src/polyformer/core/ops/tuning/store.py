@@ -31,7 +31,7 @@ def load(file: Path) -> Choices:
     data = read_json(file, dict)
     choices = data.get("choices")
     if not isinstance(choices, dict) or not all(isinstance(part, dict) for part in choices.values()):
-        raise InputError(f"{file}: holds no choices of polyformer tune")
+        raise InputError(f"{file}: not a file written by polyformer tune")
     return choices
 
 
