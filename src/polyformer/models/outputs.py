@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
 from polyformer.nn.stack import LayerState
@@ -24,7 +24,7 @@ class ModelState(State):
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
-    source_share: Share | None = None  # which of its tokens `source` has, where processes share them
+    source_share: SequenceShard | None = None  # which of its tokens `source` has, where processes share them
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""
@@ -54,7 +54,7 @@ class ModelOutput:
     last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
     cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
     encoder-decoder. state: pass it to the next call. slots: [T], which tokens of the sequence these are,
-    where processes share it (`spread_over`).
+    where processes share it (`context_parallel`).
 
     A pytree of its tensors, predictions among them: `torch.export` gives it back, without the state. Where
     there is a loss they are computed when read in any case, unless a graph is traced.

@@ -82,7 +82,7 @@ class DecoderTrunkConfig(TrunkConfig):
             raise InputError(f"memory_length: counts steps, expected 1 or more, got {self.memory_length}")
         if not isinstance(self.decoder.attention.mechanism, SoftmaxConfig):
             raise InputError("trunk.decoder.attention: a policy's memory is read by softmax attention alone")
-        parts = [self.decoder.feedforward.at(layer) for layer in range(self.decoder.num_hidden_layers)]
+        parts = [self.decoder.feedforward.for_layer(layer) for layer in range(self.decoder.num_hidden_layers)]
         if any(part.stateful for part in parts):
             raise InputError(
                 "trunk.decoder.feedforward: a policy keeps the inputs of its layers alone, and this "

@@ -109,7 +109,7 @@ def read_attention(attention: object) -> Pattern | MechanismConfig | None:
     """
     if attention is None:
         return None
-    return Pattern.meant(attention) or MechanismConfig.from_dict(attention, "attention")
+    return Pattern.parse(attention) or MechanismConfig.from_dict(attention, "attention")
 
 
 def convert_config(
@@ -240,7 +240,7 @@ def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
         for side in ("encoder", "decoder"):
             stack, known = getattr(config, side), getattr(checkpoint, side)
             if stack is not None and known is not None and stack.position == known.position:
-                position = stack.position.longer(before, after)
+                position = stack.position.with_max_positions(before, after)
                 changes[side] = dataclasses.replace(stack, position=position)
     return dataclasses.replace(config, **changes)
 
@@ -288,8 +288,8 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
     assert isinstance(new, Stack)
     names: list[str] = []
     for layer, module in enumerate(new.layers):
-        scale = own_scale(old.mechanism.at(layer))
-        if scale is None or own_scale(new.mechanism.at(layer)) is not None:
+        scale = own_scale(old.mechanism.for_layer(layer))
+        if scale is None or own_scale(new.mechanism.for_layer(layer)) is not None:
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)

@@ -29,7 +29,7 @@ class BlockConfig(Config):
         """Return the wiring of `sublayers` sub-layers, with the norms that it needs."""
         raise NotImplementedError
 
-    def at(self, layer: int) -> "BlockConfig":
+    def for_layer(self, layer: int) -> "BlockConfig":
         """Return the configuration of layer `layer` of a stack; by default all layers have the same."""
         return self
 

@@ -35,7 +35,7 @@ class PreNormConfig(BlockConfig):
         """Return an example of each option."""
         return cls(), cls(finite=True), cls(first_norm=False)
 
-    def at(self, layer: int) -> "PreNormConfig":
+    def for_layer(self, layer: int) -> "PreNormConfig":
         """Return the configuration of layer `layer`: only the first layer may lack its first norm."""
         return self if self.first_norm or layer == 0 else dataclasses.replace(self, first_norm=True)
 

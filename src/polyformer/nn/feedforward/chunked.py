@@ -50,9 +50,9 @@ class ChunkedConfig(FeedForwardConfig):
         """Return the inner module, applied in chunks."""
         return Chunked(self.inner.build(hidden_size), self.chunk)
 
-    def at(self, layer: int) -> "ChunkedConfig":
+    def for_layer(self, layer: int) -> "ChunkedConfig":
         """Return the configuration with the inner feed-forward of layer `layer`."""
-        return dataclasses.replace(self, inner=self.inner.at(layer))
+        return dataclasses.replace(self, inner=self.inner.for_layer(layer))
 
     @classmethod
     def examples(cls) -> tuple["ChunkedConfig", ...]:

@@ -33,7 +33,7 @@ from polyformer.core.marks import mark
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
@@ -88,9 +88,9 @@ class ExpertsConfig(FeedForwardConfig):
         """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
-    def at(self, layer: int) -> "ExpertsConfig":
+    def for_layer(self, layer: int) -> "ExpertsConfig":
         """Return the configuration with the expert of layer `layer`."""
-        return dataclasses.replace(self, expert=self.expert.at(layer))
+        return dataclasses.replace(self, expert=self.expert.for_layer(layer))
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:
@@ -141,7 +141,7 @@ class Experts(FeedForward):
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
         real = _real(x, context)
         if self.config.balance:
-            over = None if context is None else context.share
+            over = None if context is None else context.shard
             balanced = balance(probabilities, chosen, real, over)
             add_auxiliary_loss("balance", self.config.balance * balanced)
         taken = real.unsqueeze(-1).expand_as(chosen)
@@ -152,7 +152,7 @@ class Experts(FeedForward):
 
     def _within(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
         """Return `within` for the tokens of `context`; other processes may have more tokens of the rows."""
-        over = None if context is None else context.share
+        over = None if context is None else context.shard
         if context is not None and over is not None:
             chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
         doc = None if context is None else context.q_doc
@@ -200,7 +200,7 @@ def _sizes(expert: Tensor, count: int) -> list[int]:
     return torch.bincount(expert, minlength=count + 1)[:count].tolist()
 
 
-def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
+def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: SequenceShard | None = None) -> Tensor:
     """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
 
     The result is 1 if all experts are chosen equally often.

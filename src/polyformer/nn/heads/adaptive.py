@@ -88,7 +88,7 @@ class AdaptiveSoftmax(Head):
     """A head that predicts the next token, or in an encoder masked tokens."""
 
     predicts_next = True
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: AdaptiveSoftmaxConfig):
         super().__init__()

@@ -114,7 +114,9 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
-    spreads = False  # whether its loss is a mean over tokens that are independent of each other
+    supports_context_parallel = (
+        False  # whether its loss is a mean over tokens that are independent of each other
+    )
     divides = False  # whether it needs only some rows of the token table (with an `Output`), or none
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 

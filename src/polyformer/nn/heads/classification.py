@@ -157,7 +157,7 @@ class TagConfig(HeadConfig):
 class Tag(Head):
     """A head with labels [B, T], -100 for tokens without a label; predictions [B, T, num_labels]."""
 
-    spreads = True
+    supports_context_parallel = True
     divides = True
 
     def __init__(self, hidden_size: int, config: TagConfig):

@@ -45,7 +45,7 @@ class DetectConfig(HeadConfig):
 class Detect(Head):
     """A head with labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
 
-    spreads = True
+    supports_context_parallel = True
     divides = True
 
     def __init__(self, hidden_size: int, config: DetectConfig):

@@ -50,7 +50,7 @@ class MaskedConfig(VocabularyConfig):
 class MaskedHead(VocabularyHead):
     """A head that predicts masked tokens."""
 
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: MaskedConfig):
         super().__init__(shape, bias=config.bias)
@@ -100,7 +100,7 @@ class EnhancedMaskedConfig(MaskedConfig):
 class EnhancedMaskedHead(MaskedHead):
     """A head that predicts masked tokens also from their positions."""
 
-    spreads = False
+    supports_context_parallel = False
 
     def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
         super().__init__(shape, config)

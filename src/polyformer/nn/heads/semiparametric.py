@@ -55,7 +55,7 @@ class SemiparametricHead(LanguageModelHead):
     """A head that predicts the next token from the hidden state and the neighbours' tokens."""
 
     reads_neighbours = True
-    spreads = False
+    supports_context_parallel = False
     divides = False  # it looks up rows of any token
 
     def __init__(self, shape: HeadShape, config: SemiparametricConfig):

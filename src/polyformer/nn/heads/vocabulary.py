@@ -61,7 +61,8 @@ class LanguageModelConfig(VocabularyConfig):
 class Output:
     """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
-    `polyformer.training.distributed.vocabulary` has a version for processes that each have some of the rows.
+    `polyformer.training.distributed.vocabulary_parallel` has a version for processes that each have some of
+    the rows.
     """
 
     def loss(
@@ -128,7 +129,7 @@ class LanguageModelHead(VocabularyHead):
     """A head that predicts the next token."""
 
     predicts_next = True
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: LanguageModelConfig):
         if not shape.tied:

@@ -21,7 +21,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
-from polyformer.attention.patterns.global_base import GlobalPattern, SeenByAll
+from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
@@ -56,7 +56,7 @@ def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern,
     Raises `InputError` if heads have different global tokens.
     """
     if isinstance(pattern, GlobalPattern):
-        return SeenByAll(pattern), (pattern,)
+        return GlobalKeys(pattern), (pattern,)
     if isinstance(pattern, Or):
         (left, some), (right, more) = split(pattern.left), split(pattern.right)
         assert left is not None
@@ -76,7 +76,7 @@ def check_global(mechanism: object) -> None:
         raise InputError(
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
         )
-    if not split(mechanism.at(0).pattern)[1]:
+    if not split(mechanism.for_layer(0).pattern)[1]:
         text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
         raise InputError(
             f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
@@ -105,7 +105,7 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
     index = torch.arange(length, device=x.device)
     flags = torch.zeros(rows, length, dtype=torch.bool, device=x.device)
     for pattern in tokens:
-        flags = flags | pattern.chosen(context, "q", b, index)
+        flags = flags | pattern.is_global(context, "q", b, index)
     if context.kv_valid is not None:
         flags = flags & context.kv_valid[:, context.offset : context.offset + length].bool()
     most = _most(tokens, context, flags)

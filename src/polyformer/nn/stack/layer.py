@@ -71,10 +71,10 @@ class Layer(nn.Module):
         self.cross_attention: MultiHeadAttention | None = (
             attention.cross().build(hidden_size, index) if cross else None
         )
-        self.feedforward = feedforward.at(index).build(hidden_size)
-        self.block = block.at(index).build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.feedforward = feedforward.for_layer(index).build(hidden_size)
+        self.block = block.for_layer(index).build(hidden_size, 3 if cross else 2, norm, dropout)
         self.tokenwise = norm.tokenwise
-        self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
+        self.gathers = attention.gathers(index) and feedforward.for_layer(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":
         """Return the state before the first token, with caches for `reserve` tokens."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.positions import Position, Site, Terms
+from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
@@ -99,7 +99,7 @@ class AttentionConfig(Config):
 
     def gathers(self, layer: int) -> bool:
         """Return whether layer `layer` can leave out the queries of tokens that halted."""
-        return self.mechanism.at(layer).separate_queries and not self.global_projections
+        return self.mechanism.for_layer(layer).separate_queries and not self.global_projections
 
     def cross(self) -> "AttentionConfig":
         """Return the configuration of cross-attention with the same heads."""
@@ -146,11 +146,11 @@ class MultiHeadAttention(nn.Module):
         self.head_size = config.width(hidden_size)
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
         self.query = Linear(hidden_size, inner, bias=config.biased("query"))
-        shared = config.mechanism.at(layer).shares_queries
+        shared = config.mechanism.for_layer(layer).shares_queries
         self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.biased("key"))
         self.value = Linear(hidden_size, inner_kv, bias=config.biased("value"))
         self.output = Linear(inner, hidden_size, bias=config.biased("output"))
-        mechanism = config.mechanism.at(layer)
+        mechanism = config.mechanism.for_layer(layer)
         self.global_attention: GlobalAttention | None = None
         if config.global_projections:
             check_global(mechanism)
@@ -206,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         # A store is searched by content, so `mix` gets the queries before rotation.
         content = q
         q, k = _rotated(q, k, context, position, site)
-        terms = Terms(position, site)
+        terms = BoundPosition(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
             return self._join(y if mix is None else mix(y, content), active), state

@@ -80,7 +80,7 @@ class StackConfig(Config):
 
     def _check_feedforward(self) -> None:
         """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
-        parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
+        parts = [self.feedforward.for_layer(layer) for layer in range(self.num_hidden_layers)]
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
             raise InputError(
@@ -158,10 +158,10 @@ class Stack(nn.Module):
         )
         self.position = config.position.build(shape)
         if changes_scores(self.position):
-            self.mechanism.require("relates")
+            self.mechanism.require("supports_score_bias")
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:
-            self.mechanism.require("remembers")
+            self.mechanism.require("supports_recurrence")
             check_position(self.position)
         parts = config.attention, config.feedforward, config.block, config.norm, config.dropout
         self.layers = nn.ModuleList(
@@ -172,7 +172,7 @@ class Stack(nn.Module):
         self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
-            layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
+            layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
         self.convolution = None
         if config.convolution is not None:
             self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
@@ -207,7 +207,7 @@ class Stack(nn.Module):
         Raises `InputError` for packed documents that the mechanism cannot separate.
         """
         if context.q_doc is not None:
-            self.mechanism.require("packs")
+            self.mechanism.require("supports_packing")
         dtype = x.dtype
         if self.reversible:
             x = streams(x)
@@ -310,7 +310,7 @@ class Stack(nn.Module):
         With a memory they contain hidden states in training, and keys and values in evaluation. Raises
         `InputError` if the mechanism has no states.
         """
-        self.mechanism.require("caches")
+        self.mechanism.require("supports_kv_cache")
         memory = self.memory
         if memory is None:
             return tuple(layer.new_state(reserve) for layer in self.sequence)
