@@ -86,4 +86,4 @@ def test_the_first_layer_may_read_its_input_as_it_is():
     x = torch.randn(2, 3, 8)
     doubled = first(x, [lambda y: y, torch.zeros_like])
     torch.testing.assert_close(doubled, 2 * x)
-    torch.testing.assert_close(first.first_reads(x), x)
+    torch.testing.assert_close(first.pre_norm(x), x)

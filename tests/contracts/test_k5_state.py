@@ -59,7 +59,7 @@ def test_any_split_is_one_pass(case: Case):
     model, batch = shared(case), case.batch()
     expected = whole(case, model, batch)
     memory = None if model.decoder is None else model.decoder.memory
-    constant = memory is not None and not memory.keeps_keys
+    constant = memory is not None and not memory.supports_kv_cache
     slopes = gradients(model, expected.square().sum())
     for split in SPLITS:
         with torch.no_grad():

@@ -36,7 +36,7 @@ class ModelState(State):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Predicted:
+class HeadOutput:
     """Predictions that are there already."""
 
     value: Tensor | tuple[Tensor, Tensor]
@@ -88,11 +88,11 @@ class ModelOutput:
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the predictions themselves: how to make them cannot be pickled."""
         with torch.set_grad_enabled(self.last_hidden_state.requires_grad):  # as the other fields were made
-            return {**self.__dict__, "predictions": Predicted(self.predictions())}
+            return {**self.__dict__, "predictions": HeadOutput(self.predictions())}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelOutput":
         """Return a copy of all values without the autograd graph, which torch does not copy."""
-        predictions = Predicted(tree_map(_detached, self.predictions()))
+        predictions = HeadOutput(tree_map(_detached, self.predictions()))
         values = {name: tree_map(_detached, value) for name, value in vars(self).items()}
         return ModelOutput(**copy.deepcopy({**values, "predictions": predictions}, memo))
 
@@ -125,7 +125,7 @@ def _flatten(output: ModelOutput) -> tuple[list[Any], _Rest | None]:
 
 def _unflatten(leaves: Iterable[Any], rest: _Rest | None) -> ModelOutput:
     predictions, *others = leaves
-    make = Predicted(predictions) if rest is None or rest.predictions is None else rest.predictions
+    make = HeadOutput(predictions) if rest is None or rest.predictions is None else rest.predictions
     state = None if rest is None else rest.state
     return ModelOutput(predictions=make, state=state, **dict(zip(LEAVES, others)))
 

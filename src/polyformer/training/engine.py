@@ -206,7 +206,7 @@ class Engine:
         wrapped = model
         if self.world > 1:
             stacks = (module for module in model.modules() if isinstance(module, Stack))
-            if any(stack.leaves_out for stack in stacks):  # each process skips different layers
+            if any(stack.skips_layers for stack in stacks):  # each process skips different layers
                 self.accelerator.ddp_handler.find_unused_parameters = True  # type: ignore[union-attr]
             wrapped = self.accelerator.prepare_model(model)
         if self.config.compile:

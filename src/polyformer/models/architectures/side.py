@@ -102,7 +102,7 @@ class Side:
         over = current_context_parallel()
         if over is not None:
             return self._compute_share(inputs, options, over, state, cached)
-        plain = state is None and not options.output_attentions and not self.config.head.again
+        plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
@@ -181,17 +181,17 @@ class Side:
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
         x = self._embedded(ids, pos, inputs)
-        again = self.config.head.again
+        again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            halting = stack.begin(x, pos, context, source, self.predict)
+            halting = stack.start_halting(x, pos, context, source, self.predict)
             hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
         last_layer = None
         if collect is not None and again:
             # The last two hidden states are the last layer's input and its output.
             read = collect[-2]
-            last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
+            last_layer = LastLayer(read, pos, lambda x: stack.rerun_last_layer(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
         return SideOutput(
             hidden,
@@ -208,7 +208,7 @@ class Side:
     def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
-        if self.stack.span.start:
+        if self.stack.layer_range.start:
             return vectors
         return self.embedding(vectors, self.stack.position, pos, inputs)
 
@@ -225,7 +225,7 @@ class Side:
             return inputs
         mask = inputs.attention_mask
         mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
-        marks = self.config.head.marks(ids, mask)
+        marks = self.config.head.global_attention_mask(ids, mask)
         if marks is None or not reads_marks(self.stack.mechanism):
             return inputs
         return dataclasses.replace(inputs, global_attention_mask=marks)

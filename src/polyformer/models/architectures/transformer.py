@@ -324,7 +324,7 @@ class Transformer(PretrainedMixin):
         next_state = None
         if state is not None and ran.layer_states is not None:
             assert self.decoder is not None
-            tokens, depth = self.decoder.kept(ran.tokens), self.decoder.depth
+            tokens, depth = self.decoder.remembered_tokens(ran.tokens), self.decoder.depth
             # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
             next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)

@@ -22,7 +22,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.nn.block.gated import GatedConfig
+from polyformer.nn.block.gated import GatedBlockConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.memory import RecurrentConfig
 from polyformer.nn.memory.recurrent import Hidden
@@ -58,7 +58,7 @@ def _decoder() -> StackConfig:
         attention=AttentionConfig(num_attention_heads=2, mechanism=dense),
         feedforward=DenseConfig(intermediate_size=128),
         position=TransformerXLConfig(),
-        block=GatedConfig(),
+        block=GatedBlockConfig(),
         dropout=0.0,
     )
 

@@ -35,5 +35,5 @@ def check_groups(layers: int, groups: int | None, size: int, parts: Sequence[Any
             if part.for_layer(layer) != part.for_layer(first):
                 raise InputError(
                     f"num_hidden_groups: layers {first} and {layer} share weights, and {quote(part.kind)} "
-                    f"differs by layer; use one for all"
+                    f"differs between layers; use the same in all layers"
                 )

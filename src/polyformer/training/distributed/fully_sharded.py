@@ -44,7 +44,7 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None
     outermost = fully_shard(model if root is None else root, mesh=mesh)
     # A parameter without a gradient here may have a gradient in another process: reduce all of them.
     outermost.set_reduce_scatter_unused_params(
-        any(stack.leaves_out for stack in local_stacks(model).values())
+        any(stack.skips_layers for stack in local_stacks(model).values())
     )
     return notes
 
@@ -67,7 +67,7 @@ def why_not_per_layer(model: nn.Module, stack: Stack) -> str | None:
     """
     if stack.reversible:
         return "a reversible stack runs parts of layers again in the backward pass"
-    if stack.leaves_out:
+    if stack.skips_layers:
         return "each process may leave out others"
     inside: dict[int, set[int]] = {}  # the layers that contain a module, which may be several
     for layer in stack.layers:

@@ -74,7 +74,7 @@ def check_pipelined(model: nn.Module) -> Transformer:
             f"block {quote(config.block.kind)}": stack.reversible,
             f"memory {quote(config.memory.kind)}": stack.memory is not None,
             f"depth {quote(config.depth.kind)}": stack.depth is not None,
-            f"head {quote(model.config.head.kind)}": model.config.head.again,
+            f"head {quote(model.config.head.kind)}": model.config.head.reruns_last_layer,
         }
         for part, refused in reasons.items():
             if refused:
@@ -212,7 +212,7 @@ class Stage(nn.Module):
 
     def _set_spans(self) -> None:
         for name, span in self.layers_by_stack.items():
-            stacks(self.model)[name].span = span
+            stacks(self.model)[name].layer_range = span
 
     def _read_source(
         self, values: Sequence[Tensor], batch: dict[str, Tensor]

@@ -85,7 +85,11 @@ def local_vocabulary_rows(config: ModelConfig, tensor: int) -> int:
     """Return the rows of the token table in the first of `tensor` processes; all if it is not divided."""
     with torch.device("meta"):
         head = config.head.build(config.head_shape())
-    whole = config.embedding.adaptive is not None or isinstance(head, AdaptiveSoftmax) or not head.divides
+    whole = (
+        config.embedding.adaptive is not None
+        or isinstance(head, AdaptiveSoftmax)
+        or not head.supports_vocabulary_parallel
+    )
     return config.vocab_size if whole else -(-config.vocab_size // tensor)
 
 

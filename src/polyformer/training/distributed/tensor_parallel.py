@@ -160,15 +160,15 @@ class ShardedExperts(Experts):
 
     mesh: DeviceMesh
 
-    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         return all_reduce(
-            super()._grouped(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            super()._mix_grouped(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
             self.mesh,
         )
 
-    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_dense(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
         return all_reduce(
-            super()._plainly(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            super()._mix_dense(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
             self.mesh,
         )
 

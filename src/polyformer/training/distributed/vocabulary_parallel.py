@@ -22,7 +22,7 @@ from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix
 from polyformer.core.ops.linear import linear
 from polyformer.models.architectures import Transformer
-from polyformer.nn.heads.vocabulary import Output, VocabularyHead
+from polyformer.nn.heads.vocabulary import VocabularyHead, VocabularyOutput
 from polyformer.training.distributed.collectives import (
     all_reduce,
     copy_to_group,
@@ -53,7 +53,11 @@ def apply_vocabulary_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
                 table.__dict__["rows"] = rows
         tied = id(transformer._output_table()) not in whole
         for head in transformer.head.modules():
-            if isinstance(head, VocabularyHead) and head.divides and _has_rows(head, tied, rows):
+            if (
+                isinstance(head, VocabularyHead)
+                and head.supports_vocabulary_parallel
+                and _has_rows(head, tied, rows)
+            ):
                 _shard_rows(head, "weight", mesh, own)
                 _shard_rows(head, "bias", mesh, own)
                 head.output = VocabularyParallelOutput(rows)
@@ -101,7 +105,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
         return all_reduce(vectors.masked_fill(~here.unsqueeze(-1), 0), self.rows.mesh)
 
 
-class VocabularyParallelOutput(Output):
+class VocabularyParallelOutput(VocabularyOutput):
     """The loss and the logits for an output matrix and a bias divided over processes by `rows`."""
 
     def __init__(self, rows: VocabularyRows) -> None:
@@ -148,7 +152,7 @@ def _why_replicated(transformer: Transformer, table: nn.Module, rows: Vocabulary
         return "it is one of clusters (embedding.adaptive), or int8"
     if not rows.every_rank_has_rows:
         return f"its {rows.vocab} rows leave one of {rows.mesh.size()} processes none"
-    if table is transformer._output_table() and not transformer.head.divides:
+    if table is transformer._output_table() and not transformer.head.supports_vocabulary_parallel:
         return f"the head {quote(transformer.config.head.kind)} reads all of it"
     return None
 

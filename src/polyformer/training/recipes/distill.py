@@ -110,7 +110,7 @@ def logits_at(model: Transformer, output: ModelOutput, chosen: Tensor | None) ->
     if chosen is None:
         return output.logits
     head = model.config.head
-    if head.again or isinstance(head, TagConfig):
+    if head.reruns_last_layer or isinstance(head, TagConfig):
         return output.logits[chosen]
     # avoid logits [B, T, V]: a masked language model predicts only a seventh of the tokens
     return model.next_logits(
