@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     from polyformer.applications.exits.calibrate import check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig
     from polyformer.models.architectures.pretrained import CONFIG
 
@@ -84,7 +84,7 @@ def run(options: Options) -> None:
     layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
     print(f"{len(references)} texts; without exits a token takes {layers} layers\n")
     print("threshold    risk   p-value   layers a token   times as fast")
-    with suited(source.model):
+    with model_threads(source.model):
         result = calibrate(source.model, write, references, asked, _show)
     if result.threshold is None:
         print(f"\nno threshold is shown to lose at most {asked.risk}; {options.model} stays as it is")

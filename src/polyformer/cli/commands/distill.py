@@ -95,7 +95,7 @@ def recipe_data(options: Options) -> dict[str, Any]:
 
 def comparison(fitted: "Fitted", folder: str) -> str:
     """Metrics and time of teacher and student on the same held-out data."""
-    from polyformer.core.timing import in_turn, median
+    from polyformer.core.timing import median, time_interleaved
     from polyformer.training.recipes.report import table
     from polyformer.training.recipes.run import Run
 
@@ -109,7 +109,9 @@ def comparison(fitted: "Fitted", folder: str) -> str:
     scores = {f"teacher, {name}": fitted.task.score(models["teacher"], rows) for name, rows in held.items()}
     scores |= {f"student, {name}": metrics for name, metrics in fitted.scores.items()}
     last = [*held.values()][-1]
-    seconds = in_turn({name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS)
+    seconds = time_interleaved(
+        {name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS
+    )
     medians = {name: median(times) for name, times in seconds.items()}
     counts = {name: sum(tensor.numel() for tensor in model.parameters()) for name, model in models.items()}
     faster = medians["teacher"] / medians["student"]

@@ -146,7 +146,7 @@ def run(options: Options) -> None:
 def measure_run(options: Options, shared: "Workers") -> None:
     """Print the metrics of a run, whose held-out data the processes share."""
     from polyformer.cli.commands.evaluate_progress import report, resumable
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, load, read
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
@@ -180,7 +180,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    with suited(model), searched(options, run, files, parts) as task:
+    with model_threads(model), searched(options, run, files, parts) as task:
         if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model that remembers reads its text from the start to the end; leave it out"

@@ -124,7 +124,7 @@ def loaded(name: str, image: bool) -> tuple[Any, Any]:
     what transformers cannot load, and for files that lack weights.
     """
     from polyformer.cli.plots.explorer.other_images import part_for
-    from polyformer.models.attached.loading import load_by_transformers
+    from polyformer.core.transformers_loading import load_by_transformers
 
     model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
     model = part_for(model, image)
@@ -148,7 +148,7 @@ def some_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Whether it is the file of one image, by its name."""
-    from polyformer.data.pictures import SUFFIXES
+    from polyformer.data.image_decoding import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

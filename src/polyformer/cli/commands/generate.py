@@ -162,7 +162,7 @@ def settings_of(options: Options) -> "dict[str, Any]":
 
 def write_by(options: Options, settings: "dict[str, Any]", shares: Shares) -> None:
     """Print the prompt and its continuation by a model of ours, of which each process has its share."""
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import SpeculationConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
@@ -180,7 +180,7 @@ def write_by(options: Options, settings: "dict[str, Any]", shares: Shares) -> No
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
-    with suited(model):
+    with model_threads(model):
         for prompt in in_turn(options.prompt):
             write(task, model, config, prompt, draft, mixture, retrieval)
 
@@ -225,7 +225,7 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.errors import InputError
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import TextStreamer
 
     for name in ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers"):
@@ -234,7 +234,7 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
             raise InputError(f"{flag}: not for {options.run}, which transformers runs; leave it out")
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
-    with suited(reader.model):
+    with model_threads(reader.model):
         for prompt in in_turn(options.prompt):
             show = shown_after(prompt)
             streamer = TextStreamer(reader.tokenizer.decode, stop, show)

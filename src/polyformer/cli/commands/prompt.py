@@ -77,7 +77,7 @@ class Options:
 def run(options: Options) -> None:
     """Print answers and the table."""
     from polyformer.applications.prompting import read_examples, split_examples
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import LanguageModelling
 
@@ -89,7 +89,7 @@ def run(options: Options) -> None:
     if len({bool(question.choices) for question in questions}) > 1:
         raise InputError(f"{options.file}: some questions have choices and others none; ask them apart")
     task, model = writer(options.model, LanguageModelling, options.device)
-    with suited(model):
+    with model_threads(model):
         records = answered(task, model, template, shots, questions, options)
     if options.out is None:
         print("".join(f"{' '.join(record['answer'].split())}\n" for record in records), end="")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.cli.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.cost import Cost
@@ -118,12 +118,14 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         model = build_model(config)
         plain = build_model(replace(config, weights=None)) if rounded else model
     weights = 4 * parameters(plain)
-    print(f"{name}: {parameters(plain):,} parameters, {size(weights)} in float32")
+    print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-        print(f"weights are int8: {size(stored)}, and it does not train\n")
+        print(f"weights are int8: {format_bytes(stored)}, and it does not train\n")
     else:
-        print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
+        print(
+            f"training with Adam: {format_bytes(4 * weights)} (gradients, two moments) and the activations\n"
+        )
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens
@@ -159,6 +161,6 @@ def costs(rows: "list[Cost]") -> str:
     """Return the costs as a table, a row for each length."""
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
     for row in rows:
-        cache = "" if row.cache is None else size(row.cache)
-        lines.append(f"{row.length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
+        cache = "" if row.cache is None else format_bytes(row.cache)
+        lines.append(f"{row.length:>8}{row.flops:>16.3g}{format_bytes(row.activations):>14}{cache:>12}")
     return "\n".join(lines)
