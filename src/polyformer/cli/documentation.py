@@ -20,7 +20,7 @@ README, SECURITY = "README.md", "SECURITY.md"
 DOCS = ROOT / "docs"
 PICTURES = "patterns", "positions"
 
-FAMILIES = ("models.architectures", "training.tasks", "training")
+FAMILIES = ("models.architectures", "training.tasks", "training.recipes")
 """What must be imported for every family of configurations to be known."""
 
 
