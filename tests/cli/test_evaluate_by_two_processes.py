@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints import byte_files, save
 from launching import torchrun
-from polyformer.cli.commands.evaluate import Options, measure_checkpoint, measure_run
+from polyformer.cli.commands.evaluate import EvaluateOptions, measure_checkpoint, measure_run
 from polyformer.cli.commands.processes import workers
 from polyformer.cli.main import main
 
@@ -16,12 +16,12 @@ WORDS = "".join(f"{i} small words and {i % 7} more of them stand here\n" for i i
 PAIRS = "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(7))
 
 
-def measure(run: str, data: str) -> Options:
+def measure(run: str, data: str) -> EvaluateOptions:
     """What is asked of each: several batches, of unequal sizes."""
     progress = f"{run}-progress"
     if run.endswith("gpt2"):
-        return Options(run=run, data=data, device="cpu", length=16, progress=progress)
-    return Options(run=run, data=data, device="cpu", progress=progress)
+        return EvaluateOptions(run=run, data=data, device="cpu", length=16, progress=progress)
+    return EvaluateOptions(run=run, data=data, device="cpu", progress=progress)
 
 
 def test_the_same_numbers_said_once(

@@ -194,7 +194,7 @@ def test_it_is_trained_and_tried_by_one_command(
     assert main(["train", "dt", "--resume", run, "--steps", "5", "--device", "cpu"]) == 2  # a recipe is named
     assert main(["train", "--resume", run, "--steps", "5", "--device", "cpu"]) == 0
     for words, message in [
-        (("--returns", "high"), "--returns: expected numbers with commas between, got 'high'"),
+        (("--returns", "high"), "--returns: expected numbers separated by commas, got 'high'"),
         (("--environment", "Acrobot-v1"), "environment Acrobot-v1: it has observations of 6 numbers"),
         (
             ("--environment", "CartPole-v1"),

@@ -39,8 +39,8 @@ MODULES = "polyformer_lab.bench"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer bench` takes."""
+class BenchOptions:
+    """Options of `polyformer bench`."""
 
     what: What = argument("what is measured")
     changes: dict[str, Any] = experiment_settings("polyformer bench WHAT")
@@ -51,7 +51,7 @@ def details(argv: list[str]) -> str:
     return module_help(f"{MODULES}.{argv[0]}") if argv[0] in choices(What) else ""
 
 
-def run(options: Options) -> None:
+def run(options: BenchOptions) -> None:
     """Run the measurement, which prints its results."""
     run_module(f"{MODULES}.{options.what}", options.changes)
 

@@ -25,8 +25,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer reproduce` takes."""
+class ReproduceOptions:
+    """Options of `polyformer reproduce`."""
 
     claim: str = argument("a claim, a YAML file, or 'all'")
     data: str | None = option(
@@ -69,7 +69,7 @@ def details(argv: list[str]) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def run(options: Options) -> None:
+def run(options: ReproduceOptions) -> None:
     """Run the experiment, which prints its results."""
     from polyformer_lab import engine
     from polyformer_lab.sources import SOURCES
@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     engine.run(running, out / "claims.html", options.jobs, options.quick)
 
 
-def _names(options: Options) -> list[str]:
+def _names(options: ReproduceOptions) -> list[str]:
     if options.claim != "all":
         return [options.claim]
     known = claims()[:-1]
@@ -105,7 +105,7 @@ def _names(options: Options) -> list[str]:
     return [name for name in known if not options.only or name in options.only]
 
 
-def _changed(study: "Study", options: Options) -> "Study":
+def _changed(study: "Study", options: ReproduceOptions) -> "Study":
     study = study.in_quick() if options.quick else study
     if options.seeds and study.seeds:
         study = study.changed({"seeds": options.seeds})

@@ -15,8 +15,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer answer` takes."""
+class AnswerOptions:
+    """Options of `polyformer answer`."""
 
     run: str = argument(
         "folder of a trained run of the task qa, or of a checkpoint with a span head", metavar="RUN"
@@ -28,7 +28,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: AnswerOptions) -> None:
     """Print the answers."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.workers import suited

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, numbers, option
+from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
 from polyformer.core.errors import InputError
 from polyformer.core.limits import NEW_TOKENS
 
@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer calibrate` takes."""
+class CalibrateOptions:
+    """Options of `polyformer calibrate`."""
 
     model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
     data: str | None = option(
@@ -53,7 +53,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: CalibrateOptions) -> None:
     """Print what was tested, and write the threshold."""
     from polyformer.applications.exits import CalibrateConfig, calibrate
     from polyformer.applications.exits.calibrate import check_texts, exits_of
@@ -68,7 +68,7 @@ def run(options: Options) -> None:
             raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
     asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
     if options.thresholds is not None:
-        asked = replace(asked, thresholds=numbers("--thresholds", options.thresholds))
+        asked = replace(asked, thresholds=parse_numbers("--thresholds", options.thresholds))
     check_texts(options.texts, asked)
     if not Path(options.model).is_dir():
         raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
@@ -96,7 +96,7 @@ def _show(test: "Tested") -> None:
     print(f"{measured}  {test.layers:15.2f}  {test.speed:14.2f}", flush=True)
 
 
-def held_out(options: Options) -> str:
+def held_out(options: CalibrateOptions) -> str:
     """The texts that were named, or those that the run was validated with."""
     from polyformer.models.architectures.record import RECIPE
     from polyformer.training.recipes.run import Run
@@ -111,7 +111,7 @@ def held_out(options: Options) -> str:
     return named
 
 
-def writing(options: Options, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
+def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
     """What writes the texts, and their references."""
     from itertools import islice
 

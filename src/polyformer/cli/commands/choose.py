@@ -17,8 +17,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer choose` takes."""
+class ChooseOptions:
+    """Options of `polyformer choose`."""
 
     run: str = argument(
         "folder of a trained run of the task choose, or of a checkpoint of multiple choice", metavar="RUN"
@@ -30,7 +30,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.workers import suited

@@ -22,8 +22,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer classify` takes."""
+class ClassifyOptions:
+    """Options of `polyformer classify`."""
 
     run: str = argument(
         "folder of a trained run of the task classify, classify_pair or classify_image, or of a checkpoint "
@@ -37,7 +37,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities."""
     from polyformer.cli.commands.classify_images import classified_images
     from polyformer.cli.commands.input_lines import input_lines, split_at_tabs

@@ -33,8 +33,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer convert` takes."""
+class ConvertOptions:
+    """Options of `polyformer convert`."""
 
     folder: str = argument(
         "checkpoint: a directory that transformers or polyformer wrote, or a name on the hub",
@@ -94,7 +94,7 @@ class Options:
     )
 
 
-def run(options: Options) -> None:
+def run(options: ConvertOptions) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 where it lost too much."""
     from polyformer.cli.commands.convert_evaluation import Evaluation
     from polyformer.cli.commands.convert_exits import fit

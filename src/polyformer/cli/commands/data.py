@@ -34,8 +34,8 @@ SAMPLE = 10**8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer data` takes."""
+class DataOptions:
+    """Options of `polyformer data`."""
 
     what: Literal["prepare", "show", "verify"] = argument("what to do", metavar="WHAT")
     names: tuple[str, ...] = argument(
@@ -64,7 +64,7 @@ class Options:
     documents: int | None = option("for show: the beginnings of so many documents (default: 3)")
 
 
-def run(options: Options) -> None:
+def run(options: DataOptions) -> None:
     """Do what is asked for."""
     own = {"prepare": {"documents"}, "show": {*_PREPARE}, "verify": {*_PREPARE, "documents"}}[options.what]
     stray = sorted(name for name in own if getattr(options, name) is not None)
@@ -86,7 +86,7 @@ _PREPARE = (
 )
 
 
-def prepare_text(options: Options) -> None:
+def prepare_text(options: DataOptions) -> None:
     """Tokenise the text, or what is left of it."""
     from polyformer.data.prepared.preparing import prepare
     from polyformer.training.lock import sole_writer
@@ -103,7 +103,7 @@ def prepare_text(options: Options) -> None:
     print(f"{folder}: {counts['train']:,} tokens to train on, {counts['validation']:,} held out")
 
 
-def _settings(options: Options, folder: Path) -> "Settings":
+def _settings(options: DataOptions, folder: Path) -> "Settings":
     """How to prepare; the tokenizer is put into the folder."""
     from polyformer.data.prepared.manifest import TOKENIZER, Settings, is_prepared
     from polyformer.data.prepared.reading import sample
@@ -135,7 +135,7 @@ def _with_tokenizer(settings: "Settings", trained: str, fingerprint: str) -> "Se
     return dataclasses.replace(settings, trained=trained, tokenizer=fingerprint)
 
 
-def show(options: Options) -> None:
+def show(options: DataOptions) -> None:
     """What folders hold, and how mixtures weigh them."""
     from polyformer.data.prepared.text import weighted_folders
 
@@ -164,7 +164,7 @@ def show_folder(path: Path, documents: int) -> None:
         print(f"{number}: {quote(folder.tokenizer.decode(train[number][:100].tolist()))}")
 
 
-def verify(options: Options) -> None:
+def verify(options: DataOptions) -> None:
     """Compare folders, those of mixtures too, with their checksums."""
     from polyformer.data.prepared.folder import PreparedFolder
     from polyformer.data.prepared.text import weighted_folders

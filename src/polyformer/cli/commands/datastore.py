@@ -33,8 +33,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer datastore` takes."""
+class DatastoreOptions:
+    """Options of `polyformer datastore`."""
 
     what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("what to do", metavar="WHAT")
     name: str = argument(
@@ -80,7 +80,7 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> None:
+def run(options: DatastoreOptions) -> None:
     """Do what is asked for."""
     for what, names in OPTIONS.items():
         for name in names:
@@ -97,7 +97,7 @@ def run(options: Options) -> None:
     actions[options.what](options)
 
 
-def build_store(options: Options) -> None:
+def build_store(options: DatastoreOptions) -> None:
     """Read the text, or what is left of it."""
     from polyformer.applications.retrieval.build import build, manifest_of
     from polyformer.applications.retrieval.merge import part_folder
@@ -127,7 +127,7 @@ def build_store(options: Options) -> None:
     print(f"{folder if address is None else address}: {count:,} entries")
 
 
-def parts_of(options: Options) -> tuple[int, int]:
+def parts_of(options: DatastoreOptions) -> tuple[int, int]:
     """--part and --parts; raises `InputError` where they make no sense."""
     if options.part is None and options.parts is None:
         return 1, 1
@@ -138,7 +138,7 @@ def parts_of(options: Options) -> tuple[int, int]:
     return options.part, options.parts
 
 
-def merge_parts(options: Options) -> None:
+def merge_parts(options: DatastoreOptions) -> None:
     """Join the parts."""
     from polyformer.applications.retrieval.merge import merge
     from polyformer.applications.retrieval.milvus_server import Address
@@ -151,7 +151,7 @@ def merge_parts(options: Options) -> None:
     print(f"{options.name}: {merged.count:,} entries")
 
 
-def index_store(options: Options) -> None:
+def index_store(options: DatastoreOptions) -> None:
     """Make an index, and say what it finds."""
     from polyformer.applications.retrieval.index import IndexConfig, make_index
     from polyformer.applications.retrieval.milvus_server import Address
@@ -176,7 +176,7 @@ def index_store(options: Options) -> None:
     )
 
 
-def find_neighbours(options: Options) -> None:
+def find_neighbours(options: DatastoreOptions) -> None:
     """Look for the neighbours of every token of the text, or of what is left of it."""
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_reader
@@ -202,7 +202,7 @@ def find_neighbours(options: Options) -> None:
     print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
 
 
-def verify_store(options: Options) -> None:
+def verify_store(options: DatastoreOptions) -> None:
     """Compare a store, or a part of one, with its checksums."""
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.store import verify

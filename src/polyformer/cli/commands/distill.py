@@ -29,8 +29,8 @@ BATCHES, REPEATS = 8, 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer distill` takes."""
+class DistillOptions:
+    """Options of `polyformer distill`."""
 
     teacher: str | None = argument("folder of the trained run to learn from", None)
     layers: int | None = option("layers of the student (default: half of the teacher's)")
@@ -49,7 +49,7 @@ class Options:
     changes: dict[str, Any] = recipe_settings("--distillation.soft 1")
 
 
-def run(options: Options) -> None:
+def run(options: DistillOptions) -> None:
     """Train the student, and compare it with the teacher."""
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
             print(f"\n{comparison(fitted, recipe.distillation.teacher)}")
 
 
-def recipe_data(options: Options) -> dict[str, Any]:
+def recipe_data(options: DistillOptions) -> dict[str, Any]:
     """The recipe that the options describe, as plain data."""
     from polyformer.training.recipes.distill import distilled
     from polyformer.training.recipes.find import absolute, with_data

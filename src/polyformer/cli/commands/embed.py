@@ -26,8 +26,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer embed` takes."""
+class EmbedOptions:
+    """Options of `polyformer embed`."""
 
     model: str = argument("folder of a run or of a checkpoint", metavar="RUN")
     files: tuple[str, ...] = argument(
@@ -53,7 +53,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: EmbedOptions) -> None:
     """Write the vectors, or what is left of them."""
     import torch
 
@@ -98,7 +98,7 @@ def run(options: Options) -> None:
     conclude(progress, options, rank, world)
 
 
-def conclude(progress: "Progress", options: Options, rank: int, world: int) -> None:
+def conclude(progress: "Progress", options: EmbedOptions, rank: int, world: int) -> None:
     """Say what there is now, in the words of one process of several."""
     who = f"process {rank + 1} of {world}: " if world > 1 else ""
     if progress.cut:

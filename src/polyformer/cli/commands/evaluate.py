@@ -42,8 +42,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer evaluate` takes."""
+class EvaluateOptions:
+    """Options of `polyformer evaluate`."""
 
     run: str = argument("folder of a trained run; or a checkpoint of a language model", metavar="RUN")
     data: str | None = option(
@@ -111,7 +111,7 @@ DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
 CHECKPOINT = "length", "tokens", "format"
 
 
-def run(options: Options) -> None:
+def run(options: EvaluateOptions) -> None:
     """Print a table of metrics."""
     if options.frozen is not None and (options.datastore is None or options.data is None):
         raise InputError("--frozen: goes with --datastore and --data")
@@ -138,7 +138,7 @@ def run(options: Options) -> None:
             measure_run(options, shared)
 
 
-def measure_run(options: Options, shared: "Workers") -> None:
+def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run, whose held-out data the processes share."""
     from polyformer.cli.commands.evaluate_progress import report, resumable
     from polyformer.core.ops.workers import suited
@@ -195,7 +195,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
         try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
 
 
-def measure_checkpoint(options: Options, shared: "Workers") -> bool:
+def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
     """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
     from polyformer.models.architectures.saving import CONFIG
     from polyformer.training.recipes.run import is_checkpoint
@@ -215,7 +215,7 @@ def measure_checkpoint(options: Options, shared: "Workers") -> bool:
     return True
 
 
-def refuse_unless_acting(options: Options, run: "Run") -> bool:
+def refuse_unless_acting(options: EvaluateOptions, run: "Run") -> bool:
     """Whether the run's task is to act; `InputError` for options of such runs where it is not."""
     acts = run.recipe.task.kind == "act"
     for name in ACTING:
@@ -229,7 +229,7 @@ def refuse_unless_acting(options: Options, run: "Run") -> bool:
 
 @contextmanager
 def searched(
-    options: Options, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
+    options: EvaluateOptions, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
 ) -> "Iterator[Task]":
     """The run's task; with --frozen one that reads the neighbours of `parts`, which lie in `files`."""
     if options.frozen is None:

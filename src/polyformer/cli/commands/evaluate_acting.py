@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import numbers
+from polyformer.cli.commands.options import parse_numbers
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def try_out(
     text, _ = tried(
         run,
         model,
-        None if returns is None else numbers("--returns", returns),
+        None if returns is None else parse_numbers("--returns", returns),
         episodes,
         environment,
         max_steps,

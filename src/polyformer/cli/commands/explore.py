@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer explore` takes."""
+class ExploreOptions:
+    """Options of `polyformer explore`."""
 
     model: str = argument(
         "folder of a trained run, or of a model with its tokenizer; a GGUF file; or a preset, with random "
@@ -65,7 +65,7 @@ class Options:
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
+def run(options: ExploreOptions) -> None:
     """Record and write the page."""
     from polyformer.cli.commands.explore_readings import is_model, opened
     from polyformer.cli.plots.explorer import page_of
@@ -92,7 +92,7 @@ def run(options: Options) -> None:
     print(f"Written to {options.out} ({len(content) / 1e6:.1f} MB): open it in a browser")
 
 
-def text_of(options: Options) -> str | None:
+def text_of(options: ExploreOptions) -> str | None:
     """TEXT, or what --file holds, or None for an image of the run's data; raises `InputError` for both,
     neither, or nothing in it."""
     if options.text is None and options.file is None and options.row is not None:
@@ -111,7 +111,7 @@ def text_of(options: Options) -> str | None:
     return text
 
 
-def titled(options: Options, text: str | None) -> str:
+def titled(options: ExploreOptions, text: str | None) -> str:
     """What the page is called: the text's first words, or which image it is."""
     row = "" if options.row is None else f"image {options.row}"
     return row if text is None else ", ".join(filter(None, [shortened(text), row]))

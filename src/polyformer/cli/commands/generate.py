@@ -63,8 +63,8 @@ SPECULATION = "draft_tokens", "lookup_ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer generate` takes."""
+class GenerateOptions:
+    """Options of `polyformer generate`."""
 
     run: str = argument(
         "folder of a trained run of the task lm, or of a checkpoint with its tokenizer", metavar="RUN"
@@ -128,7 +128,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: GenerateOptions) -> None:
     """Print the prompt and its continuation."""
     from polyformer.applications.retrieval.readers import foreign
 
@@ -140,7 +140,7 @@ def run(options: Options) -> None:
         write_by(options, settings, shares)
 
 
-def settings_of(options: Options) -> "dict[str, Any]":
+def settings_of(options: GenerateOptions) -> "dict[str, Any]":
     """The generation settings that are given."""
     settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     if "dola_layers" in settings:
@@ -152,7 +152,7 @@ def settings_of(options: Options) -> "dict[str, Any]":
     return settings
 
 
-def write_by(options: Options, settings: "dict[str, Any]", shares: Shares) -> None:
+def write_by(options: GenerateOptions, settings: "dict[str, Any]", shares: Shares) -> None:
     """Print the prompt and its continuation by a model of ours, of which each process has its share."""
     from polyformer.core.ops.workers import suited
     from polyformer.models.generation import SpeculationConfig
@@ -189,7 +189,7 @@ def layers_of(text: str) -> "str | list[int]":
     return [int(name) for name in names]
 
 
-def mixture_of(options: Options) -> "Mixture | None":
+def mixture_of(options: GenerateOptions) -> "Mixture | None":
     """What --datastore and its options name; raises `InputError` for a store of another model."""
     from polyformer.core.errors import InputError
 
@@ -203,7 +203,7 @@ def mixture_of(options: Options) -> "Mixture | None":
     return mixture_for(options, open_reader(options.run, options.device))
 
 
-def mixture_for(options: Options, reader: "ContextReader") -> "KnnMixture":
+def mixture_for(options: GenerateOptions, reader: "ContextReader") -> "KnnMixture":
     """The same for a model that is open."""
     from polyformer.applications.retrieval import Mixture, MixtureConfig, open_store
 
@@ -212,7 +212,7 @@ def mixture_for(options: Options, reader: "ContextReader") -> "KnnMixture":
     return Mixture(store, MixtureConfig.chosen(store.mixture(), *asked, "--knn-temperature"))
 
 
-def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
+def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") -> None:
     """Print the prompt and its continuation by a model that transformers alone loads."""
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
@@ -237,7 +237,7 @@ def write_by_transformers(options: Options, settings: "dict[str, Any]") -> None:
             show("\n")
 
 
-def retrieval_of(options: Options, task: Any) -> "Retrieval | None":
+def retrieval_of(options: GenerateOptions, task: Any) -> "Retrieval | None":
     """What --frozen and --datastore name; raises `InputError` for options and tokenizers that do not fit."""
     from polyformer.core.errors import InputError
 
@@ -253,7 +253,7 @@ def retrieval_of(options: Options, task: Any) -> "Retrieval | None":
     return Retrieval(reader.model, store, 4 if options.neighbours is None else options.neighbours)
 
 
-def draft_of(options: Options, task: Any) -> "Draft":
+def draft_of(options: GenerateOptions, task: Any) -> "Draft":
     """What --draft names; raises `InputError` for a model whose tokenizer is not that of `task`."""
     from polyformer.core.errors import InputError
     from polyformer.training.recipes.run import writer

@@ -18,13 +18,13 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer list` takes."""
+class ListOptions:
+    """Options of `polyformer list`."""
 
     pattern: str = argument("a name or an axis; * and ? match any characters (default: *)", "*")
 
 
-def run(options: Options) -> None:
+def run(options: ListOptions) -> None:
     """Print the entries whose name or axis matches."""
     rows = [
         row

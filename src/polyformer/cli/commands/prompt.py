@@ -32,8 +32,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer prompt` takes."""
+class PromptOptions:
+    """Options of `polyformer prompt`."""
 
     model: str = argument(
         "folder of a trained run of the task lm, or of a checkpoint with its tokenizer; or a GGUF file",
@@ -77,7 +77,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: PromptOptions) -> None:
     """Print answers and the table."""
     from polyformer.applications.prompting import read_examples, split_examples
     from polyformer.core.ops.workers import suited
@@ -104,7 +104,7 @@ def run(options: Options) -> None:
     print_table(options, questions, [record["answer"] for record in records])
 
 
-def check(options: Options) -> None:
+def check(options: PromptOptions) -> None:
     """Raises `InputError` for numbers out of range, and for a file of answers that would replace another."""
     for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("max_new_tokens", 1)):
         value = getattr(options, name)
@@ -116,7 +116,7 @@ def check(options: Options) -> None:
         raise InputError(f"--out: {options.out} is there already; name another file")
 
 
-def template_of(options: Options) -> "Template":
+def template_of(options: PromptOptions) -> "Template":
     """The template and its separator, with line breaks and tabs in the place of \\n and \\t."""
     from polyformer.applications.prompting import Template
 
@@ -129,7 +129,7 @@ def unescaped(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def sources_of(options: Options) -> "Sources":
+def sources_of(options: PromptOptions) -> "Sources":
     """How the files are read."""
     from polyformer.applications.prompting import Sources
     from polyformer.data import DataConfig
@@ -164,7 +164,7 @@ def answered(
     template: "Template",
     shots: "Sequence[Example]",
     questions: "Sequence[Example]",
-    options: Options,
+    options: PromptOptions,
 ) -> list[dict[str, Any]]:
     """A record for each question: its input, target and answer, and the score of each choice."""
     from polyformer.applications.prompting import choose_answers, write_answers
@@ -191,7 +191,7 @@ def answered(
 
 
 def check_lengths(
-    model: "Transformer", rows: "Sequence[Sequence[int]]", options: Options, room: int = 0
+    model: "Transformer", rows: "Sequence[Sequence[int]]", options: PromptOptions, room: int = 0
 ) -> None:
     """Raises `InputError` where a prompt has more tokens than the model takes."""
     from polyformer.training.recipes.reader import longest
@@ -204,7 +204,7 @@ def check_lengths(
         )
 
 
-def print_table(options: Options, questions: "Sequence[Example]", answers: list[str]) -> None:
+def print_table(options: PromptOptions, questions: "Sequence[Example]", answers: list[str]) -> None:
     """Print the metrics of the questions whose target is known, if there are any."""
     from polyformer.applications.prompting import choice_metrics, text_metrics
     from polyformer.training.recipes.report import table

@@ -10,8 +10,8 @@ from polyformer.core.limits import COUNT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer train` takes."""
+class TrainOptions:
+    """Options of `polyformer train`."""
 
     recipe: str | None = argument(
         "name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None
@@ -52,7 +52,7 @@ class Options:
     changes: dict[str, Any] = recipe_settings("--training.clip 0.5; --print shows them all")
 
 
-def recipe_data(options: Options) -> dict[str, Any]:
+def recipe_data(options: TrainOptions) -> dict[str, Any]:
     """The recipe of a run to resume, a named or a guessed recipe, with every option applied."""
     from polyformer.training.recipes.find import absolute
     from polyformer.training.recipes.recipe import merged, nested
@@ -78,7 +78,7 @@ def recipe_data(options: Options) -> dict[str, Any]:
     return recipe
 
 
-def _resumed(options: Options) -> dict[str, Any]:
+def _resumed(options: TrainOptions) -> dict[str, Any]:
     """The recipe of the run to resume."""
     from polyformer.training.recipes.find import with_data
     from polyformer.training.recipes.run import Run
@@ -92,7 +92,7 @@ def _resumed(options: Options) -> dict[str, Any]:
     return recipe
 
 
-def _new(options: Options) -> dict[str, Any]:
+def _new(options: TrainOptions) -> dict[str, Any]:
     """The recipe that is named, or guessed from --data alone, for a new run."""
     from polyformer.training.recipes.find import find_recipe, named_files, recipe_names, with_data
 
@@ -112,7 +112,7 @@ def _new(options: Options) -> dict[str, Any]:
     return recipe
 
 
-def recipe_name(options: Options) -> str:
+def recipe_name(options: TrainOptions) -> str:
     """RECIPE; without it `demo`, or `default` where data, a task or a checkpoint are named."""
     if options.recipe is not None:
         return options.recipe
@@ -120,7 +120,7 @@ def recipe_name(options: Options) -> str:
     return "default" if options.data or options.pretrained or options.resume or other else "demo"
 
 
-def _guessed(options: Options, recipe: dict[str, Any]) -> dict[str, Any]:
+def _guessed(options: TrainOptions, recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe that fits --data; prints what was guessed."""
     from polyformer.training.engine import is_main
     from polyformer.training.recipes.guessed import guessed_recipe
@@ -145,7 +145,7 @@ def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, An
     return {**recipe, "imports": list(both)} if both else recipe
 
 
-def named_settings(options: Options) -> dict[str, Any]:
+def named_settings(options: TrainOptions) -> dict[str, Any]:
     """The options that stand for a setting of the recipe, by the dotted name of that setting."""
     settings = {
         "model": options.model,

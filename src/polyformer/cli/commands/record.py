@@ -25,8 +25,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer record` takes."""
+class RecordOptions:
+    """Options of `polyformer record`."""
 
     environment: str = argument("id of an environment, such as CartPole-v1", metavar="ENVIRONMENT")
     out: str = option("id of the new data set, such as cartpole/mixed-v0", "", "ID")
@@ -45,7 +45,7 @@ class Options:
     seed: int = option("of policies, noise and first states", 0, most=COUNT)
 
 
-def run(options: Options) -> None:
+def run(options: RecordOptions) -> None:
     """Record, and print how large the returns are."""
     import numpy as np
 

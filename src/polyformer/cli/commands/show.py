@@ -35,8 +35,8 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer show` takes."""
+class ShowOptions:
+    """Options of `polyformer show`."""
 
     subject: str = argument(
         "a preset (see `polyformer list preset`), or the directory of a run or a model; or the word "
@@ -75,7 +75,7 @@ class Options:
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
+def run(options: ShowOptions) -> None:
     """Print or draw what is asked for."""
     check(options)
     if options.mesh is not None and options.subject not in ("pattern", "position"):
@@ -98,7 +98,7 @@ def run(options: Options) -> None:
     show_model(options.subject, preset_overrides(options.subject, options.changes))
 
 
-def set_options(options: Options) -> dict[str, Any]:
+def set_options(options: ShowOptions) -> dict[str, Any]:
     """The options that differ from their defaults, without `subject`, `name` and `changes`."""
     values = {field.name: getattr(options, field.name) for field in fields(options)[2:-1]}
     return {name: value for name, value in values.items() if value is not None and value is not False}

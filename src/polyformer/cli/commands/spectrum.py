@@ -29,8 +29,8 @@ LENGTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer spectrum` takes."""
+class SpectrumOptions:
+    """Options of `polyformer spectrum`."""
 
     model: str = argument(
         "folder of a trained run, or of a model with its tokenizer; or a preset, with random weights"
@@ -51,7 +51,7 @@ class Options:
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
+def run(options: SpectrumOptions) -> None:
     """Print the table and write the curves."""
     from polyformer.cli.plots.spectrum import LEAST, check, spectra
     from polyformer.cli.plots.spectrum_figure import spectrum_table
@@ -78,7 +78,7 @@ def run(options: Options) -> None:
         write(path, results, options.model, atomic_write if options.out is None else write_output)
 
 
-def output_file(options: Options) -> Path | None:
+def output_file(options: SpectrumOptions) -> Path | None:
     """Return the file to write, None for no file; raise `InputError` for an unknown format."""
     if options.out is None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None

@@ -17,8 +17,8 @@ WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctua
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer tag` takes."""
+class TagOptions:
+    """Options of `polyformer tag`."""
 
     run: str = argument(
         "folder of a trained run of the task tag, or of a checkpoint with such a head", metavar="RUN"
@@ -29,7 +29,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: TagOptions) -> None:
     """Print words and tags."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.workers import suited

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from polyformer.cli.commands.recipe_options import Options, recipe_data, recipe_name
+from polyformer.cli.commands.recipe_options import TrainOptions, recipe_data, recipe_name
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 """
 
 
-def after_restart(options: Options) -> Options:
+def after_restart(options: TrainOptions) -> TrainOptions:
     """The options of a process that torchrun started again: it goes on with the run that the first one began
     in --out, whose recipe says all else."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -37,10 +37,10 @@ def after_restart(options: Options) -> Options:
         return options
     if not (Path(options.out) / "recipe.yaml").is_file():
         return options
-    return Options(resume=options.out, imports=options.imports)
+    return TrainOptions(resume=options.out, imports=options.imports)
 
 
-def run(options: Options) -> None:
+def run(options: TrainOptions) -> None:
     """Train, and print metrics and a sample."""
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main

@@ -17,8 +17,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer translate` takes."""
+class TranslateOptions:
+    """Options of `polyformer translate`."""
 
     run: str = argument(
         "folder of a trained run of the task translate or summarize, or of an encoder-decoder checkpoint",
@@ -39,7 +39,7 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: TranslateOptions) -> None:
     """Print the translations."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.workers import suited

@@ -21,8 +21,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer tune` takes."""
+class TuneOptions:
+    """Options of `polyformer tune`."""
 
     show: bool = option("measure nothing; show the machine, the file and the choices in it", False)
     threads: int | None = option("measure for so many threads (default: torch's own choice, and one)")
@@ -31,7 +31,7 @@ class Options:
     )
 
 
-def run(options: Options) -> None:
+def run(options: TuneOptions) -> None:
     """Measure or show."""
     from polyformer.core.files import write_output
     from polyformer.core.ops.tuning import store
