@@ -147,7 +147,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
     wrong = {
         "no early exits": [str(plain), "--data", str(text)],
         "expected 59 or more": [str(exits), "--data", str(text), "--texts", "20"],
-        "--data: name texts": [str(exits)],
+        "--data is missing: name texts": [str(exits)],
         "no such directory": [str(tmp_path / "absent"), "--data", str(text)],
         "--thresholds: expected numbers": [str(exits), "--data", str(text), "--thresholds", "much"],
         "thresholds: expected falling": [str(exits), "--data", str(text), "--thresholds", "0.1,0.2"],

@@ -169,7 +169,7 @@ def test_the_command_fits_what_it_writes(tmp_path: Path, capsys: pytest.CaptureF
     depth = ["--depth", "exits(layers=[1], translation=linear, rule=shortlist(tokens=8))"]
     call = ["convert", str(folder), str(tmp_path / "out"), *depth, "--fit", str(text), "--fit-tokens", "1024"]
     assert main(call) == 0, capsys.readouterr().err
-    assert "nats from the end" in capsys.readouterr().out
+    assert "on held-out rows" in capsys.readouterr().out
     loaded = load_pretrained(tmp_path / "out")
     assert bool(exits(loaded).rule.rows.any())
     assert bool(exits(loaded).exits[0].map.weight.any())

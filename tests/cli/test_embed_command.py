@@ -197,7 +197,7 @@ def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: P
         ("MODEL", "FILE is missing"),
         ("MODEL a.txt", "--out is missing"),
         ("nowhere a.txt --out v", "nowhere: no such directory"),
-        ("MODEL a.txt --out v --unnormalized", "--unnormalized: goes with --pooling"),
+        ("MODEL a.txt --out v --unnormalized", "--unnormalized: requires --pooling"),
         ("MODEL nowhere.txt --out v", "nowhere.txt: no such file"),
         ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more in a part, got 0"),
     ],

@@ -119,4 +119,4 @@ def test_other_models_and_longer_prompts(
     file.write_text("".join(json.dumps({**row, "choices": ["of", "no"]}) + "\n" for row in rows))
     assert "demonstrations has" in complaint("prompt", train_tiny("lm"), file)
     file.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({"input": "a"}) + "\n")
-    assert "some questions have choices and others none" in complaint("prompt", train_tiny("lm"), file)
+    assert "either all or no questions may have choices" in complaint("prompt", train_tiny("lm"), file)

@@ -142,7 +142,7 @@ def test_no_attention_matrix(saved: Callable[[Transformer], str], complaint: Cal
         ("encoder-tiny --data nowhere.txt", "nowhere.txt: no such file"),
         (
             "encoder-tiny --data short.txt --length 64",
-            "--length: the texts have 6 tokens in all, too few for 64",
+            "--length: the texts have 6 tokens in total, too few for 64",
         ),
         ("decoder-tiny --length 600", "positions"),
     ],

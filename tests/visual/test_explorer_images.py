@@ -174,13 +174,16 @@ def test_the_command_reads_files_of_images(tmp_path: Path, monkeypatch: pytest.M
     for words, said in [
         (["hello.png"], "hello.png: not an image"),
         (["absent.png"], "absent.png: no such file"),
-        (["photo.png", "--row", "2"], "--row: photo.png is one image; leave it out"),
+        (["photo.png", "--row", "2"], "--row: photo.png is a single image; leave out --row"),
         (["--row", "99999"], "--row: the default data has fewer than 99999 images"),
         (["photo.png", "--row", "0"], "--row: expected 1 or more, got 0"),
-        (["photo.png", "--generate", "4"], "--generate: goes with a text, and this model reads images"),
+        (
+            ["photo.png", "--generate", "4"],
+            "--generate: only for models of texts, and this model reads images",
+        ),
     ]:
         assert_refused(["explore", "run", *words], said)
-    assert_refused(["explore", "encoder-tiny", "--row", "1"], "--row: goes with a model of images")
+    assert_refused(["explore", "encoder-tiny", "--row", "1"], "--row: only for image models")
 
 
 def assert_refused(words: list[str], said: str) -> None:

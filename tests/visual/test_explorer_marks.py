@@ -145,7 +145,7 @@ def test_the_gate_of_a_store_is_shown_where_something_is_found():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "segment: goes with a decoder that has a memory"),
+        ({}, "segment: only for decoders with a memory"),
         (
             {"memory": "recurrent(length=8)", "position": "rope", "segment": 0},
             "segment: expected 1 token or more",

@@ -70,7 +70,7 @@ def test_the_frame_holds_the_page_that_is_saved(tmp_path: Path):
 
 def test_a_loaded_model_has_its_tokenizer(tmp_path: Path):
     model, tokenizer = ours("decoder-tiny"), Tokenizer.of_words(WORDS)
-    with pytest.raises(InputError, match="tokenizer: a text needs one"):
+    with pytest.raises(InputError, match="tokenizer: a text requires a tokenizer"):
         explore(model, "the cat sat")
     assert "cat" in "".join(reading(model, "the cat", tokenizer, {}).tokens["decoder"])
     model.save_pretrained(tmp_path)

@@ -246,12 +246,15 @@ def test_a_bad_input_says_one_line_and_nothing_else(
     transformers.BertTokenizerFast("vocab.txt").save_pretrained("partial")
     capfd.readouterr()
     for words, said in [
-        (["bert", "a cat", "--target", "a"], "target: goes with an encoder-decoder"),
-        (["bert", "--row", "1"], "--row: goes with a model of images"),
+        (["bert", "a cat", "--target", "a"], "target: only for encoder-decoder models"),
+        (["bert", "--row", "1"], "--row: only for image models"),
         (["clip", "bad.png"], "bad.png: not an image"),
-        (["clip", "photo.png", "--target", "a"], "--target: goes with a text"),
+        (["clip", "photo.png", "--target", "a"], "--target: only for models of texts"),
         (["resnet", "photo.png"], "ResNetModel does not say how large its patches are"),
-        (["partial", "a cat"], "its files lack 2 tensors of BertModel, encoder.layer.1.attention.self.query"),
+        (
+            ["partial", "a cat"],
+            "2 tensors of BertModel are missing, such as encoder.layer.1.attention.self.query",
+        ),
         (["empty", "a cat"], "empty: transformers cannot read it"),
     ]:
         assert main(["explore", *words, "--transformers"]) == 2

@@ -1,10 +1,10 @@
 """Measure speed and memory, compared with other libraries where they are installed.
 
-all: the project's own table, ours compared with what people would take. attached: BERT of transformers with
-a pattern attached. attention: one attention layer, by pattern or mechanism and length. families: public
-models on real texts, compared with transformers. generation: tokens a second. models: Longformer, BigBird.
-neighbours: searches in a datastore. products: matrix products. store: look-ups in a Memorizing Transformer's
-store. training: training steps. report: records that --out has kept, as Markdown.
+all: the project's table, compared with alternative libraries. attached: BERT of transformers with an attached
+pattern. attention: one attention layer, by pattern or mechanism and length. families: public models on real
+texts, compared with transformers. generation: generated tokens/s. models: Longformer, BigBird. neighbours:
+searches in a datastore. products: matrix products. store: lookups in the store of a Memorizing Transformer.
+training: training steps. report: saved records (--out) as Markdown.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from polyformer.cli.commands.options import argument, choices, experiment_settings
 
 EXAMPLES = """examples:
-  polyformer bench all --out mine.json   # an hour or two; the same command goes on where it was stopped
+  polyformer bench all --out mine.json   # an hour or two; the same command resumes it
   polyformer bench all --only gpt2-step window --instruction-sets default
   polyformer bench report --files mine.json
   polyformer bench attention
@@ -42,17 +42,17 @@ MODULES = "polyformer_lab.bench"
 class BenchOptions:
     """Options of `polyformer bench`."""
 
-    what: What = argument("what is measured")
+    what: What = argument("measurement to run")
     changes: dict[str, Any] = experiment_settings("polyformer bench WHAT")
 
 
 def details(argv: list[str]) -> str:
-    """The settings of the measurement that the words name, if they name one."""
+    """Return the settings of the named measurement, if there is one."""
     return module_help(f"{MODULES}.{argv[0]}") if argv[0] in choices(What) else ""
 
 
 def run(options: BenchOptions) -> None:
-    """Run the measurement, which prints its results."""
+    """Run the measurement and print its results."""
     run_module(f"{MODULES}.{options.what}", options.changes)
 
 

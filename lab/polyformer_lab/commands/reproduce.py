@@ -1,4 +1,4 @@
-"""Run an experiment, a published claim or a YAML file of your own: a grid of runs, its table and page."""
+"""Run an experiment (a published claim or your own YAML file): a grid of runs, with a table and a page."""
 
 import textwrap
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ EXAMPLES = """examples:
   polyformer reproduce mine.yaml --jobs 2              # an experiment of your own, two runs at a time
   polyformer reproduce extrapolation --data DIR        # ALiBi: train short, test long; DIR has WikiText-2
   polyformer reproduce knn-lm --wikitext2 DIR --decoder DIR   # each source by its name
-  polyformer reproduce all --quick                     # every claim for some seconds, and a page of all
-  polyformer reproduce all --data DIR --jobs 2         # those with data in DIR; a second call resumes
+  polyformer reproduce all --quick                     # every claim for a few seconds, and an overview page
+  polyformer reproduce all --data DIR --jobs 2         # all claims with data in DIR; a second call resumes
 """
 
 
@@ -30,7 +30,7 @@ class ReproduceOptions:
 
     claim: str = argument("a claim, a YAML file, or 'all'")
     data: str | None = option(
-        "a folder with the data sets by name, or the only one that is read", metavar="DIR"
+        "folder with the data sets by name, or with the single data set of the claim", metavar="DIR"
     )
     wikitext2: str | None = option("the folder of WikiText-2", metavar="DIR")
     sst2: str | None = option("the folder of SST-2", metavar="DIR")
@@ -38,17 +38,17 @@ class ReproduceOptions:
     multi30k: str | None = option("the folder of Multi30k", metavar="DIR")
     mnist: str | None = option("the IDX file of MNIST's images", metavar="FILE")
     book: str | None = option("the text file of a book with chapters", metavar="FILE")
-    decoder: str | None = option("the folder of a checkpoint that writes", metavar="DIR")
-    encoder: str | None = option("the folder of an encoder of sentences", metavar="DIR")
+    decoder: str | None = option("the folder of a decoder checkpoint", metavar="DIR")
+    encoder: str | None = option("the folder of a sentence encoder", metavar="DIR")
     exits: str | None = option("the folder of a checkpoint with exits", metavar="DIR")
     out: str | None = option(
         "where to write (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
     )
-    seeds: tuple[int, ...] = option("the seeds, in place of those of the experiment", ())
-    only: tuple[str, ...] = option("of 'all': only these claims", (), metavar="CLAIM")
-    jobs: int | None = option("runs at a time, each in a process (default: 1; of 'all' one for each core)")
-    quick: bool = option("sizes so small that a run takes seconds and no figure means anything", False)
-    print: bool = option("print the experiment as YAML and run nothing", False)
+    seeds: tuple[int, ...] = option("seeds that replace those of the experiment", ())
+    only: tuple[str, ...] = option("for 'all': only these claims", (), metavar="CLAIM")
+    jobs: int | None = option("runs in parallel, one process each (default: 1; for 'all' one per core)")
+    quick: bool = option("very small sizes, so that a run takes seconds; the results are meaningless", False)
+    print: bool = option("print the experiment as YAML and do not run it", False)
     changes: dict[str, Any] = recipe_settings("--training.steps 100 or --measure.lengths '[128, 256]'")
 
 
@@ -60,7 +60,7 @@ def claims() -> list[str]:
 
 
 def details(argv: list[str]) -> str:
-    """Return what the named experiment runs, or the names of all."""
+    """Return the settings of the named experiment, or the names of all experiments."""
     from polyformer_lab.study import Study
 
     if argv[0] in claims()[:-1]:
@@ -70,7 +70,7 @@ def details(argv: list[str]) -> str:
 
 
 def run(options: ReproduceOptions) -> None:
-    """Run the experiment, which prints its results."""
+    """Run the experiment and print its results."""
     from polyformer_lab import engine
     from polyformer_lab.sources import SOURCES
     from polyformer_lab.study import Study

@@ -1,6 +1,7 @@
-"""Answer questions from a text with a trained model: the questions given, or each line of standard input.
+"""Answer questions about a text with a trained model.
 
-Prints one answer a line, a piece of the text; an empty line where the model finds none.
+The questions are arguments, or the lines of standard input. Prints one answer per line, an excerpt of the
+text, or an empty line if the model finds no answer.
 """
 
 from dataclasses import dataclass

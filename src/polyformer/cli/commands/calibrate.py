@@ -1,9 +1,9 @@
-"""Find how early a model may exit at a stated risk, and keep that in its checkpoint.
+"""Choose the threshold of a model's early exits for a given risk, and save it in the checkpoint.
 
-Texts are written without exits and with exits at thresholds that fall; the lowest threshold that Learn then
-Test passes is kept (Schuster et al. 2022, CALM): with probability --confidence, what is written with it loses
-no more than --risk of its quality on average. `generate` and `translate` use it from then on. Texts must be
-none that the model was trained with.
+Generates texts without exits and with exits at decreasing thresholds, and saves the lowest threshold that
+passes Learn then Test (Schuster et al. 2022, CALM): with probability --confidence, the generated texts lose
+at most --risk of their quality on average. `generate` and `translate` then use this threshold. The texts must
+not be part of the training data.
 """
 
 from dataclasses import dataclass, replace
@@ -33,28 +33,35 @@ class CalibrateOptions:
 
     model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
     data: str | None = option(
-        "texts to calibrate with, for a translator pairs (default: the validation data of the run)",
+        "texts to calibrate with; pairs for a translation model (default: the run's validation data)",
         metavar="PATH",
     )
-    format: str | None = option("of PATH, if its name does not say: text, lines, articles, tsv, ...")
-    risk: float = option("the expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
-    confidence: float = option("the probability with which the risk holds (default: 0.95)", 0.95)
+    format: str | None = option(
+        "format of PATH, if its name does not show it: text, lines, articles, tsv, ..."
+    )
+    risk: float = option("largest expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
+    confidence: float = option("probability that the loss is within the risk (default: 0.95)", 0.95)
     measure: Literal["consistency", "references"] = option(
-        "what is lost: agreement with what is written without exits, or ROUGE-L beside the references "
+        "quality: agreement with the texts generated without exits, or ROUGE-L against the references "
         "(default: consistency)",
         "consistency",
     )
     thresholds: str | None = option(
-        "confidences to test, falling, with commas between (default: 0.95,0.9,...,0.05)", metavar="X,X"
+        "thresholds to test, in decreasing order, separated by commas (default: 0.95,0.9,...,0.05)",
+        metavar="X,X",
     )
-    texts: int = option("number of texts, at most (default: 200)", 200)
-    prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
-    new_tokens: int = option("tokens that it writes (default: 32)", 32, most=NEW_TOKENS)
+    texts: int = option("largest number of texts (default: 200)", 200)
+    prompt: int = option(
+        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32
+    )
+    new_tokens: int = option(
+        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS
+    )
     device: Device = device()
 
 
 def run(options: CalibrateOptions) -> None:
-    """Print what was tested, and write the threshold."""
+    """Print the tests and save the threshold."""
     from polyformer.applications.exits import CalibrateConfig, calibrate
     from polyformer.applications.exits.calibrate import check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
@@ -80,24 +87,24 @@ def run(options: CalibrateOptions) -> None:
     write, references = writing(options, source)
     check_texts(len(references), asked)
     layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
-    print(f"{len(references)} texts; without exits a token takes {layers} layers\n")
-    print("threshold    risk   p-value   layers a token   times as fast")
+    print(f"{len(references)} texts; without exits a token passes {layers} layers\n")
+    print("threshold    risk   p-value   layers per token   speedup")
     with suited(source.model):
         result = calibrate(source.model, write, references, asked, _show)
     if result.threshold is None:
-        print(f"\nno threshold is shown to lose at most {asked.risk}; {options.model} stays as it is")
+        print(f"\nno threshold passes the test at risk {asked.risk}; {options.model} is unchanged")
         return
     atomic_write(Path(options.model) / CONFIG, source.model.config.to_json().encode())
-    print(f"\nthreshold {result.threshold}: kept in {Path(options.model) / CONFIG}")
+    print(f"\nthreshold {result.threshold}: saved in {Path(options.model) / CONFIG}")
 
 
 def _show(test: "Tested") -> None:
     measured = f"{test.threshold:9.2f}  {test.risk:6.4f}  {test.p_value:8.4f}"
-    print(f"{measured}  {test.layers:15.2f}  {test.speed:14.2f}", flush=True)
+    print(f"{measured}  {test.layers:17.2f}  {test.speed:8.2f}", flush=True)
 
 
 def held_out(options: CalibrateOptions) -> str:
-    """The texts that were named, or those that the run was validated with."""
+    """Return --data, or the validation data of the run."""
     from polyformer.models.architectures.record import RECIPE
     from polyformer.training.recipes.run import Run
 
@@ -107,12 +114,12 @@ def held_out(options: CalibrateOptions) -> str:
     if (Path(options.model) / RECIPE).is_file():
         named = Run.open(options.model).recipe.data.validation
     if named is None:
-        raise InputError("--data: name texts that the model was not trained with")
+        raise InputError("--data is missing: name texts that the model was not trained on")
     return named
 
 
 def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
-    """What writes the texts, and their references."""
+    """Return the function that generates the texts, and the references."""
     from itertools import islice
 
     from polyformer.applications.exits.texts import continuing, translating
@@ -125,6 +132,8 @@ def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write,
         rows = token_rows(source, source.columns[0], length, options.texts)
         return continuing(rows, options.prompt, source.tokenizer.decode)
     if len(source.columns) < 2:
-        raise InputError(f"{options.model}: only a run has pairs to calibrate a translator with")
+        raise InputError(
+            f"{options.model}: a translation model can be calibrated only as a run, which has text pairs"
+        )
     pairs = [list(islice(texts(source, column), options.texts)) for column in source.columns]
     return translating(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]

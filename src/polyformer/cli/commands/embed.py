@@ -1,9 +1,10 @@
-"""Embed texts: write a vector for each text of FILES to a Parquet file, by a sentence encoder.
+"""Embed texts: write one vector per text of FILES to a Parquet file, computed by a sentence encoder.
 
-MODEL is a run, a folder of sentence-transformers or another checkpoint; one that does not say how its texts
-become vectors takes --pooling. The file has the columns id and vector. What was stopped goes on by the same
-command; several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write the
-same file. With a --out that does not end in .parquet the parts stay as files in a directory of that name.
+MODEL is a run, a folder of sentence-transformers, or another checkpoint; a model that does not define its
+pooling requires --pooling. The file has the columns id and vector. To resume an interrupted run, repeat the
+same command. Several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write
+the same file. If --out does not end with .parquet, the parts remain separate files in a directory of that
+name.
 """
 
 import os
@@ -29,32 +30,36 @@ EXAMPLES = """examples:
 class EmbedOptions:
     """Options of `polyformer embed`."""
 
-    model: str = argument("folder of a run or of a checkpoint", metavar="RUN")
+    model: str = argument("folder of a run or checkpoint", metavar="RUN")
     files: tuple[str, ...] = argument(
-        "files of texts: .txt (a text in each line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
+        "text files: .txt (one text per line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
         metavar="FILE",
     )
     out: str | None = option(
-        "the file .parquet to write, or a directory for its parts", metavar="FILE", output="by name"
+        ".parquet file to write, or a directory for its parts", metavar="FILE", output="by name"
     )
-    column: str | None = option("column of the texts (default: one with a usual name, such as text)")
-    id: str | None = option("column that names a text (default: its number, from 0)", metavar="COLUMN")
-    format: str | None = option("of FILES, if their names do not say: text, lines, jsonl, ...")
+    column: str | None = option("column of the texts (default: a column with a common name such as text)")
+    id: str | None = option(
+        "column with the id of a text (default: the row number, from 0)", metavar="COLUMN"
+    )
+    format: str | None = option("format of FILES, if the names do not show it: text, lines, jsonl, ...")
     pooling: Literal["mean", "first", "last", "max"] | None = option(
-        "make the vector of the last hidden states so (default: as the model's head or folder says)"
+        "pooling of the last hidden states (default: as the model's head or folder defines)"
     )
-    unnormalized: bool = option("with --pooling: do not scale vectors to length 1", False)
-    max_length: int | None = option("tokens of a text that are read (default: as many as the model takes)")
-    too_long: Literal["cut", "refuse"] = option("what is done with a longer text (default: cut)", "cut")
-    dtype: Literal["float32", "float16"] = option("of the numbers (default: float32)", "float32")
-    with_text: bool = option("keep the text beside its vector", False)
-    rows: int = option("in a part, which is computed or lost as a whole (default: 2048)", 2048)
-    batch_tokens: int = option("tokens that are computed at once, padding included (default: 4096)", 4096)
+    unnormalized: bool = option("with --pooling: do not normalize vectors to length 1", False)
+    max_length: int | None = option("largest number of tokens to read per text (default: the model's limit)")
+    too_long: Literal["cut", "refuse"] = option("treatment of longer texts (default: cut)", "cut")
+    dtype: Literal["float32", "float16"] = option(
+        "number format of the vectors (default: float32)", "float32"
+    )
+    with_text: bool = option("also write the column text", False)
+    rows: int = option("rows per part; an interruption loses at most one part (default: 2048)", 2048)
+    batch_tokens: int = option("tokens per batch, including padding (default: 4096)", 4096)
     device: Device = device()
 
 
 def run(options: EmbedOptions) -> None:
-    """Write the vectors, or what is left of them."""
+    """Write the vectors, or the rest of them after an interruption."""
     import torch
 
     from polyformer.applications.encode.embed import Form, embed
@@ -68,7 +73,10 @@ def run(options: EmbedOptions) -> None:
     if options.out is None:
         raise InputError("--out is missing; see polyformer embed --help")
     if options.unnormalized and options.pooling is None:
-        raise InputError("--unnormalized: goes with --pooling; a model's own head says whether it scales")
+        raise InputError(
+            "--unnormalized: requires --pooling; a model with its own head defines whether "
+            "vectors are normalized"
+        )
     rank, world = launcher.rank(), launcher.world()
     place = choose_device(options.device)
     if place.type == "cuda":
@@ -99,17 +107,19 @@ def run(options: EmbedOptions) -> None:
 
 
 def conclude(progress: "Progress", options: EmbedOptions, rank: int, world: int) -> None:
-    """Say what there is now, in the words of one process of several."""
-    who = f"process {rank + 1} of {world}: " if world > 1 else ""
+    """Print the result of this process."""
+    prefix = f"process {rank + 1} of {world}: " if world > 1 else ""
     if progress.cut:
-        print(f"polyformer: {who}{progress.cut:,} texts were longer than is read, and cut", file=sys.stderr)
+        print(f"polyformer: {prefix}{progress.cut:,} texts were too long and were truncated", file=sys.stderr)
     if progress.whole:
-        print(f"{options.out}: whole; {who}{progress.computed:,} texts embedded now")
+        print(f"{options.out}: complete; {prefix}{progress.computed:,} texts embedded in this run")
     else:
-        print(f"{options.out}: {who}{progress.computed:,} texts embedded; other processes have not ended yet")
+        print(
+            f"{options.out}: {prefix}{progress.computed:,} texts embedded; other processes are still running"
+        )
 
 
 def report(progress: "Progress") -> None:
-    """How far the first process is, on standard error."""
+    """Print the progress of the first process on standard error."""
     speed = progress.computed / progress.seconds if progress.seconds else 0.0
-    print(f"{progress.rows:,} texts, {speed:,.0f} a second", file=sys.stderr)
+    print(f"{progress.rows:,} texts, {speed:,.0f} texts/s", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Write a page on which a model's attention on a text or an image is explored; it is one file, works offline.
+"""Write an interactive page of a model's attention on a text or an image: one file, which works offline.
 
-The page shows every layer and head, the weights between tokens, the numbers behind each weight, attention by
-distance, and paths through the layers. Of an encoder-decoder the second text is what the decoder reads; where
-it is not given, and with --generate, the model writes it, and the page shows what each step looked at. With
---against a second model, or a second text, stands beside the first.
+The page shows every layer and head, the weights between tokens, the terms of each score, attention by
+distance, and paths through the layers. --target is the decoder's input of an encoder-decoder; without it, or
+with --generate, the model generates text, and the page shows the attention of each step. --against adds a
+second model or a second text to compare with.
 """
 
 from dataclasses import dataclass, replace
@@ -36,29 +36,27 @@ class ExploreOptions:
         "weights"
     )
     text: str | None = argument(
-        "the text that it reads (or --file); of a model of images the file of an image, or of a data set of "
-        "images with --row",
+        "input text (or --file); for an image model an image file, or with --row a data set of images",
         None,
         metavar="TEXT|IMAGE",
     )
-    file: str | None = option("read the text from this file", metavar="FILE")
+    file: str | None = option("read the input text from this file", metavar="FILE")
     row: int | None = option(
-        "read image N, from 1, of a data set; without IMAGE of those that the run learned from", metavar="N"
+        "read image N, from 1, of the data set IMAGE (default: of the run's training data)", metavar="N"
     )
-    target: str | None = option("what the decoder of an encoder-decoder reads", metavar="TEXT")
-    generate: int | None = option(
-        "let the model continue the text by at most N tokens, and show the steps", most=NEW_TOKENS
-    )
+    target: str | None = option("for an encoder-decoder: input of the decoder", metavar="TEXT")
+    generate: int | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS)
     segment: int | None = option(
-        "of a model with a memory: read the text in segments of N tokens, and show the last", metavar="N"
+        "for a model with a memory: read the text in segments of N tokens and show the last segment",
+        metavar="N",
     )
     against: str | None = option(
-        "another model (a folder or a GGUF file), or else another text or image, to compare with",
+        "model (a folder or a GGUF file), text or image to compare with",
         metavar="MODEL|TEXT|IMAGE",
     )
-    transformers: bool = option("read the model by transformers' AutoModel, without converting it", False)
+    transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
     megabytes: float = option(
-        "size of the page, at most; layers beyond have thumbnails alone (default: 20)", 20.0
+        "largest size of the page; further layers have only thumbnails (default: 20)", 20.0
     )
     out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE", "file")
     device: Device = device()
@@ -66,8 +64,8 @@ class ExploreOptions:
 
 
 def run(options: ExploreOptions) -> None:
-    """Record and write the page."""
-    from polyformer.cli.commands.explore_readings import is_model, opened
+    """Record the attention and write the page."""
+    from polyformer.cli.commands.explore_readings import is_model, open_model
     from polyformer.cli.plots.explorer import page_of
     from polyformer.core.files import write_output
 
@@ -78,46 +76,48 @@ def run(options: ExploreOptions) -> None:
             raise InputError(f"--{name}: expected 1 or more, got {number}")
     if options.megabytes <= 0:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
-    read = opened(options, options.model)
+    read = open_model(options, options.model)
     readings = [read(text)]
     if other is not None and is_model(other):
-        readings.append(opened(options, other)(text))
-    elif other is not None:  # one model and two texts, which tell the readings apart
+        readings.append(open_model(options, other)(text))
+    elif other is not None:  # one model: name the readings after the texts
         readings.append(read(other))
-        names = (titled(options, text), shortened(other))
+        names = (page_title(options, text), excerpt(other))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
-    title = titled(options, text)
+    title = page_title(options, text)
     content = page_of(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
     write_output(options.out, content.encode())
     print(f"Written to {options.out} ({len(content) / 1e6:.1f} MB): open it in a browser")
 
 
 def text_of(options: ExploreOptions) -> str | None:
-    """TEXT, or what --file holds, or None for an image of the run's data; raises `InputError` for both,
-    neither, or nothing in it."""
+    """Return TEXT or the content of --file, or None for an image of the run's data.
+
+    Raises `InputError` for both, neither, or an empty text.
+    """
     if options.text is None and options.file is None and options.row is not None:
         return None
     if (options.text is None) == (options.file is None):
-        raise InputError("text: expected TEXT or --file FILE, one of the two")
+        raise InputError("text: expected either TEXT or --file FILE")
     if options.file is not None:
         try:
             text = Path(options.file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--file: {options.file} is no text that can be read: {error}") from error
+            raise InputError(f"--file: cannot read {options.file} as text: {error}") from error
     else:
         text = options.text or ""
     if not text.strip():
-        raise InputError("text: expected one or more words, got nothing")
+        raise InputError("text: expected a text, got only white space")
     return text
 
 
-def titled(options: ExploreOptions, text: str | None) -> str:
-    """What the page is called: the text's first words, or which image it is."""
+def page_title(options: ExploreOptions, text: str | None) -> str:
+    """Return the title of the page: the first words of the text, or the number of the image."""
     row = "" if options.row is None else f"image {options.row}"
-    return row if text is None else ", ".join(filter(None, [shortened(text), row]))
+    return row if text is None else ", ".join(filter(None, [excerpt(text), row]))
 
 
-def shortened(text: str) -> str:
-    """A title: the first words of the text."""
+def excerpt(text: str) -> str:
+    """Return the first words of the text in quotes."""
     words = " ".join(text.split())
     return quote(words if len(words) <= 60 else f"{words[:57]}...")

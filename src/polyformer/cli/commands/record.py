@@ -1,9 +1,9 @@
-"""Record episodes in an environment of gymnasium's, as a data set that Minari keeps.
+"""Record episodes in a gymnasium environment as a Minari data set.
 
-The policies play in turn: `scripted` (of classic control), `half-trained` (linear, after a few generations of
-the cross-entropy method), `random`, and the folders of runs of agents, whose actions are drawn. Every episode
-has a share of random actions of its own, up to --noise, so that returns of all sizes are recorded.
-`polyformer train dt --data minari:ID` learns from the data set.
+The policies take turns: `scripted` (for classic control), `half-trained` (a linear policy after a few
+generations of the cross-entropy method), `random`, and folders of agent runs, whose actions are sampled. The
+share of random actions differs by episode, up to --noise, so that the data set contains returns of all sizes.
+Train on the data set with `polyformer train dt --data minari:ID`.
 """
 
 from dataclasses import dataclass
@@ -31,29 +31,31 @@ class RecordOptions:
     environment: str = argument("id of an environment, such as CartPole-v1", metavar="ENVIRONMENT")
     out: str = option("id of the new data set, such as cartpole/mixed-v0", "", "ID")
     policies: str = option(
-        "some of scripted, half-trained, random and folders of runs of agents, with commas (default: the "
-        "first three)",
+        "scripted, half-trained, random or folders of agent runs, separated by commas (default: the first "
+        "three)",
         "scripted,half-trained,random",
         "NAMES",
     )
-    episodes: int = option("how many", 300)
-    noise: float = option("an episode's share of random actions is drawn between 0 and this", 0.5)
-    wrappers: str = option("of the environment, module:Class with commas, the innermost first", "", "NAMES")
-    max_steps: int | None = option(
-        "where an episode is cut (default: where the environment cuts it)", most=COUNT
+    episodes: int = option("number of episodes (default: 300)", 300)
+    noise: float = option("largest share of random actions of an episode, from 0 to 1 (default: 0.5)", 0.5)
+    wrappers: str = option(
+        "wrappers of the environment, module:Class separated by commas, innermost first", "", "NAMES"
     )
-    seed: int = option("of policies, noise and first states", 0, most=COUNT)
+    max_steps: int | None = option(
+        "largest number of steps per episode (default: the environment's limit)", most=COUNT
+    )
+    seed: int = option("random seed of policies, noise and initial states (default: 0)", 0, most=COUNT)
 
 
 def run(options: RecordOptions) -> None:
-    """Record, and print how large the returns are."""
+    """Record the episodes and print the distribution of the returns."""
     import numpy as np
 
     from polyformer.core.errors import InputError
     from polyformer.training.rl.recording import Recording, record
 
     if not options.out:
-        raise InputError("--out: name the new data set, such as cartpole/mixed-v0")
+        raise InputError("--out is missing: name the new data set, for example cartpole/mixed-v0")
     policies, wrappers = words(options.policies), words(options.wrappers)
     runs = {name: trained(name) for name in policies if is_run(name)}
     settings = {name: value for name, value in vars(options).items() if name not in ("policies", "wrappers")}
@@ -61,25 +63,25 @@ def run(options: RecordOptions) -> None:
     low, quarter, half, three, high = np.percentile(returns, [0, 25, 50, 75, 100])
     print(
         f"{len(returns)} episodes of {options.environment}; returns: mean {np.mean(returns):.4g}, "
-        f"least {low:.4g}, quartiles {quarter:.4g} {half:.4g} {three:.4g}, largest {high:.4g}"
+        f"minimum {low:.4g}, quartiles {quarter:.4g} {half:.4g} {three:.4g}, maximum {high:.4g}"
     )
     print(f"minari:{options.out}")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Return the parts of `text` between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def is_run(name: str) -> bool:
-    """Whether it is the folder of a run."""
+    """Return whether `name` is the folder of a run."""
     from polyformer.models.architectures.record import RECIPE
 
     return (Path(name) / RECIPE).is_file()
 
 
 def trained(folder: str) -> "Maker":
-    """The policy of the run; `InputError` for one that trained none."""
+    """Return the policy of a run; raise `InputError` if the run has none."""
     from polyformer.core.errors import InputError
     from polyformer.models.architectures import Policy
     from polyformer.training.recipes import Run
@@ -87,5 +89,5 @@ def trained(folder: str) -> "Maker":
 
     policy = Run.open(folder).model("cpu")
     if not isinstance(policy, Policy):
-        raise InputError(f"--policies: {folder} is no run of the task 'agent', which trains policies")
+        raise InputError(f"--policies: expected a run of the task 'agent', and {folder} has no policy")
     return lambda environment, seed: source_of(policy.eval(), environment)

@@ -1,6 +1,7 @@
-"""Tag the words of texts with a trained model: the texts given, or every line of standard input.
+"""Tag the words of texts with a trained model.
 
-Prints a line for each word: the word, a tab, its tag; an empty line after each text (the CoNLL format).
+The texts are arguments, or the lines of standard input. Prints one line per word: the word, a tab, its tag;
+and an empty line after each text (the CoNLL format).
 """
 
 import re
@@ -13,7 +14,7 @@ EXAMPLES = """examples:
   polyformer tag runs/wnut17-1 < sentences.txt > tagged.conll
 """
 
-WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; other marks alone
+WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class TagOptions:
     """Options of `polyformer tag`."""
 
     run: str = argument(
-        "folder of a trained run of the task tag, or of a checkpoint with such a head", metavar="RUN"
+        "folder of a trained run of the task tag, or of a checkpoint with a tagging head", metavar="RUN"
     )
     text: tuple[str, ...] = argument(
         "texts to tag, each in quotes (default: every line of standard input)", ()

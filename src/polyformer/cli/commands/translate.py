@@ -1,6 +1,7 @@
-"""Translate texts with a trained model, or summarise them: the texts given, or each line of standard input.
+"""Translate or summarize texts with a trained model.
 
-A run writes for each text what it was trained to write: a translation, a summary.
+The texts are arguments, or the lines of standard input. A run generates for each text the kind of output that
+it was trained on: a translation or a summary.
 """
 
 from dataclasses import dataclass
@@ -28,13 +29,13 @@ class TranslateOptions:
         "texts to translate, each in quotes (default: every line of standard input)", ()
     )
     num_beams: int | None = option(
-        "beams of beam search; 1 is greedy (default: from the run's recipe or the checkpoint)"
+        "number of beams; 1 is greedy decoding (default: as in the run's recipe or the checkpoint)"
     )
     source_language: str | None = option(
-        "code of the text's language, such as en; for multilingual checkpoints", metavar="CODE"
+        "for multilingual checkpoints: code of the texts' language, such as en", metavar="CODE"
     )
     target_language: str | None = option(
-        "code of the language to translate into; for multilingual checkpoints", metavar="CODE"
+        "for multilingual checkpoints: code of the language to translate into", metavar="CODE"
     )
     device: Device = device()
 
