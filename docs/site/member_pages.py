@@ -207,7 +207,7 @@ def measured(member: Member) -> str:
         if heading and named and heading not in sections:
             sections.append(heading)
     links = [f"[{heading}](../../results.md#{slug(heading)})" for heading in sections]
-    return f"## Measured\n\nResults: {', '.join(links)}." if links else ""
+    return f"## MeasuredCall\n\nResults: {', '.join(links)}." if links else ""
 
 
 def slug(heading: str) -> str:

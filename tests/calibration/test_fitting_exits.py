@@ -175,13 +175,13 @@ def test_the_command_fits_what_it_writes(tmp_path: Path, capsys: pytest.CaptureF
     assert bool(exits(loaded).exits[0].map.weight.any())
     for wrong, message in (
         (["--fit-tokens", "3"], "--fit-tokens: expected 512"),
-        (["--depth", "exits"], "nothing to fit"),
-        (["--depth", "fixed"], "expected a decoder alone with exits"),
+        (["--depth", "exits"], "no parameters to fit"),
+        (["--depth", "fixed"], "expected a decoder-only model with exits"),
     ):
         assert main([*call[:2], str(tmp_path / "other"), *call[3:], *wrong]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_a_row_must_be_held_out():
-    with pytest.raises(InputError, match="two rows or more"):
+    with pytest.raises(InputError, match="at least two rows"):
         fit_exits(model(), rows(1))

@@ -75,8 +75,8 @@ def test_a_checkpoint(tmp_path: Path, file: Path, output: Callable[..., str]):
     [
         (["--shots", "-1"], "--shots: expected 0 or more, got -1"),
         (["--limit", "0"], "--limit: expected 1 or more, got 0"),
-        (["--shots", "9"], "shots: 9 leave no question of 9 rows"),
-        (["--shots", "10"], "shots: 10 were asked for, and there are 9 rows"),
+        (["--shots", "9"], "shots: 9 of 9 rows leave no question"),
+        (["--shots", "10"], "shots: expected at most 9, the number of rows"),
         (["--template", "{input}"], "template: expected {input} once"),
         (["--targets", "[a]"], "--targets: expected a mapping, as in '{0: negative"),
         (["--targets", "{a: b"], "--targets, line 1: not YAML"),

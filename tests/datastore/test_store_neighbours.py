@@ -124,7 +124,7 @@ def test_a_search_that_was_stopped_goes_on(
     capsys.readouterr()
     assert main(search(folder, "train", out)) == 0, "a finished one stays as it is"
     assert main(search(folder, "train", out, "--neighbours", 3)) == 2
-    assert "begun with other input (neighbours)" in capsys.readouterr().err
+    assert "started with other input (neighbours)" in capsys.readouterr().err
 
 
 def test_neighbours_depend_on_no_later_token(folder: Path, tmp_path: Path):

@@ -15,7 +15,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.limits import NEW_TOKENS
 
 if TYPE_CHECKING:
-    from polyformer.applications.exits.calibrate import Tested
+    from polyformer.applications.exits.calibrate import ThresholdTest
     from polyformer.applications.exits.texts import Write
     from polyformer.cli.commands.model_and_texts import ModelAndTexts
 
@@ -98,7 +98,7 @@ def run(options: CalibrateOptions) -> None:
     print(f"\nthreshold {result.threshold}: saved in {Path(options.model) / CONFIG}")
 
 
-def _show(test: "Tested") -> None:
+def _show(test: "ThresholdTest") -> None:
     measured = f"{test.threshold:9.2f}  {test.risk:6.4f}  {test.p_value:8.4f}"
     print(f"{measured}  {test.layers:17.2f}  {test.speed:8.2f}", flush=True)
 
@@ -122,7 +122,7 @@ def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write,
     """Return the function that generates the texts, and the references."""
     from itertools import islice
 
-    from polyformer.applications.exits.texts import continuing, translating
+    from polyformer.applications.exits.texts import continuation_generator, translation_generator
     from polyformer.cli.commands.model_and_texts import texts, token_rows
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import Translation
@@ -130,10 +130,10 @@ def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write,
     if source.model.encoder is None:
         length = options.prompt + options.new_tokens
         rows = token_rows(source, source.columns[0], length, options.texts)
-        return continuing(rows, options.prompt, source.tokenizer.decode)
+        return continuation_generator(rows, options.prompt, source.tokenizer.decode)
     if len(source.columns) < 2:
         raise InputError(
             f"{options.model}: a translation model can be calibrated only as a run, which has text pairs"
         )
     pairs = [list(islice(texts(source, column), options.texts)) for column in source.columns]
-    return translating(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]
+    return translation_generator(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]

@@ -16,12 +16,12 @@ def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
     """Fit the exits of `model` to a text in place, with the tokenizer in `folder`; print the remaining
     errors.
     """
-    from polyformer.applications.exits.fitting import fit_exits, fittable
+    from polyformer.applications.exits.fitting import fit_exits, fittable_exits
     from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
 
-    fittable(model)
+    fittable_exits(model)
     if tokens < 2 * FIT_LENGTH:
         raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {tokens}")
     source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))

@@ -17,7 +17,7 @@ from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.applications.retrieval.build import Progress
+    from polyformer.applications.retrieval.build import BuildProgress
 
 EXAMPLES = """examples:
   polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
@@ -217,7 +217,7 @@ def verify_store(options: DatastoreOptions) -> None:
     print(f"{options.name}: {manifest.count:,} entries, {result}")
 
 
-def report(progress: "Progress") -> None:
+def report(progress: "BuildProgress") -> None:
     """Print the progress on standard error."""
     speed = progress.entries / progress.seconds if progress.seconds else 0.0
     line = f"{progress.total:,} entries, {speed:,.0f} entries/s"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from polyformer.cli.commands.options import Device, argument, device, option
 
 if TYPE_CHECKING:
-    from polyformer.applications.encode.embed import Progress
+    from polyformer.applications.encode.embed import EmbedProgress
 
 EXAMPLES = """examples:
   polyformer embed all-MiniLM-L6-v2 notes.txt --out notes.parquet
@@ -62,7 +62,7 @@ def run(options: EmbedOptions) -> None:
     """Write the vectors, or the rest of them after an interruption."""
     import torch
 
-    from polyformer.applications.encode.embed import Form, embed
+    from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
     from polyformer.applications.encode.texts import Texts
     from polyformer.core import launcher
@@ -81,7 +81,7 @@ def run(options: EmbedOptions) -> None:
     place = choose_device(options.device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    form = Form(
+    form = OutputFormat(
         dtype=options.dtype, with_text=options.with_text, rows=options.rows, too_long=options.too_long
     )
     texts = Texts(files=options.files, column=options.column, id=options.id, format=options.format)
@@ -106,12 +106,12 @@ def run(options: EmbedOptions) -> None:
     conclude(progress, options, rank, world)
 
 
-def conclude(progress: "Progress", options: EmbedOptions, rank: int, world: int) -> None:
+def conclude(progress: "EmbedProgress", options: EmbedOptions, rank: int, world: int) -> None:
     """Print the result of this process."""
     prefix = f"process {rank + 1} of {world}: " if world > 1 else ""
     if progress.cut:
         print(f"polyformer: {prefix}{progress.cut:,} texts were too long and were truncated", file=sys.stderr)
-    if progress.whole:
+    if progress.complete:
         print(f"{options.out}: complete; {prefix}{progress.computed:,} texts embedded in this run")
     else:
         print(
@@ -119,7 +119,7 @@ def conclude(progress: "Progress", options: EmbedOptions, rank: int, world: int)
         )
 
 
-def report(progress: "Progress") -> None:
+def report(progress: "EmbedProgress") -> None:
     """Print the progress of the first process on standard error."""
     speed = progress.computed / progress.seconds if progress.seconds else 0.0
     print(f"{progress.rows:,} texts, {speed:,.0f} texts/s", file=sys.stderr)

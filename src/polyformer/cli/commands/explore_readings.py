@@ -50,35 +50,35 @@ def is_model(name: str) -> bool:
 def by_polyformer(options: Any, name: str) -> Read:
     """Read texts with a model of polyformer."""
     from polyformer.cli.commands.model_and_texts import load
-    from polyformer.cli.plots.explorer.own_texts import OwnTexts
+    from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 
     source = load(name, None, options.device, preset_overrides(name, options.changes))
-    texts = OwnTexts(name, source.model, source.tokenizer)
+    texts = PolyformerTexts(name, source.model, source.tokenizer)
     return lambda text: texts.of_text(required_text(text), options.target, options.generate, options.segment)
 
 
 def by_image_run(options: Any, run: "Run") -> Read:
     """Read images with the image model of a run, converted to the size and colors of its training."""
-    from polyformer.cli.plots.explorer.own_images import OwnImages
+    from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
     from polyformer.training.tasks.image import ImageModelling
 
     check_images(options)
     task = run.task_of(ImageModelling)
     height, width, *colours = task.shape
-    images = OwnImages(str(run.folder), run.model(options.device), task.levels)
+    images = PolyformerImages(str(run.folder), run.model(options.device), task.levels)
     conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
     return lambda path: images.of_pixels(image_of(options, run.recipe.data, conversion, path))
 
 
 def by_patches(options: Any, name: str, task: "ImageClassification", model: Any) -> Read:
     """Read images with a Vision Transformer of polyformer, converted to its size and colors."""
-    from polyformer.cli.plots.explorer.own_patches import OwnPatches
+    from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
     from polyformer.data import DataConfig
     from polyformer.models.architectures.record import RECIPE
     from polyformer.training.recipes.run import Run
 
     check_images(options)
-    images, is_run = OwnPatches(name, model), (Path(name) / RECIPE).is_file()
+    images, is_run = PolyformerPatches(name, model), (Path(name) / RECIPE).is_file()
     if options.row is not None and options.text is None and not is_run:
         raise InputError(f"--row: {name} has no training images; name a file of images as IMAGE")
     own = Run.open(name).recipe.data if is_run else DataConfig()
@@ -99,8 +99,8 @@ def image_of(options: Any, own: "DataConfig", conversion: dict[str, Any], path: 
 
 def by_transformers(options: Any, name: str) -> Read:
     """Read texts or images with an unconverted model of transformers."""
-    from polyformer.cli.plots.explorer.other_images import OtherImages
-    from polyformer.cli.plots.explorer.other_texts import OtherTexts
+    from polyformer.cli.plots.explorer.transformers_images import TransformersImages
+    from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
     from polyformer.data import DataConfig
 
     for option in ("generate", "segment"):
@@ -109,10 +109,10 @@ def by_transformers(options: Any, name: str) -> Read:
     image = options.row is not None or (options.text is not None and is_image(options.text))
     model, reader = load_from_transformers(name, image)
     if model.main_input_name != "pixel_values":
-        texts = OtherTexts(name, model, reader)
+        texts = TransformersTexts(name, model, reader)
         return lambda text: texts.of_text(required_text(text), options.target)
     check_images(options)
-    images = OtherImages(name, model, reader)
+    images = TransformersImages(name, model, reader)
     data = DataConfig(streaming=True, image_mode="rgb")
     return lambda path: images.of_pixels(pixels_of(data, path, options.row))
 
@@ -123,7 +123,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     For a model of texts and images, return its part for an `image` or for text. Raises `InputError` if
     transformers cannot load the model, and if weights are missing.
     """
-    from polyformer.cli.plots.explorer.other_images import part_for
+    from polyformer.cli.plots.explorer.transformers_images import part_for
     from polyformer.models.attached.loading import load_by_transformers
 
     model, report = load_by_transformers("AutoModel", name, output_loading_info=True)

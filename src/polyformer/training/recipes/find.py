@@ -22,7 +22,7 @@ SUFFIXES = (".yaml", ".yml")
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in the package."""
-    folder = files(__package__)
+    folder = files("polyformer.training.recipes")
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(SUFFIXES[0]))
 
 
@@ -38,7 +38,7 @@ def recipe_text(name: str) -> str:
             raise InputError(f"cannot read {name}: {error}") from error
     if name not in recipe_names():
         raise unknown_name("recipe", name, recipe_names())
-    return (files(__package__) / f"{name}{SUFFIXES[0]}").read_text(encoding="utf-8")
+    return (files("polyformer.training.recipes") / f"{name}{SUFFIXES[0]}").read_text(encoding="utf-8")
 
 
 def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def write(header: dict[str, Any], buffers: Buffers) -> str:
 
 def asset(name: str) -> str:
     """Return the text of a file next to this module."""
-    return (files(__package__) / name).read_text(encoding="utf-8")
+    return (files("polyformer.cli.plots.explorer") / name).read_text(encoding="utf-8")
 
 
 def _hash(content: str) -> str:

@@ -21,7 +21,7 @@ def page(title: str, subtitle: str, sections: Sequence[str], script: str = "") -
 
 def asset(name: str) -> str:
     """Return the text of a file next to this module."""
-    return (files(__package__) / name).read_text(encoding="utf-8")
+    return (files("polyformer.cli.plots.report") / name).read_text(encoding="utf-8")
 
 
 def section(title: str, text: str, *parts: str) -> str:

@@ -12,7 +12,7 @@ from polyformer.core.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OtherTexts:
+class TransformersTexts:
     """A reader of texts with a `model` of transformers; without its `tokenizer` tokens are shown as ids."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Texts that a model of ours reads, as readings."""
+"""Texts that a model of polyformer reads, as readings."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NEW_TOKENS = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnTexts:
+class PolyformerTexts:
     """A reader of texts with `model`; without a `tokenizer` tokens are shown as their ids."""
 
     name: str
