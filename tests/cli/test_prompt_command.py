@@ -80,7 +80,7 @@ def test_a_checkpoint(tmp_path: Path, file: Path, output: Callable[..., str]):
         (["--template", "{input}"], "template: expected {input} once"),
         (["--targets", "[a]"], "--targets: expected a mapping, as in '{0: negative"),
         (["--targets", "{a: b"], "--targets, line 1: not YAML"),
-        (["--choices", "[a]"], "--choices: expected two or more different ones, got '[a]'"),
+        (["--choices", "[a]"], "--choices: expected two or more different choices, got '[a]'"),
         (
             ["--columns", "{answer: b}"],
             "--columns: expected names for input, target or choices, got 'answer'",
@@ -100,11 +100,11 @@ def test_a_file_of_answers_is_not_replaced(
     train_tiny: Trained, file: Path, tmp_path: Path, complaint: Callable[..., str]
 ):
     (tmp_path / "old.jsonl").write_text("kept")
-    assert "old.jsonl is there already" in complaint(
+    assert "old.jsonl already exists" in complaint(
         "prompt", train_tiny("lm"), file, "--out", tmp_path / "old.jsonl"
     )
     assert (tmp_path / "old.jsonl").read_text() == "kept"
-    assert "names the file of the questions" in complaint(
+    assert "expected another file than FILE" in complaint(
         "prompt", train_tiny("lm"), file, "--examples", file
     )
 

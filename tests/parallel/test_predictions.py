@@ -172,7 +172,7 @@ def test_every_optimizer_is_predicted() -> None:
         ("gpt2 --mesh data=2 --batch 0", "--batch: expected 1 or more, got 0"),
         ("gpt2 --batch 2", "--batch: requires --mesh"),
         ("gpt2 --mesh data=2 --heads 2", "--heads: only for `show pattern`"),
-        ("dt-gym --mesh data=2", "dt-gym: not a model of texts"),
+        ("dt-gym --mesh data=2", "dt-gym: predictions are available only"),
         ("RECIPE --mesh data=2 --accumulate 0", "--accumulate: expected 1 or more, got 0"),
     ],
 )

@@ -267,5 +267,5 @@ def test_a_bad_input_says_one_line_and_nothing_else(
 
 
 def test_a_model_that_does_not_ask_is_refused():
-    with pytest.raises(InputError, match="no layer of Linear asks"):
+    with pytest.raises(InputError, match="no layer of Linear dispatches"):
         recorded_calls(torch.nn.Linear(2, 2), {})
