@@ -45,8 +45,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("train --model.hidden_sizes 3", "option of ModelConfig 'hidden_sizes': did you mean 'hidden_size'"),
         ("train --model encoder-tiny", "model: this task needs a decoder model, got one with an encoder"),
         ("train --resume nowhere", "nowhere: no such directory"),
-        ("train default --resume nowhere", "--resume: the run has its own recipe and folder"),
-        ("train sst2", "sst2: name the directory with its data .train.tsv. by --data DIR"),
+        ("train default --resume nowhere", "--resume: the run defines recipe and folder"),
+        ("train sst2", "sst2: name the directory with its data .train.tsv. with --data DIR"),
         ("train sst2 --data .", "test.tsv: no such file"),
         ("evaluate nowhere", "nowhere: no such directory"),
         ("evaluate .", "not a run .it has no recipe.yaml."),
@@ -112,7 +112,9 @@ def test_a_run_of_another_task(train_tiny: Trained, complaint: Callable[..., str
 
 
 def test_no_text(train_tiny: Trained, complaint: Callable[..., str]):
-    assert "TEXT: expected some text, got none" in complaint("classify", str(train_tiny("classify")), " ")
+    assert "TEXT: expected a text, got only white space" in complaint(
+        "classify", str(train_tiny("classify")), " "
+    )
 
 
 def test_sampling_options_are_checked(train_tiny: Trained, complaint: Callable[..., str]):
@@ -195,7 +197,7 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     assert first == "polyformer: SIGINT: stopping after this step (again to stop immediately)"
     assert re.fullmatch(
         r"polyformer: stopped by SIGINT at step \d+, of which a checkpoint is written; "
-        r"go on with: polyformer train --resume runs/default-1",
+        r"resume with: polyformer train --resume runs/default-1",
         second,
     )
 

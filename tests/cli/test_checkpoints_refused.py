@@ -23,7 +23,7 @@ from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
         ("choose", "--task.kind choose"),
         ("generate", "--task.kind lm"),
         ("translate", "--task.kind translate"),
-        ("evaluate", "--data: expected a text to measure on"),
+        ("evaluate", "--data is missing: a checkpoint has no validation data"),
     ],
 )
 def test_a_head_for_something_else(command: str, message: str, tmp_path: Path, complaint: Callable[..., str]):

@@ -43,7 +43,7 @@ def test_a_cache_that_cannot_be_written_is_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(Section, "sections", {"sines": Section.sections["sines"]})
     assert main(["tune", "--threads", "1"]) == 0
-    assert "not kept: " in capsys.readouterr().out
+    assert "not saved: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

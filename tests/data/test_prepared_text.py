@@ -175,7 +175,7 @@ def test_the_command(sources: list[str], tmp_path: Path, capsys: pytest.CaptureF
     words = ["data", "prepare", *sources, "--column", "body", "--out", str(out), "--validation", "0.1"]
     train = ["--tokenizer", "train", "--algorithm", "bpe", "--vocab-size", "300"]
     assert main([*words, *train]) == 0
-    assert "tokens to train on" in capsys.readouterr().out
+    assert "training tokens, " in capsys.readouterr().out
     assert main([*words, *train]) == 0  # finished already
     assert main(["data", "show", str(out), "--documents", "1"]) == 0
     shown = capsys.readouterr().out
@@ -188,11 +188,11 @@ def test_the_command(sources: list[str], tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["data", "show", str(tmp_path / "mix.yaml")]) == 0
     shown = capsys.readouterr().out
-    assert f"mix.yaml: 75.0% of the rows are of {out}\n{out}: 3 sources" in shown
-    assert f"mix.yaml: 25.0% of the rows are of {tmp_path / 'Q'}\n" in shown
+    assert f"mix.yaml: 75.0% of the rows are from {out}\n{out}: 3 sources" in shown
+    assert f"mix.yaml: 25.0% of the rows are from {tmp_path / 'Q'}\n" in shown
     assert main(["data", "verify", str(tmp_path / "mix.yaml")]) == 0
-    assert capsys.readouterr().out.count("tokens, as they were written") == 2
-    assert "--vocab-size: belongs to --tokenizer train" in complaint(
+    assert capsys.readouterr().out.count("tokens, checksums match") == 2
+    assert "--vocab-size: requires --tokenizer train" in complaint(
         *words, "--tokenizer", out, "--vocab-size", 9
     )
     assert "vocab_size" in complaint(*words, "--tokenizer", "train", "--vocab-size", 9)

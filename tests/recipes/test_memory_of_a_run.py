@@ -152,7 +152,7 @@ def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(
         assert "store" in outputs[-1]
     assert outputs[0] != outputs[1]
     assert main(["evaluate", str(run), "--data", str(text), "--progress", str(tmp_path / "progress")]) == 2
-    assert "--progress: a model that remembers reads its text" in capsys.readouterr().err
+    assert "--progress: a model with a memory must read its text" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "plain"), "--store-size", "9"]) == 2
     assert "store_size: this model has no store" in capsys.readouterr().err
 

@@ -142,7 +142,8 @@ def read_pairs(first: Path, second: Path) -> Iterator[Row]:
             if source is None or target is None:
                 short, long = (first, second) if source is None else (second, first)
                 raise InputError(
-                    f"{short} ends after {number} lines and {long} goes on: parallel files need as many"
+                    f"{short} has {number} lines and {long} has more; parallel files need the "
+                    "same number of lines"
                 )
             yield {"source": source.rstrip("\r\n"), "target": target.rstrip("\r\n")}
 

@@ -143,11 +143,11 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
         return  # the reader reports the missing column
     if header is None:
         raise InputError(
-            f"--data {path}: its first line is no heading, and what its {len(rows[0])} columns are cannot be "
+            f"--data {path}: the first line has no column names, and the {len(rows[0])} columns cannot be "
             f"guessed from {quote(rows[0])}; name them with --data.header '[text,label]'"
         )
     guessed.data["header"] = header
-    guessed.explain("columns", ", ".join(header), "its first line is no heading", "--data.header")
+    guessed.explain("columns", ", ".join(header), "the first line has no column names", "--data.header")
 
 
 def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:

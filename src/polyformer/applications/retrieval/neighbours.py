@@ -19,7 +19,7 @@ from torch import Tensor
 from polyformer.applications.retrieval.build import (
     BATCH_TOKENS,
     COMMIT_SECONDS,
-    Progress,
+    BuildProgress,
     Report,
     batches,
     keys_of,
@@ -69,7 +69,7 @@ def find(
         own=is_own(store, text),
         text=text,
     )
-    with sole_writer(folder, "it goes on later by the same command"):
+    with sole_writer(folder, "the same command resumes it later"):
         begun = begin(folder, about)
         return begun if begun.tokens is not None else write(reader, texts, store, about, folder, report)
 
@@ -95,7 +95,7 @@ def begin(folder: Path, about: NeighbourInfo) -> NeighbourInfo:
     if not (folder / ABOUT).exists():
         others = {path.name for path in folder.iterdir()} - {LOCK, MARKER}
         if others:
-            raise InputError(f"{folder}: holds something else ({min(others)}); choose another --out")
+            raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
         write_json(folder / ABOUT, about.to_dict())
         return about
     begun = NeighbourInfo.read(folder)
@@ -105,8 +105,8 @@ def begin(folder: Path, about: NeighbourInfo) -> NeighbourInfo:
         names = [field.name for field in dataclasses.fields(about)]
         differ = [name for name in names if getattr(same, name) != getattr(about, name)]
         raise InputError(
-            f"{folder}: begun with other input ({'; '.join(changes) or ', '.join(differ) or 'text'}); go on "
-            "with the same, or choose another --out"
+            f"{folder}: started with other input ({'; '.join(changes) or ', '.join(differ) or 'text'}); use "
+            "the same input, or choose another --out"
         )
     return begun
 
@@ -138,7 +138,7 @@ def write(
     reading, documents = store.manifest.reading, Documents()
     all_windows = windows(documents.watched(reader.documents(texts)), reading)
     done = read_json(folder / PROGRESS, dict) if (folder / PROGRESS).exists() else {"windows": 0, "rows": 0}
-    progress, start = Progress(done["rows"]), time.monotonic()
+    progress, start = BuildProgress(done["rows"]), time.monotonic()
     committed = start
     with writing(folder / ROWS), open(folder / ROWS, "ab") as file:
         os.ftruncate(file.fileno(), done["rows"] * about.neighbours * 4)

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from polyformer.attention.functional.spread.exchange import everywhere, total, total_of_parts
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
-from polyformer.core.marks import mark
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
@@ -164,8 +164,8 @@ class Experts(FeedForward):
         """Mark the experts of each token and their gates, in the order of the choices."""
         for number in range(self.config.top_k):
             place = f", choice {number + 1}" if self.config.top_k > 1 else ""
-            mark(f"expert{place}", lambda i=number: chosen.masked_fill(~accepted, -1)[:, None, :, i])
-            mark(f"gate{place}", lambda i=number: (gates * accepted)[:, None, :, i])
+            record_mark(f"expert{place}", lambda i=number: chosen.masked_fill(~accepted, -1)[:, None, :, i])
+            record_mark(f"gate{place}", lambda i=number: (gates * accepted)[:, None, :, i])
 
     def _mix_grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, accepted: Tensor) -> Tensor:
         """Sort the choices by expert, so that each expert reads all of its tokens at once.

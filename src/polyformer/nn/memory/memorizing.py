@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.marks import Lookup, mark, say
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import Lookup, record_lookup, record_mark
 from polyformer.nn.memory.base import MemoryConfig, MemoryLayer, check_length
 from polyformer.nn.memory.recurrent import Recurrent
 from polyformer.nn.memory.search import SEARCHES, Search, gather_entries
@@ -175,7 +175,7 @@ class Memorizing(Recurrent):
         """Return the mixture of y and the retrieved values, as above; q [B, H, T, D] before positions."""
         assert isinstance(store, Store)
         rows, windows = [], store.windows(context, self.size)
-        mark("gate of the store", lambda: self._gates(windows, q), "queries")
+        record_mark("gate of the store", lambda: self._gates(windows, q), "queries")
         for row, window in enumerate(windows):
             local, queries, count = y[row], q[row], window.queries
             if window.start == window.stop or not count:
@@ -221,7 +221,7 @@ class Memorizing(Recurrent):
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)
         temperature = (STEP_SCALE * self.temperature).exp()[:, None, None]
         weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
-        say(lambda: _lookup(weights, places.view_as(weights), seen))
+        record_lookup(lambda: _lookup(weights, places.view_as(weights), seen))
         near = gather_entries(values, places).view(heads, length, -1, values.shape[2])
         return (weights.unsqueeze(-2) @ near).squeeze(-2)
 

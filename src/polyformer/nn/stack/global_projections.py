@@ -28,11 +28,11 @@ from polyformer.attention.patterns.score_steps import step
 from polyformer.attention.positions import Position, Site
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.marks import mark
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import record_mark
 
 GLOBAL = "global"
 """The name of global tokens in visualizations."""
@@ -184,7 +184,9 @@ class GlobalAttention(nn.Module):
             k, v, cache = cache.append(k, v)
         if queries is None:
             return y, cache
-        mark(GLOBAL, partial(_global_flags, queries, x.shape[1]), "queries", ("by projections of its own",))
+        record_mark(
+            GLOBAL, partial(_global_flags, queries, x.shape[1]), "queries", ("by projections of its own",)
+        )
         index = queries.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         q = self._project(self.query, x.gather(1, index))
         # The context of the gathered queries has their original positions.
