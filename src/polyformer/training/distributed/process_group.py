@@ -46,7 +46,7 @@ def raise_peer_failure() -> Iterator[None]:
             raise
         raise InputError(
             f"another process of this run died or did not answer in time (process {launcher.rank()} of "
-            f"{launcher.world()} reports: {shortened(text, 300)}); saved checkpoints are intact; look for the "
-            "cause in the output of the other processes, and continue with --resume, or automatically "
+            f"{launcher.world()} reports: {shortened(text, 300)}); saved checkpoints are intact; look for "
+            "the cause in the output of the other processes, and continue with --resume, or automatically "
             "under torchrun --max-restarts N; training.engine.timeout sets the seconds that processes wait"
         ) from error
