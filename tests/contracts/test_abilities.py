@@ -21,7 +21,7 @@ from polyformer.attention.positions import (
 )
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.core.sequence.spread import Spreading, spreading
+from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.memory import RecurrentConfig
@@ -69,7 +69,7 @@ def use(ability: str, part: MechanismConfig) -> None:
     elif ability == "supports_recurrence":
         use_memory(part)
     elif ability == "supports_context_parallel":
-        with spreading(Spreading(None, 0, 1)):
+        with use_context_parallel(ContextParallel(None, 0, 1)):
             Transformer(shrunk(with_part(bases()["encoder"], part)))(ids)
     elif part.causal:
         Transformer(shrunk(with_part(bases()["decoder"], part)))(ids, use_cache=True)

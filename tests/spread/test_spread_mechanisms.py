@@ -9,7 +9,7 @@ from polyformer.attention.functional.spread.traffic import counted_transfers
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.linformer.length_projections import PROJECTIONS
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.spread import spread
+from polyformer.core.sequence.context_parallel import shard_sequence
 from registered import registered
 
 
@@ -59,7 +59,7 @@ def sums_are_as_many_for_any_length() -> None:
         share, whole = share_of("contiguous", length, "auto"), Context(length, length, causal=True)
         q, k, v = (share.take(x, 2).float() for x in random_inputs(length))
         with counted_transfers() as transfers:
-            mechanism(q, k, v, spread(whole, share, q.device), None, None)
+            mechanism(q, k, v, shard_sequence(whole, share, q.device), None, None)
         sent.append([transfer.received for transfer in transfers])
     assert sent[0] == sent[1] != []
 

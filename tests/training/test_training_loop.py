@@ -16,7 +16,7 @@ from polyformer.training.averaging import average_weights
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.metrics import read_metrics
-from polyformer.training.task import Batch, Task
+from polyformer.training.task import Batch, TrainingTask
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ def kept(out: Path) -> list[int]:
 
 
 def test_the_tiny_task_is_a_task() -> None:
-    assert isinstance(TinyTask(), Task)
+    assert isinstance(TinyTask(), TrainingTask)
 
 
 def test_a_run_learns_and_leaves_its_record(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="device: 'cuda' was asked for, but torch finds no CUDA device"):
+    with pytest.raises(InputError, match="device: 'cuda' was requested, but torch finds no CUDA device"):
         run(tmp_path, device="cuda")
 
 
@@ -319,5 +319,7 @@ def test_the_first_step_is_a_sign_of_life(tmp_path: Path, capsys: pytest.Capture
 
 def test_fewer_steps_than_made_are_refused(tmp_path: Path) -> None:
     run(tmp_path, steps=5)
-    with pytest.raises(InputError, match=r"steps: the run in .* has made 5, got 4; expected as many or more"):
+    with pytest.raises(
+        InputError, match=r"steps: the run in .* is already at step 5, got 4; expected as many or more"
+    ):
         run(tmp_path, steps=4, resume=True)

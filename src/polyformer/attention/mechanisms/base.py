@@ -59,10 +59,10 @@ class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
     Class attributes declare the capabilities of a member (`CAPABILITIES`); errors name the alternative
-    `instead`: `causal`; `supports_packing`; `supports_kv_cache`; `supports_score_bias`: accepts the score terms of a
-    position scheme; `supports_recurrence`: accepts more keys than queries, with the keys of a memory first,
-    and has a KV cache as state; `supports_context_parallel`: accepts one process's share of the tokens of a
-    sequence. `reasons`: the reason why a member lacks a capability, if its equation does not show it.
+    `instead`. `supports_score_bias`: accepts the score terms of a position scheme. `supports_recurrence`:
+    accepts more keys than queries, with the keys of a memory first, and has a KV cache as state.
+    `supports_context_parallel`: accepts the tokens of one process out of a longer sequence. `reasons`: why a
+    member lacks a capability, if its equation does not show it.
 
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights
@@ -87,21 +87,22 @@ class MechanismConfig(Config):
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
         """Return the data of a mechanism; a pattern or its expression becomes softmax attention over it."""
+        # "Window(64)" is short for softmax attention over this pattern.
         pattern = Pattern.parse(data)
         if pattern is not None:
             return {"kind": "softmax", "pattern": pattern}
         if isinstance(data, str) and (name := first_name(data)) not in cls.kinds:
             error = unknown(f"mechanism or pattern of {where}", name, {*cls.kinds, *Pattern.registry})
-            raise InputError(f"{error}; expected {cls.ways()}")
+            raise InputError(f"{error}; expected {cls.notations()}")
         # Configs saved before `backend` replaced `plain` must still load.
         if isinstance(data, dict) and data.get("kind", cls.kind) in LEGACY_PLAIN_KINDS:
             data = _with_backend(data)
         return super().expanded(data, where)
 
     @classmethod
-    def ways(cls) -> str:
+    def notations(cls) -> str:
         """Return the accepted forms of a mechanism in a configuration, for error messages."""
-        return f"{super().ways()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
+        return f"{super().notations()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         """Return the module for `num_heads` query heads of size `head_size`."""
@@ -150,6 +151,7 @@ def _with_backend(data: dict[str, object]) -> dict[str, object]:
     if not isinstance(plain, bool):
         return data
     rest = {name: value for name, value in data.items() if name != "plain"}
+    # `plain=False` was the default, as `backend="auto"` is now.
     return {**rest, "backend": "definition"} if plain else rest
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
-from polyformer.core.memory_use import MIB, high_water, reset_high_water
-from polyformer.core.timing import stopwatch
+from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.core.timing import time_once
 from polyformer.data import Tokenizer
 from polyformer.data.masking import mask_tokens
 from polyformer.models.architectures import Transformer
@@ -184,12 +184,12 @@ def measured(model: Transformer, read: Reading, pieces: Sequence[Piece], length:
     """Values, time and memory over `pieces`, or why the model cannot read them."""
     values: list[Tensor] = []
     model.eval()
-    resident = reset_high_water()
+    resident = reset_peak_memory()
     try:
-        seconds = stopwatch(lambda: values.extend(read.values(model, piece) for piece in pieces))
+        seconds = time_once(lambda: values.extend(read.values(model, piece) for piece in pieces))
     except InputError as error:
         return str(error)
-    return Measured(torch.cat(values), seconds, length * len(pieces), (high_water() - resident) / MIB)
+    return Measured(torch.cat(values), seconds, length * len(pieces), (peak_memory() - resident) / MIB)
 
 
 def table(rows: Sequence[Compared]) -> list[str]:

@@ -1,8 +1,8 @@
 """Choose one of several texts with a trained model, for questions or every line of standard input.
 
-Prints a line for each: the most probable choice, a tab, its probability (0 to 1). A line of standard input
-is a question and its choices with tabs between; with --choices, which are then the same for all, a question
-alone.
+Prints one line per question: the most probable choice, a tab, and its probability (0 to 1). A line of
+standard input is a question and its choices, separated by tabs. With --choices all questions have these
+choices, and a line is only a question.
 """
 
 from dataclasses import dataclass
@@ -26,21 +26,21 @@ class Options:
     text: tuple[str, ...] = argument(
         "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
     )
-    choices: str | None = option("the choices, a list in JSON", metavar="LIST")
+    choices: str | None = option("the choices, as a JSON list", metavar="LIST")
     device: Device = device()
 
 
 def run(options: Options) -> None:
     """Print choices and probabilities."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Choosing
+    from polyformer.training.tasks import MultipleChoice
 
     choices = None if options.choices is None else listed(options.choices, "--choices")
-    task, model = reader(options.run, Choosing, options.device)
-    with suited(model):
+    task, model = reader(options.run, MultipleChoice, options.device)
+    with model_threads(model):
         for lines in input_lines(options.text):
             questions = [_question(line, choices) for line in lines]
             for question, shares in zip(questions, task.choose(model, questions)):

@@ -24,7 +24,7 @@ Read = Callable[[str | None], "Reading"]
 
 def opened(options: Any, name: str) -> Read:
     """What the model `name` reads."""
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks import ImageConfig
@@ -74,7 +74,7 @@ def by_patches(options: Any, name: str, task: "ImageClassification", model: Any)
     """Read images by a Vision Transformer of ours, brought to the size and the colours that it reads."""
     from polyformer.cli.plots.explorer.own_patches import OwnPatches
     from polyformer.data import DataConfig
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     check_images(options)
@@ -124,7 +124,7 @@ def loaded(name: str, image: bool) -> tuple[Any, Any]:
     what transformers cannot load, and for files that lack weights.
     """
     from polyformer.cli.plots.explorer.other_images import part_for
-    from polyformer.models.attached.loading import load_by_transformers
+    from polyformer.core.transformers_loading import load_by_transformers
 
     model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
     model = part_for(model, image)
@@ -148,7 +148,7 @@ def some_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Whether it is the file of one image, by its name."""
-    from polyformer.data.pictures import SUFFIXES
+    from polyformer.data.image_decoding import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

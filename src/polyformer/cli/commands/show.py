@@ -1,9 +1,9 @@
 """Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
 
-Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
+For a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
 and its modules.
-With --mesh: memory and bytes exchanged of each process of a training on so many, predicted.
-Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
+With --mesh: predicted memory and communication of each process of a distributed training.
+For a pattern: the keys that each query attends to. For a position scheme: its effect on scores or input.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.cli.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.cost import Cost
@@ -46,28 +46,27 @@ class Options:
     )
     name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
     mesh: str | None = option(
-        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, context=N "
-        "and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), with commas between; MODEL may "
-        "then be a recipe's file",
+        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, "
+        "context=N and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), separated by "
+        "commas; MODEL may then be the file of a recipe",
         metavar="MESH",
     )
-    batch: int | None = option(
-        "with --mesh: texts that a process reads at once (default: 1, or the recipe's)"
-    )
+    batch: int | None = option("with --mesh: texts per batch of a process (default: 1, or the recipe's)")
     accumulate: int | None = option(
-        "with --mesh: batches of a step, a pipeline's microbatches (default: 1, or the recipe's)"
+        "with --mesh: batches per step, the microbatches of a pipeline (default: 1, or the recipe's)"
     )
     precision: Literal["bf16", "no"] | None = option(
-        "with --mesh: of products (default: bf16, or the recipe's)"
+        "with --mesh: precision of matrix products (default: bf16, or the recipe's)"
     )
     length: int | None = option(
-        "tokens in the picture (default: 64; of a pattern more, until it is sparse); with --mesh of a text"
+        "tokens in the picture (default: 64; more if a pattern is not yet sparse); with --mesh: "
+        "tokens of a text"
     )
-    heads: int | None = option("heads in the picture; equal ones are drawn once (default: 4)")
+    heads: int | None = option("heads in the picture; equal heads are drawn once (default: 4)")
     causal: bool = option("hide later tokens, as in a decoder", False)
-    block: int | None = option("of a pattern: queries in a block of the sparse layout (default: 16)")
+    block: int | None = option("for a pattern: queries in a block of the sparse layout (default: 16)")
     layer: int | None = option(
-        "of a pattern: the layer, from 0, for patterns that differ by layer (default: 0)"
+        "for a pattern: the layer, from 0, if the pattern differs by layer (default: 0)"
     )
     out: str | None = option(
         "draw into this file, .png or .svg (default: print as text)", metavar="FILE", output="file"
@@ -119,12 +118,14 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         model = build_model(config)
         plain = build_model(replace(config, weights=None)) if rounded else model
     weights = 4 * parameters(plain)
-    print(f"{name}: {parameters(plain):,} parameters, {size(weights)} in float32")
+    print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-        print(f"weights are int8: {size(stored)}, and it does not train\n")
+        print(f"weights are int8: {format_bytes(stored)}, and it does not train\n")
     else:
-        print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
+        print(
+            f"training with Adam: {format_bytes(4 * weights)} (gradients, two moments) and the activations\n"
+        )
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens
@@ -139,7 +140,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
     """The configuration of a preset with `overrides`, or of the model in a directory."""
     from polyformer.models.architectures import read_config
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.models.presets import model_config
 
     if not Path(name).is_dir():
@@ -151,15 +152,15 @@ def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
 
 def longest_text(config: "ModelConfig") -> int:
     """Tokens of the longest text: the number of learned positions, or the last of `LENGTHS`."""
-    from polyformer.models.config import longest
+    from polyformer.models.config import max_positions
 
-    return longest(config) or LENGTHS[-1]
+    return max_positions(config) or LENGTHS[-1]
 
 
 def costs(rows: "list[Cost]") -> str:
     """Return the costs as a table, a row for each length."""
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
     for row in rows:
-        cache = "" if row.cache is None else size(row.cache)
-        lines.append(f"{row.length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
+        cache = "" if row.cache is None else format_bytes(row.cache)
+        lines.append(f"{row.length:>8}{row.flops:>16.3g}{format_bytes(row.activations):>14}{cache:>12}")
     return "\n".join(lines)

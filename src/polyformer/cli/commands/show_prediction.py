@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from polyformer.models.architectures import AnyConfig
     from polyformer.models.config import ModelConfig
-    from polyformer.training.distributed.predict import Prediction, Setting
+    from polyformer.training.distributed.predict import Prediction, TrainingSetup
 
 USUAL = 2048
 """Tokens of a text where none is said and the model takes any number."""
@@ -28,15 +28,15 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     """
     from rich.console import Console
 
-    from polyformer.models.config import ModelConfig, longest
-    from polyformer.training.distributed.predict import Setting, parse_mesh, predict
+    from polyformer.models.config import ModelConfig, max_positions
+    from polyformer.training.distributed.predict import TrainingSetup, parse_mesh, predict
 
     name = options.subject
     recipe = read_recipe(name) if config is None else None
     config = recipe["model"] if recipe is not None else config
     if not isinstance(config, ModelConfig):
         raise InputError(f"{name}: not a model of texts, of which memory and traffic are predicted")
-    limit = longest(config)
+    limit = max_positions(config)
     length = options.length or (recipe or {}).get("length") or limit or USUAL
     if limit is not None and length > limit:
         raise InputError(f"--length: {name} takes {limit} tokens at most, got {length}")
@@ -50,7 +50,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     batch = options.batch or max((recipe or {}).get("batch_tokens", 0) // length, 1)
     mesh = parse_mesh(options.mesh)
     settings.setdefault("passes", mesh.pipeline)
-    setting = Setting(mesh=mesh, batch=batch, length=length, **settings)
+    setting = TrainingSetup(mesh=mesh, batch=batch, length=length, **settings)
     console = Console(width=100, highlight=False)
     for part in report(name, config, setting, predict(config, setting)):
         console.print(part)
@@ -76,7 +76,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def report(
-    name: str, config: "ModelConfig", setting: "Setting", prediction: "Prediction"
+    name: str, config: "ModelConfig", setting: "TrainingSetup", prediction: "Prediction"
 ) -> "list[str | Table]":
     """Lines and tables: what is trained how, memory, traffic."""
     from rich.table import Table
@@ -97,16 +97,18 @@ def report(
         memory.add_column(heading, justify="left" if heading == "what" else "right")
     kept = prediction.memory
     for what in ("parameters", "gradients", "optimizer"):
-        memory.add_row(what, *2 * [size(getattr(kept, what))])
+        memory.add_row(what, *2 * [format_bytes(getattr(kept, what))])
     if kept.gathered:
-        memory.add_row("gathered weights (shard)", *2 * [size(kept.gathered)])
-    memory.add_row("activations", size(kept.activations), size(kept.recomputed), end_section=True)
-    memory.add_row("sum", size(kept.total(again=False)), size(kept.total(again=True)))
+        memory.add_row("gathered weights (shard)", *2 * [format_bytes(kept.gathered)])
+    memory.add_row(
+        "activations", format_bytes(kept.activations), format_bytes(kept.recomputed), end_section=True
+    )
+    memory.add_row("sum", format_bytes(kept.total(again=False)), format_bytes(kept.total(again=True)))
     traffic = Table(title="sent by a process in a step (as much is received)", title_justify="left")
     for heading in ("along", "what", "activations kept", "layers computed again"):
         traffic.add_column(heading, justify="right" if "a" in heading[:2] and heading != "along" else "left")
     for row, again in zip(prediction.exchanges, prediction.exchanges_again):
-        traffic.add_row(row.dimension, row.what, size(row.sent), size(again.sent))
+        traffic.add_row(row.dimension, row.what, format_bytes(row.sent), format_bytes(again.sent))
     return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
 
 

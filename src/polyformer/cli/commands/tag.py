@@ -1,6 +1,6 @@
-"""Tag the words of texts with a trained model: the texts given, or every line of standard input.
+"""Tag the words of texts with a trained model: the arguments, or every line of standard input.
 
-Prints a line for each word: the word, a tab, its tag; an empty line after each text (the CoNLL format).
+Prints one line per word: the word, a tab, and its tag. An empty line follows each text (the CoNLL format).
 """
 
 import re
@@ -32,12 +32,12 @@ class Options:
 def run(options: Options) -> None:
     """Print words and tags."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             sentences = [WORD.findall(text) for text in batch]
             for words, tags in zip(sentences, task.tag(model, sentences)):

@@ -1,6 +1,6 @@
-"""Translate texts with a trained model, or summarise them: the texts given, or each line of standard input.
+"""Translate texts with a trained model, or summarise them: the arguments, or each line of standard input.
 
-A run writes for each text what it was trained to write: a translation, a summary.
+A run generates the kind of text that it was trained on, a translation or a summary.
 """
 
 from dataclasses import dataclass
@@ -42,13 +42,13 @@ class Options:
 def run(options: Options) -> None:
     """Print the translations."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
-    from polyformer.training.tasks import Writing
+    from polyformer.training.tasks import SequenceToSequence
 
-    task, model = writer(options.run, Writing, options.device)
+    task, model = writer(options.run, SequenceToSequence, options.device)
     languages = options.source_language, options.target_language
     if isinstance(task, Writer):
         task.between(*languages)
@@ -57,6 +57,6 @@ def run(options: Options) -> None:
             f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
         )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             print("\n".join(task.translate(model, batch, beam)), flush=True)

@@ -1,8 +1,8 @@
-"""Measure what is fastest on this machine, or show what was measured.
+"""Measure which settings are fastest on this machine, or show the measured settings.
 
-Every part of the library asks once which of its ways is the fastest here: which library computes a product,
-how many queries a tile has. What it finds is kept in the cache folder, by processor, threads and versions.
-Let nothing else run meanwhile.
+Each part of the library measures once which of its variants is fastest here: for example the library for a
+matrix product, or the number of queries in a tile. The choices are stored in the cache folder, by processor,
+threads and versions. Do not run anything else meanwhile.
 """
 
 import os
@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
   polyformer tune                                # measure again, for this machine's threads and for one
-  polyformer tune --show                         # what is in force
+  polyformer tune --show                         # the choices in use
   polyformer tune --threads 8 --out tuning.json  # for a server; there: POLYFORMER_TUNING=tuning.json
   POLYFORMER_TUNING=fixed polyformer generate runs/demo-1   # plain torch products, the same everywhere
 """
@@ -24,10 +24,10 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer tune` takes."""
 
-    show: bool = option("measure nothing; show the machine, the file and the choices in it", False)
-    threads: int | None = option("measure for so many threads (default: torch's own choice, and one)")
+    show: bool = option("only show the machine, the file and the choices in it", False)
+    threads: int | None = option("number of threads to measure for (default: torch's default, and one)")
     out: str | None = option(
-        "write the choices to this file too, to be pinned elsewhere", metavar="FILE", output="file"
+        "also write the choices to this file, to pin them on other machines", metavar="FILE", output="file"
     )
 
 
@@ -35,22 +35,22 @@ def run(options: Options) -> None:
     """Measure or show."""
     from polyformer.core.files import write_output
     from polyformer.core.ops.tuning import store
-    from polyformer.core.ops.tuning.machine import described
+    from polyformer.core.ops.tuning.machine import description
 
     if options.show and (options.threads or options.out):
         raise InputError("--show: measures and writes nothing; leave out --threads and --out")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads: expected 1 or more, got {options.threads}")
-    for name, value in described().items():
+    for name, value in description().items():
         print(f"{name}: {value}")
     pinned = store.pinned()
     if options.show:
-        choices = store.kept() if pinned is None else pinned
+        choices = store.stored() if pinned is None else pinned
     else:
-        choices = {**store.kept(), **_measured(options.threads)}
+        choices = {**store.stored(), **_measured(options.threads)}
         _save(store.path(), choices)
         if options.out is not None:
-            write_output(options.out, store.encoded(choices))
+            write_output(options.out, store.as_json(choices))
     where = f"{store.PIN}={os.environ[store.PIN]}" if pinned is not None else str(store.path())
     print(f"choices: {where}")
     _print(choices)
@@ -60,8 +60,8 @@ def _measured(number: int | None) -> dict[str, dict[str, object]]:
     import torch
 
     import polyformer.models.architectures  # noqa: F401 - all parts that ask for choices
+    from polyformer.core.ops.cpu_threads import threads
     from polyformer.core.ops.tuning.section import remeasured
-    from polyformer.core.ops.workers import threads
 
     choices: dict[str, dict[str, object]] = {}
     for count in sorted({1, torch.get_num_threads()} if number is None else {number}):

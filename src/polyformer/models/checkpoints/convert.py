@@ -167,7 +167,9 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
 def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
     """Return the configuration with a memory in its decoder. It no longer belongs to its former family."""
     if config.decoder is None or config.encoder is not None:
-        raise InputError("memory: only a decoder alone reads a text in segments; this model has an encoder")
+        raise InputError(
+            "memory: only a decoder-only model reads a text in segments; this model has an encoder"
+        )
     stack = dataclasses.replace(config.decoder, memory=memory)
     origin = config.origin if stack == config.decoder else None
     return dataclasses.replace(config, decoder=stack, origin=origin)
@@ -240,7 +242,7 @@ def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
         for side in ("encoder", "decoder"):
             stack, known = getattr(config, side), getattr(checkpoint, side)
             if stack is not None and known is not None and stack.position == known.position:
-                position = stack.position.longer(before, after)
+                position = stack.position.with_max_positions(before, after)
                 changes[side] = dataclasses.replace(stack, position=position)
     return dataclasses.replace(config, **changes)
 

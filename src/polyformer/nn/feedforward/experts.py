@@ -33,7 +33,7 @@ from polyformer.core.marks import mark
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
@@ -144,7 +144,7 @@ class Experts(FeedForward):
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
         valid = _valid_tokens(x, context)
         if self.config.balance:
-            over = None if context is None else context.share
+            over = None if context is None else context.shard
             loss = balance_loss(probabilities, chosen, valid, over)
             add_auxiliary_loss("balance", self.config.balance * loss)
         accepted = valid.unsqueeze(-1).expand_as(chosen)
@@ -155,7 +155,7 @@ class Experts(FeedForward):
 
     def _within_capacity(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
         """Return `within_capacity` of the choices, counted over the tokens of all processes."""
-        over = None if context is None else context.share
+        over = None if context is None else context.shard
         if context is not None and over is not None:
             chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
         doc = None if context is None else context.q_doc
@@ -206,7 +206,9 @@ def _sizes(expert: Tensor, count: int) -> list[int]:
     return torch.bincount(expert, minlength=count + 1)[:count].tolist()
 
 
-def balance_loss(probabilities: Tensor, chosen: Tensor, valid: Tensor, over: Share | None = None) -> Tensor:
+def balance_loss(
+    probabilities: Tensor, chosen: Tensor, valid: Tensor, over: SequenceShard | None = None
+) -> Tensor:
     """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
 
     The result is 1 if all experts are chosen equally often.

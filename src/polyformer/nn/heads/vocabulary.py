@@ -61,7 +61,8 @@ class LanguageModelConfig(VocabularyConfig):
 class VocabularyOutput:
     """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
-    `polyformer.training.distributed.vocabulary` has a version for processes that each have some of the rows.
+    `polyformer.training.distributed.vocabulary_parallel` has a version for processes that each have some of
+    the rows.
     """
 
     def loss(

@@ -65,7 +65,8 @@ class EmbeddingConfig(Config):
 class Embedding(nn.Module):
     """The embedding sum: token vectors [B, T, size] to the input of the first layer [B, T, E].
 
-    position: the stack's, which may project the sum to E itself (`widens`), or require scaled token vectors.
+    position: the stack's, which may project the sum to E itself (`projects_input`), or require scaled token
+    vectors.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class Embedding(nn.Module):
         self.sum_factor = math.sqrt(width) if scales_sum else 1.0
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
-        self.norm = norm.build(hidden_size if position.widens else width) if config.normed else nn.Identity()
+        self.norm = (
+            norm.build(hidden_size if position.projects_input else width) if config.normed else nn.Identity()
+        )
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
-        as_wide = position.widens or config.size is None
+        as_wide = position.projects_input or config.size is None
         self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:

@@ -21,7 +21,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
-from polyformer.attention.patterns.global_base import GlobalPattern, SeenByAll
+from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
@@ -56,7 +56,7 @@ def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[
     Raises `InputError` if heads have different global tokens.
     """
     if isinstance(pattern, GlobalPattern):
-        return SeenByAll(pattern), (pattern,)
+        return GlobalKeys(pattern), (pattern,)
     if isinstance(pattern, Or):
         (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
         assert left is not None
@@ -106,7 +106,7 @@ def find_queries(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor)
     flags = torch.zeros(rows, length, dtype=torch.bool, device=x.device)
     for pattern in tokens:
         # [B, Tq], True for a query that any of the patterns makes global.
-        flags = flags | pattern.chosen(context, "q", b, index)
+        flags = flags | pattern.is_global(context, "q", b, index)
     if context.kv_valid is not None:
         flags = flags & context.kv_valid[:, context.offset : context.offset + length].bool()
     count = _max_queries(tokens, context, flags)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.positions import Position, Site, Terms
+from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
@@ -71,15 +71,15 @@ class AttentionConfig(Config):
         return data if _is_attention_config(data) else {"mechanism": data}
 
     @classmethod
-    def ways(cls) -> str:
+    def notations(cls) -> str:
         """Return the accepted forms of an attention configuration, for error messages."""
-        return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
+        return f"{MechanismConfig.notations()}; or a mapping of options such as num_attention_heads"
 
-    def changed(self, value: object, where: str) -> Config | None:
+    def with_value(self, value: object, where: str) -> Config | None:
         """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
         if _is_attention_config(value):
-            return super().changed(value, where)
-        mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
+            return super().with_value(value, where)
+        mechanism = self.mechanism.with_value(value, where) or MechanismConfig.from_dict(value, where)
         return dataclasses.replace(self, mechanism=mechanism)
 
     def has_bias(self, projection: str) -> bool:
@@ -213,7 +213,7 @@ class MultiHeadAttention(nn.Module):
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
         q, k = _rotate(q, k, context, position, site)
-        terms = Terms(position, site)
+        terms = BoundPosition(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
             return self._merge_heads(y if mix is None else mix(y, unrotated), active), state

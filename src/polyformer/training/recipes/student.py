@@ -45,7 +45,7 @@ def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
     )
 
 
-def take_layers(student: Transformer, teacher: Transformer) -> None:
+def copy_teacher_layers(student: Transformer, teacher: Transformer) -> None:
     """Copy the weights of the teacher into the student, with the layers of `chosen_layers`.
 
     Raises `InputError` if the two differ in more than the number of layers.

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch
+from polyformer.data.episode_windows import EpisodeWindows
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.minari_source import environment_of, is_minari
-from polyformer.data.windows import Windows
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
 from polyformer.training.config import at_least
@@ -32,7 +32,7 @@ Numbers = tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ActingConfig(TaskConfig):
+class ActionPredictionConfig(TaskConfig):
     """Offline reinforcement learning: predict the actions of recorded episodes.
 
     Options of None are taken from the training episodes.
@@ -64,7 +64,7 @@ class ActingConfig(TaskConfig):
         if not 0 < self.best_episodes <= 1:
             raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
 
-    def situated(self, path: str | None) -> Self:
+    def with_source_defaults(self, path: str | None) -> Self:
         """Return this with the environment of a Minari data set, unless an environment is set."""
         known = environment_of(path) if path is not None and is_minari(path) else None
         if known is None or self.environment is not None:
@@ -99,12 +99,12 @@ class ActingConfig(TaskConfig):
         missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
-    def build(self, tokenizer: Any = None) -> "Acting":
+    def build(self, tokenizer: Any = None) -> "ActionPrediction":
         """Return the task; it has no tokenizer."""
-        return Acting(self)
+        return ActionPrediction(self)
 
 
-class Acting(Task):
+class ActionPrediction(Task):
     """Offline reinforcement learning, with metrics over every step of the held-out episodes:
 
     loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
@@ -113,7 +113,7 @@ class Acting(Task):
 
     sums = 5
 
-    def __init__(self, config: ActingConfig):
+    def __init__(self, config: ActionPredictionConfig):
         super().__init__(config)
         if config.usual_action is None or config.state_mean is None or config.state_std is None:
             raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")
@@ -137,7 +137,7 @@ class Acting(Task):
         self.max_timesteps = config.max_timesteps
         return dataclasses.replace(config, head=head)
 
-    def training_batches(self, rows: Any, seed: int) -> Windows:
+    def training_batches(self, rows: Any, seed: int) -> EpisodeWindows:
         """Return windows of all episodes in random order."""
         return self._windows(best(rows, self.config.best_episodes), seed, shuffle=True)
 
@@ -192,7 +192,7 @@ class Acting(Task):
         real = batch["attention_mask"].bool()
         return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
 
-    def _windows(self, rows: Any, seed: int, shuffle: bool) -> Windows:
+    def _windows(self, rows: Any, seed: int, shuffle: bool) -> EpisodeWindows:
         config, episodes = self.config, Episodes.of(rows)
         self._check(episodes)
         scaled = dataclasses.replace(
@@ -201,7 +201,7 @@ class Acting(Task):
             returns=self.scaled_returns(episodes.returns),
         )
         size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
-        return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
+        return EpisodeWindows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
 
     def _check(self, episodes: Episodes) -> None:
         """Raise `InputError` for episodes with other sizes than in training, or that are too long."""

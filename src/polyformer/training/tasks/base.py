@@ -1,7 +1,7 @@
 """The interface of tasks: batches from rows of data, sums over batches, and metrics from the sums.
 
 A task defines the batches of rows (`training_batches`, `held_out`), the required model (`adapt`), the sums
-over batches of held-out data (`totals`) and the metrics computed from the sums (`metrics`). `Fitting`
+over batches of held-out data (`totals`) and the metrics computed from the sums (`metrics`). `TaskWithData`
 combines a task with its data for the training loop.
 """
 
@@ -19,15 +19,15 @@ from polyformer.core.labels import IGNORED
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
-from polyformer.data.mixing import Mixture, OneAfterAnother
-from polyformer.data.numbered import Numbered
+from polyformer.data.episode_windows import EpisodeWindows
+from polyformer.data.mixing import Concatenation, Mixture
+from polyformer.data.numbered_batches import NumberedBatches
 from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
-from polyformer.data.windows import Windows
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
-from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.load`."""
@@ -59,7 +59,7 @@ class TaskConfig(Config):
         """Return the sources of `own_data`, if any, by name, with the columns that are read."""
         return {}
 
-    def situated(self, path: str | None) -> Self:
+    def with_source_defaults(self, path: str | None) -> Self:
         """Return this configuration with options that depend on the source `path` of the training data."""
         return self
 
@@ -80,7 +80,7 @@ class TaskConfig(Config):
 class HeldOut:
     """Held-out data: batches in a fixed order, and counts of their text (see `TextTask.count`)."""
 
-    batches: Batches | Windows | Segments | Numbered | OneAfterAnother
+    batches: Batches | EpisodeWindows | Segments | NumberedBatches | Concatenation
     counts: dict[str, float]
 
 
@@ -120,7 +120,16 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def training_batches(
         self, rows: Any, seed: int
-    ) -> Batches | Stream | Windows | Segments | Numbered | Mixture | MappedBatches | MappedSegments:
+    ) -> (
+        Batches
+        | Stream
+        | EpisodeWindows
+        | Segments
+        | NumberedBatches
+        | Mixture
+        | MappedBatches
+        | MappedSegments
+    ):
         """Return batches of `rows` for training, in a random order from `seed`."""
 
     @abc.abstractmethod
@@ -160,7 +169,7 @@ class Task(abc.ABC):
         return {}
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of `model` (in evaluation mode) on held-out data, the same in every process."""
         device = next(model.parameters()).device
 
@@ -171,14 +180,16 @@ class Task(abc.ABC):
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)
         return self.metrics(workers.total(totals, batches, zero), held.counts)
 
-    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def measure_rows(
+        self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
+    ) -> dict[str, float]:
         """Return metrics of a finished model on `rows`, the same in every process."""
         return self.measure(model, self.held_out(rows), workers)
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of generated text, too slow during training; empty for most tasks."""
         return {}
 
-    def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def score(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return all metrics of a finished model on `rows`, the same in every process."""
         return {**self.measure_rows(model, rows, workers), **self.finish(model, rows, workers)}

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import in_turn, step, steps_of
+from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.cli.plots.explorer.calls import Call
 from polyformer.core.marks import Mark
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.find import Layer, dispatches
+from polyformer.models.attached.attention_layers import Layer, uses_attention_interface
 
 Grid = tuple[int, int]
 
@@ -35,7 +35,7 @@ class Windows:
             for layer in model.modules()
             if hasattr(layer, "cyclic_shift") and hasattr(layer, "maybe_pad")
             for part in layer.children()
-            if dispatches(type(part))
+            if uses_attention_interface(type(part))
         }
         self.grids: dict[nn.Module, Grid] = {}
 
@@ -129,5 +129,5 @@ def joined(request: Request, places: Tensor, order: Tensor, window: Tensor) -> R
         v=flat(request.v),
         context=Context(count, count, False),
         pattern=as_pattern(together),
-        score_mod=in_turn(step(name)(of_windows(mod)) for name, mod in steps_of(request.score_mod)),
+        score_mod=chain_score_mods(step(name)(of_windows(mod)) for name, mod in steps_of(request.score_mod)),
     )

@@ -9,11 +9,11 @@ from polyformer.attention.functional.backends.tiled.tile_sizes import BLOCKS, CU
 from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
 from polyformer.attention.functional.request import Request
-from polyformer.core.ops.products import BATCHED_PRODUCTS
+from polyformer.core.ops.batched_products import BATCHED_PRODUCTS
+from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.machine import core_cache
 from polyformer.core.ops.tuning.stopwatch import least_seconds
-from polyformer.core.ops.workers import threads
 from polyformer.core.sequence.context import Context
 
 KEYS, WIDTH, FEW = 512, 64, 4
@@ -40,6 +40,7 @@ def _measure() -> TileSizes:
     """
     entries = min(max(core_cache() // ENTRY, 1 << 16), 1 << 18)
     with threads(1):
+        # A tile with almost no work: the cost of starting its operations.
         start = least_seconds({FEW: _row(FEW, FEW)}, rounds=20)[FEW]
         rows = least_seconds({block: _row(block, KEYS) for block in BLOCKS}, rounds=8)
         mask = least_seconds({KEYS: _mask}, rounds=6)[KEYS]
