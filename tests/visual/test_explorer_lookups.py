@@ -123,7 +123,7 @@ def test_entries_of_a_store_are_the_nearest_and_have_their_tokens(
     monkeypatch: pytest.MonkeyPatch, memory: str, count: int, kept: int
 ):
     model, stored, queries = model_of(memory=memory, position="rope"), list[Tensor](), list[Tensor]()
-    append, mixed = Memorizing.stored, Memorizing.mixed
+    append, mixed = Memorizing.update_store, Memorizing.mix_with_store
 
     def watched(self: Any, store: Any, x: Tensor, layer: Any, context: Any) -> Any:
         stored.append(F.normalize(layer.keys_and_values(x[:, self.sinks :])[0], dim=-1)[0])
@@ -133,8 +133,8 @@ def test_entries_of_a_store_are_the_nearest_and_have_their_tokens(
         queries.append(F.normalize(q, dim=-1)[0])
         return mixed(self, y, q, store, context)
 
-    monkeypatch.setattr(Memorizing, "stored", watched)
-    monkeypatch.setattr(Memorizing, "mixed", asked)
+    monkeypatch.setattr(Memorizing, "update_store", watched)
+    monkeypatch.setattr(Memorizing, "mix_with_store", asked)
     reading = OwnTexts("m", model).of_ids(IDS[0].tolist(), segment=9)
     keys = torch.cat(stored, 1)  # [Hkv, N, D], of both segments before the last
     first, second = recorded_calls(model, reading.inputs)

@@ -1,10 +1,10 @@
-"""Measure speed and memory, compared with other libraries where they are installed.
+"""Measure speed and memory, compared with other libraries if they are installed.
 
-all: the project's own table, ours compared with what people would take. attached: BERT of transformers with
-a pattern attached. attention: one attention layer, by pattern or mechanism and length. families: public
-models on real texts, compared with transformers. generation: tokens a second. models: Longformer, BigBird.
-neighbours: searches in a datastore. products: matrix products. store: look-ups in a Memorizing Transformer's
-store. training: training steps. report: records that --out has kept, as Markdown.
+all: the table of the project, compared with the usual alternatives. attached: BERT of transformers with a
+pattern attached. attention: one attention layer, by pattern or mechanism and length. families: public models
+on real texts, compared with transformers. generation: tokens per second. models: Longformer, BigBird.
+neighbours: searches in a datastore. products: matrix products. store: lookups in the store of a Memorizing
+Transformer. training: training steps. report: records of --out, as Markdown.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from polyformer.cli.commands.options import argument, choices, experiment_settings
 
 EXAMPLES = """examples:
-  polyformer bench all --out mine.json   # an hour or two; the same command goes on where it was stopped
+  polyformer bench all --out mine.json   # an hour or two; the same command resumes it
   polyformer bench all --only gpt2-step window --instruction-sets default
   polyformer bench report --files mine.json
   polyformer bench attention
@@ -42,7 +42,7 @@ MODULES = "polyformer_lab.bench"
 class Options:
     """What `polyformer bench` takes."""
 
-    what: What = argument("what is measured")
+    what: What = argument("measurement")
     changes: dict[str, Any] = experiment_settings("polyformer bench WHAT")
 
 

@@ -1,4 +1,4 @@
-"""Run an experiment, a published claim or a YAML file of your own: a grid of runs, its table and page."""
+"""Run an experiment, a published claim or your own YAML file: a grid of runs, its table and page."""
 
 import textwrap
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ EXAMPLES = """examples:
   polyformer reproduce warmup                          # post-norm needs warm-up, pre-norm does not
   polyformer reproduce warmup --training.steps 100     # any setting of the recipe
   polyformer reproduce warmup --print > mine.yaml      # the experiment as a file, to change
-  polyformer reproduce mine.yaml --jobs 2              # an experiment of your own, two runs at a time
+  polyformer reproduce mine.yaml --jobs 2              # your own experiment, two runs in parallel
   polyformer reproduce extrapolation --data DIR        # ALiBi: train short, test long; DIR has WikiText-2
   polyformer reproduce knn-lm --wikitext2 DIR --decoder DIR   # each source by its name
   polyformer reproduce all --quick                     # every claim for some seconds, and a page of all
-  polyformer reproduce all --data DIR --jobs 2         # those with data in DIR; a second call resumes
+  polyformer reproduce all --data DIR --jobs 2         # claims with data in DIR; a second call resumes
 """
 
 
@@ -30,7 +30,7 @@ class Options:
 
     claim: str = argument("a claim, a YAML file, or 'all'")
     data: str | None = option(
-        "a folder with the data sets by name, or the only one that is read", metavar="DIR"
+        "a folder with the data sets by name, or the folder of the only data set", metavar="DIR"
     )
     wikitext2: str | None = option("the folder of WikiText-2", metavar="DIR")
     sst2: str | None = option("the folder of SST-2", metavar="DIR")
@@ -38,15 +38,15 @@ class Options:
     multi30k: str | None = option("the folder of Multi30k", metavar="DIR")
     mnist: str | None = option("the IDX file of MNIST's images", metavar="FILE")
     book: str | None = option("the text file of a book with chapters", metavar="FILE")
-    decoder: str | None = option("the folder of a checkpoint that writes", metavar="DIR")
-    encoder: str | None = option("the folder of an encoder of sentences", metavar="DIR")
+    decoder: str | None = option("the folder of a language model checkpoint", metavar="DIR")
+    encoder: str | None = option("the folder of a sentence encoder", metavar="DIR")
     exits: str | None = option("the folder of a checkpoint with exits", metavar="DIR")
     out: str | None = option(
-        "where to write (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
+        "output folder (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
     )
-    seeds: tuple[int, ...] = option("the seeds, in place of those of the experiment", ())
-    only: tuple[str, ...] = option("of 'all': only these claims", (), metavar="CLAIM")
-    jobs: int | None = option("runs at a time, each in a process (default: 1; of 'all' one for each core)")
+    seeds: tuple[int, ...] = option("seeds that replace the seeds of the experiment", ())
+    only: tuple[str, ...] = option("for 'all': only these claims", (), metavar="CLAIM")
+    jobs: int | None = option("parallel runs, each in a process (default: 1; for 'all' one per core)")
     quick: bool = option("sizes so small that a run takes seconds and no figure means anything", False)
     print: bool = option("print the experiment as YAML and run nothing", False)
     changes: dict[str, Any] = recipe_settings("--training.steps 100 or --measure.lengths '[128, 256]'")

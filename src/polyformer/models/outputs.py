@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
 from polyformer.nn.stack import LayerState
@@ -24,7 +24,7 @@ class ModelState(State):
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
-    source_share: Share | None = None  # the part in `source`, with context parallelism
+    source_share: SequenceShard | None = None  # the part in `source`, with context parallelism
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""

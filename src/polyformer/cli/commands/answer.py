@@ -1,6 +1,6 @@
-"""Answer questions from a text with a trained model: the questions given, or each line of standard input.
+"""Answer questions from a text with a trained model: the arguments, or each line of standard input.
 
-Prints one answer a line, a piece of the text; an empty line where the model finds none.
+Prints one answer per line, a piece of the text. The line is empty if the model finds no answer.
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ def run(options: Options) -> None:
     from polyformer.core.ops.workers import suited
     from polyformer.data.opening import opened
     from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Answering
+    from polyformer.training.tasks import QuestionAnswering
 
     with opened(Path(options.source)) as file:
         context = file.read()
-    task, model = reader(options.run, Answering, options.device)
+    task, model = reader(options.run, QuestionAnswering, options.device)
     with suited(model):
         for questions in input_lines(options.text):
             rows = [{"question": question, "context": context} for question in questions]

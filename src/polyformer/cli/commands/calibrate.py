@@ -1,9 +1,9 @@
-"""Find how early a model may exit at a stated risk, and keep that in its checkpoint.
+"""Find how early a model may exit at a stated risk, and save the threshold in its checkpoint.
 
-Texts are written without exits and with exits at thresholds that fall; the lowest threshold that Learn then
-Test passes is kept (Schuster et al. 2022, CALM): with probability --confidence, what is written with it loses
-no more than --risk of its quality on average. `generate` and `translate` use it from then on. Texts must be
-none that the model was trained with.
+Texts are generated without exits, and with exits at falling thresholds. The command saves the lowest
+threshold that passes Learn then Test (Schuster et al. 2022, CALM): with probability --confidence, the
+generated texts lose at most --risk of their quality on average. `generate` and `translate` then use it. The
+texts must not be part of the model's training data.
 """
 
 from dataclasses import dataclass, replace
@@ -33,23 +33,25 @@ class Options:
 
     model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
     data: str | None = option(
-        "texts to calibrate with, for a translator pairs (default: the validation data of the run)",
+        "texts for the calibration, pairs for a translator (default: the validation data of the run)",
         metavar="PATH",
     )
-    format: str | None = option("of PATH, if its name does not say: text, lines, articles, tsv, ...")
-    risk: float = option("the expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
-    confidence: float = option("the probability with which the risk holds (default: 0.95)", 0.95)
+    format: str | None = option(
+        "format of PATH if its name does not show it: text, lines, articles, tsv, ..."
+    )
+    risk: float = option("expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
+    confidence: float = option("probability with which the risk holds (default: 0.95)", 0.95)
     measure: Literal["consistency", "references"] = option(
-        "what is lost: agreement with what is written without exits, or ROUGE-L beside the references "
+        "quality: agreement with the text generated without exits, or ROUGE-L against the references "
         "(default: consistency)",
         "consistency",
     )
     thresholds: str | None = option(
-        "confidences to test, falling, with commas between (default: 0.95,0.9,...,0.05)", metavar="X,X"
+        "confidences to test, descending, separated by commas (default: 0.95,0.9,...,0.05)", metavar="X,X"
     )
-    texts: int = option("number of texts, at most (default: 200)", 200)
-    prompt: int = option("tokens of each text that a decoder alone continues (default: 32)", 32)
-    new_tokens: int = option("tokens that it writes (default: 32)", 32, most=NEW_TOKENS)
+    texts: int = option("maximum number of texts (default: 200)", 200)
+    prompt: int = option("for decoder-only models: tokens of each text in the prompt (default: 32)", 32)
+    new_tokens: int = option("for decoder-only models: tokens to generate (default: 32)", 32, most=NEW_TOKENS)
     device: Device = device()
 
 

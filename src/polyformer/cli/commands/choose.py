@@ -1,8 +1,8 @@
 """Choose one of several texts with a trained model, for questions or every line of standard input.
 
-Prints a line for each: the most probable choice, a tab, its probability (0 to 1). A line of standard input
-is a question and its choices with tabs between; with --choices, which are then the same for all, a question
-alone.
+Prints one line per question: the most probable choice, a tab, and its probability (0 to 1). A line of
+standard input is a question and its choices, separated by tabs. With --choices all questions have these
+choices, and a line is only a question.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Options:
     text: tuple[str, ...] = argument(
         "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
     )
-    choices: str | None = option("the choices, a list in JSON", metavar="LIST")
+    choices: str | None = option("the choices, as a JSON list", metavar="LIST")
     device: Device = device()
 
 
@@ -36,10 +36,10 @@ def run(options: Options) -> None:
     from polyformer.core.ops.workers import suited
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Choosing
+    from polyformer.training.tasks import MultipleChoice
 
     choices = None if options.choices is None else listed(options.choices, "--choices")
-    task, model = reader(options.run, Choosing, options.device)
+    task, model = reader(options.run, MultipleChoice, options.device)
     with suited(model):
         for lines in input_lines(options.text):
             questions = [_question(line, choices) for line in lines]

@@ -1,9 +1,9 @@
-"""Classify texts or images with a trained model: those given, or every line of standard input.
+"""Classify texts or images with a trained model: the arguments, or every line of standard input.
 
-Prints a line for each: the most probable label, a tab, its probability (0 to 1). An image is the name of its
-file; it is scaled to the size that the model reads. A model of two texts reads
-the second from --pair, or after a tab in each line. A checkpoint does not say whether it reads two: if
-every line has one tab, lines are read as two texts, with a note on standard error.
+Prints one line each: the most probable label, a tab, and its probability (0 to 1). An image is given by its
+file name and scaled to the input size of the model. Models of text pairs read the second text from --pair, or
+after a tab in each line. Checkpoints do not state whether they classify pairs: if every line has one tab, the
+lines are read as pairs, with a note on standard error.
 """
 
 import sys
@@ -33,7 +33,7 @@ class Options:
     text: tuple[str, ...] = argument(
         "texts, each in quotes, or files of images (default: every line of standard input)", (), "TEXT|IMAGE"
     )
-    pair: str | None = option("second text, for models of two texts: the same for every line", metavar="TEXT")
+    pair: str | None = option("second text of every pair, for models of text pairs", metavar="TEXT")
     device: Device = device()
 
 

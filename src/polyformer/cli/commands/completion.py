@@ -1,7 +1,7 @@
 """Print a script that completes commands, options, recipes, presets and members in a shell.
 
-Write it where the shell looks for such scripts, and again after an update of polyformer or of your plugins:
-the words are fixed when it is printed.
+Write it to the folder in which the shell looks for such scripts. Write it again after an update of polyformer
+or of your plugins, because the words are fixed when the script is printed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ AXES = {
 class Options:
     """What `polyformer completion` takes."""
 
-    shell: Literal["bash", "zsh", "fish"] = argument("the shell that reads the script")
+    shell: Literal["bash", "zsh", "fish"] = argument("shell for which the script is printed")
 
 
 def run(options: Options) -> None:

@@ -1,9 +1,10 @@
 """Convert a checkpoint: to the other format, or to a model with another attention, memory, depth or length.
 
-Prints which weights were copied, extended by copying, or newly initialized; train the result further by
-`polyformer train --pretrained OUT`. With --evaluate also what the model makes of a text before and after:
-perplexity (of masked tokens for an encoder; for one that embeds, the similarity of its vectors), speed and
-memory. Exit status 1 where the conversion loses more than --tolerance; it is written all the same.
+Prints which weights were copied, extended by copying, or newly initialized. `polyformer train --pretrained
+OUT` trains the result further. With --evaluate the command also compares the model before and after the
+conversion on a text: perplexity (of masked tokens for an encoder; for an embedding model the similarity of
+its vectors), speed and memory. If the conversion loses more than --tolerance, the result is still written,
+and the exit status is 1.
 """
 
 from dataclasses import dataclass
@@ -45,49 +46,49 @@ class Options:
         "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
         "as linformer"
     )
-    max_positions: int | None = option("longest text, in tokens, that the new model takes")
+    max_positions: int | None = option("maximum number of tokens of the new model")
     extension: str | None = option(
-        "of rotary positions, for texts longer than those of training: interpolation, ntk, yarn or "
-        "llama3, as 'yarn(factor=4)' (default factor: by --max-positions)"
+        "extension of rotary positions to texts longer than in training: interpolation, ntk, yarn or "
+        "llama3, as in 'yarn(factor=4)' (default factor: from --max-positions)"
     )
     global_projections: bool = option(
-        "give global tokens query, key and value projections of their own, copied", False
+        "separate query, key and value projections for global tokens, copied from the others", False
     )
     memory: str | None = option(
         "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
         "with --task.feed in_order"
     )
     depth: str | None = option(
-        "depth of the decoder: exits after some layers, as 'exits(layers=[4, 8], alone=true)', which a short "
-        "training makes of use and `polyformer calibrate` safe; or act"
+        "depth of the decoder: act, or exits after some layers, as in 'exits(layers=[4, 8], "
+        "alone=true)'; exits need a short training, and `polyformer calibrate` bounds their risk"
     )
     fit: str | None = option(
-        "text to which a decoder's exits are fitted in closed form: maps by ridge regression on the last "
-        "layer's states, the tokens of the rule shortlist by number",
+        "text for fitting a decoder's exits in closed form: maps by ridge regression on the last "
+        "layer's states, tokens of the rule shortlist by frequency",
         metavar="TEXT",
     )
-    fit_tokens: int = option("tokens of that text, at most (default: 32768)", 32_768)
+    fit_tokens: int = option("maximum tokens of that text (default: 32768)", 32_768)
     weights: Literal["float32", "bfloat16", "int8"] | None = option(
-        "what the weights are kept in; int8 is a fourth of float32 and generates faster, and does not train "
-        "(default: as they are)"
+        "data type of the weights; int8 has a quarter of the size of float32 and generates faster, "
+        "but cannot be trained (default: unchanged)"
     )
     format: Literal["polyformer", "hub", "wrapped"] = option(
-        "format to write; hub is what transformers reads, for models of its families; wrapped holds any, "
-        "for transformers with trust_remote_code (default: polyformer)",
+        "format to write: hub for transformers, if it has the model's family; wrapped for any model, "
+        "in transformers with trust_remote_code (default: polyformer)",
         "polyformer",
     )
     head: str | None = option(
         "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
     )
-    evaluate: str | None = option("measure on this text, before and after", metavar="TEXT")
+    evaluate: str | None = option("compare the models before and after on this text", metavar="TEXT")
     lengths: str | None = option(
-        "with --evaluate: read the text in pieces of so many tokens (default: as many as "
-        "the model before and the new one have positions, at most 4096)",
+        "with --evaluate: tokens of each piece of the text (default: the positions that both models "
+        "have, at most 4096)",
         metavar="N,N,...",
     )
-    tokens: int = option("with --evaluate: read so many tokens at each length (default: 16384)", 16_384)
+    tokens: int = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384)
     tolerance: float = option(
-        "with --evaluate: the share by which perplexity may rise, or similarity fall (default: 0.05)", 0.05
+        "with --evaluate: allowed relative rise of perplexity, or fall of similarity (default: 0.05)", 0.05
     )
     allow_pickle: bool = option(
         "also read pytorch_model.bin (tensors only), if there are no safetensors", False

@@ -1,9 +1,9 @@
-"""Tokenise text once into files that training reads without loading them: more text than memory holds.
+"""Tokenise text once into files that training reads without loading them, for more text than memory holds.
 
-`prepare` reads FILES (names, patterns in quotes, addresses such as s3://bucket/*.jsonl.zst), holds documents
-out for validation, and writes their tokens into DIR. It may be stopped at any moment and goes on by the same
-command; DIR is the same for any number of workers. `polyformer train RECIPE --data DIR` then trains on it.
-`show` says what DIR holds, `verify` compares it with its checksums; both take a mixture (mix.yaml) too.
+`prepare` reads FILES (names, patterns in quotes, addresses such as s3://bucket/*.jsonl.zst), holds out
+documents for validation, and writes the tokens to DIR. If it is stopped, the same command resumes it. DIR
+does not depend on the number of workers. `polyformer train RECIPE --data DIR` then trains on it. `show`
+describes DIR and `verify` compares it with its checksums; both also accept a mixture (mix.yaml).
 """
 
 import dataclasses
@@ -37,31 +37,31 @@ SAMPLE = 10**8
 class Options:
     """What `polyformer data` takes."""
 
-    what: Literal["prepare", "show", "verify"] = argument("what to do", metavar="WHAT")
+    what: Literal["prepare", "show", "verify"] = argument("action", metavar="WHAT")
     names: tuple[str, ...] = argument(
         "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
         metavar="FILE",
     )
-    out: str | None = option("for prepare: the folder, new or begun", metavar="DIR", output="folder")
+    out: str | None = option("for prepare: output folder, new or incomplete", metavar="DIR", output="folder")
     tokenizer: str | None = option(
-        "for prepare: the folder or file of one (of a run, a checkpoint, other prepared text), or 'train' to "
-        "train one on the text"
+        "for prepare: folder or file of a tokenizer (of a run, a checkpoint, other prepared text), or "
+        "'train' to train a tokenizer on the text"
     )
-    workers: int | None = option("for prepare: threads that tokenise (default: as many as cores)")
-    format: str | None = option("for prepare: of FILES, if their names do not say: text, lines, jsonl, ...")
-    column: str | None = option("for prepare: the column of tables that is the text (default: text)")
+    workers: int | None = option("for prepare: number of threads (default: number of cores)")
+    format: str | None = option(
+        "for prepare: format of FILES if their names do not show it: text, lines, jsonl, ..."
+    )
+    column: str | None = option("for prepare: column of tables with the text (default: text)")
     validation: float | None = option(
-        "for prepare: share of the text that is held out, evenly spread, or a number of documents, the first "
-        "(default: 0.005)"
+        "for prepare: share of the text to hold out, evenly spread, or number of documents from the "
+        "start (default: 0.005)"
     )
-    shard_tokens: int | None = option(
-        "for prepare: tokens of a file, at least (default: 134217728)", most=COUNT
-    )
+    shard_tokens: int | None = option("for prepare: minimum tokens per file (default: 134217728)", most=COUNT)
     algorithm: str | None = option(
         "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
     )
-    vocab_size: int | None = option("for --tokenizer train: tokens of the vocabulary (default: 8192)")
-    documents: int | None = option("for show: the beginnings of so many documents (default: 3)")
+    vocab_size: int | None = option("for --tokenizer train: size of the vocabulary (default: 8192)")
+    documents: int | None = option("for show: number of documents, each with its beginning (default: 3)")
 
 
 def run(options: Options) -> None:

@@ -1,11 +1,11 @@
-"""Make a datastore of a text for a causal model: what followed each of its contexts (kNN-LM).
+"""Build a datastore of a text for a causal model: the token that follows each of its contexts (kNN-LM).
 
-`build` reads TEXT with MODEL, a run or a checkpoint, and keeps an entry for each token. It may be stopped at
-any moment and goes on by the same command. With --part I --parts N the store is built by N processes, and
-`merge` joins the parts that lie in STORE. `index` makes searches fast (it needs faiss). `verify` compares all
-that a store holds with its checksums. Then see --datastore of `polyformer evaluate` and of `generate`.
-`neighbours` finds those of every token of TEXT, for a model that is trained with them (SPALM: the recipe
-`spalm`); in the store's own text no token finds itself.
+`build` reads TEXT with MODEL, a run or a checkpoint, and stores an entry for each token. If it is stopped,
+the same command resumes it. With --part I --parts N the store is built by N processes, and `merge` joins the
+parts in STORE. `index` makes searches fast (it needs faiss). `verify` compares a store with its checksums.
+--datastore of `polyformer evaluate` and `generate` uses a store. `neighbours` finds the nearest neighbours of
+every token of TEXT, for a model that is trained with them (SPALM: the recipe `spalm`). In the text of the
+store no token finds itself.
 """
 
 import sys
@@ -36,37 +36,38 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer datastore` takes."""
 
-    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("what to do", metavar="WHAT")
+    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("action", metavar="WHAT")
     name: str = argument(
-        "for build: the folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
-        "neighbours: of the run that built the store; else a store",
+        "for build: folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
+        "neighbours: folder of the run that built the store; otherwise a store",
         metavar="MODEL|STORE",
     )
     text: str | None = argument(
         "for build and neighbours: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT"
     )
     out: str | None = option(
-        "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or FILE.db/NAME for "
-        "an embedded one (the environment's MILVUS_TOKEN is its password); for neighbours: a folder",
+        "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or "
+        "FILE.db/NAME for an embedded server (its password is the environment variable MILVUS_TOKEN); "
+        "for neighbours: a folder",
         metavar="STORE",
         output="folder",
     )
-    format: str | None = option("of TEXT, if its name does not say: text, lines, articles, ...")
-    length: int | None = option("for build: tokens that are read at once (default: 512, or all it takes)")
+    format: str | None = option("format of TEXT if its name does not show it: text, lines, articles, ...")
+    length: int | None = option("for build: tokens per window (default: 512, or the maximum of the model)")
     context: int | None = option(
-        "for build: how many of those the reading before had, as context alone (default: 0)"
+        "for build: tokens that overlap with the previous window, only as context (default: 0)"
     )
-    part: int | None = option("for build: which part this process builds, from 1")
-    parts: int | None = option("for build: into how many parts the work is divided")
-    lists: int | None = option("for index: lists of keys (default: 4 sqrt(entries))")
-    bytes: int | None = option("for index: of a key's code, at most (default: 64)")
+    part: int | None = option("for build: number of the part that this process builds, from 1")
+    parts: int | None = option("for build: number of parts")
+    lists: int | None = option("for index: number of lists of keys (default: 4 sqrt(entries))")
+    bytes: int | None = option("for index: maximum bytes of a key's code (default: 64)")
     recall: float | None = option(
-        "for index: look at so many lists that this share of what all find is found (default: 0.95)"
+        "for index: recall of the search, which sets the number of lists to visit (default: 0.95)"
     )
-    datastore: str | None = option("for neighbours: where to look for them", metavar="STORE")
-    neighbours: int | None = option("for neighbours: how many of each token (default: 4)")
+    datastore: str | None = option("for neighbours: store to search", metavar="STORE")
+    neighbours: int | None = option("for neighbours: number of neighbours per token (default: 4)")
     search: Literal["auto", "flat", "index"] | None = option(
-        "for neighbours: by the store's index, or flat (default: auto)"
+        "for neighbours: search with the store's index, or flat (default: auto)"
     )
     device: Device = device()
 

@@ -1,9 +1,9 @@
 """Distil a trained run (the teacher) into a smaller, faster model of the same kind (the student).
 
 The student has half of the teacher's layers (or --layers), starts with their weights, and is trained on the
-teacher's predictions, the labels and the teacher's hidden states, as DistilBERT. Task, data, tokenizer and
-training are the teacher's unless set otherwise. Prints the metrics and the speed of both; the result is a
-run like any other.
+teacher's predictions, the labels and the teacher's hidden states, as in DistilBERT. Task, data, tokenizer and
+training settings are the teacher's by default. Prints the metrics and the speed of both models. The result is
+an ordinary run.
 """
 
 from collections.abc import Callable
@@ -54,10 +54,10 @@ def run(options: Options) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import surviving_warnings
+    from polyformer.training.signals import ignore_sigusr1
 
     recipe = Recipe.from_dict(recipe_data(options))
-    with surviving_warnings():
+    with ignore_sigusr1():
         fitted = train(recipe, "distilled", options.out, options.resume)
         if is_main():
             conclude(fitted, recipe.seed)
@@ -67,7 +67,7 @@ def run(options: Options) -> None:
 
 def recipe_data(options: Options) -> dict[str, Any]:
     """The recipe that the options describe, as plain data."""
-    from polyformer.training.recipes.distill import distilled
+    from polyformer.training.recipes.distill import distillation_recipe
     from polyformer.training.recipes.find import absolute, with_data
     from polyformer.training.recipes.recipe import merged, nested
     from polyformer.training.recipes.run import Run
@@ -83,7 +83,7 @@ def recipe_data(options: Options) -> dict[str, Any]:
     elif options.teacher is None:
         raise InputError("TEACHER: name the folder of a run to learn from")
     else:
-        recipe = distilled(options.teacher, options.layers)
+        recipe = distillation_recipe(options.teacher, options.layers)
     values = recipe.to_dict()
     if options.data is not None:
         values["data"] = with_data(values["data"], options.data)

@@ -1,9 +1,9 @@
-"""Embed texts: write a vector for each text of FILES to a Parquet file, by a sentence encoder.
+"""Embed texts: write a vector for each text of FILES to a Parquet file, with a sentence encoder.
 
-MODEL is a run, a folder of sentence-transformers or another checkpoint; one that does not say how its texts
-become vectors takes --pooling. The file has the columns id and vector. What was stopped goes on by the same
-command; several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write the
-same file. With a --out that does not end in .parquet the parts stay as files in a directory of that name.
+MODEL is a run, a folder of sentence-transformers or another checkpoint. If it does not define how texts
+become vectors, use --pooling. The file has the columns id and vector. If the command is stopped, the same
+command resumes it. Several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and
+write the same file. If --out does not end in .parquet, the parts stay as files in a directory of that name.
 """
 
 import os
@@ -35,21 +35,21 @@ class Options:
         metavar="FILE",
     )
     out: str | None = option(
-        "the file .parquet to write, or a directory for its parts", metavar="FILE", output="by name"
+        ".parquet file to write, or a directory for its parts", metavar="FILE", output="by name"
     )
-    column: str | None = option("column of the texts (default: one with a usual name, such as text)")
-    id: str | None = option("column that names a text (default: its number, from 0)", metavar="COLUMN")
-    format: str | None = option("of FILES, if their names do not say: text, lines, jsonl, ...")
+    column: str | None = option("column with the texts (default: a column with a usual name, such as text)")
+    id: str | None = option("column with the id of a text (default: its number, from 0)", metavar="COLUMN")
+    format: str | None = option("format of FILES if their names do not show it: text, lines, jsonl, ...")
     pooling: Literal["mean", "first", "last", "max"] | None = option(
-        "make the vector of the last hidden states so (default: as the model's head or folder says)"
+        "pooling of the last hidden states (default: from the model's head or folder)"
     )
     unnormalized: bool = option("with --pooling: do not scale vectors to length 1", False)
-    max_length: int | None = option("tokens of a text that are read (default: as many as the model takes)")
-    too_long: Literal["cut", "refuse"] = option("what is done with a longer text (default: cut)", "cut")
-    dtype: Literal["float32", "float16"] = option("of the numbers (default: float32)", "float32")
-    with_text: bool = option("keep the text beside its vector", False)
-    rows: int = option("in a part, which is computed or lost as a whole (default: 2048)", 2048)
-    batch_tokens: int = option("tokens that are computed at once, padding included (default: 4096)", 4096)
+    max_length: int | None = option("maximum tokens per text (default: the maximum of the model)")
+    too_long: Literal["cut", "refuse"] = option("action for longer texts (default: cut)", "cut")
+    dtype: Literal["float32", "float16"] = option("data type of the vectors (default: float32)", "float32")
+    with_text: bool = option("also write the texts", False)
+    rows: int = option("texts in a part, which is computed or lost as a whole (default: 2048)", 2048)
+    batch_tokens: int = option("tokens per batch, including padding (default: 4096)", 4096)
     device: Device = device()
 
 

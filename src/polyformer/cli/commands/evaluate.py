@@ -1,12 +1,12 @@
 """Evaluate a trained model: print the metrics of its task on validation and test data.
 
 Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are shares from 0 to 1.
-Of a checkpoint, a directory or a GGUF file, the perplexity of --data, read in windows of --length tokens.
-With --datastore the perplexity of a language model alone and mixed with its nearest neighbours, p = lambda
-p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); both are read as the store's text
-was. --tune chooses lambda and temperature on another text, and the store remembers them.
-With --progress DIR what was stopped or killed goes on by the same command (episodes begin again).
-A Decision Transformer is also tried in its environment: returns achieved for those asked, and returns.png.
+For a checkpoint, a directory or a GGUF file, the result is the perplexity of --data, read in windows of
+--length tokens. With --datastore it is the perplexity of a language model without and with its nearest
+neighbours: p = lambda p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); windows are
+the same as in the store. --tune chooses lambda and temperature on another text and saves them in the store.
+With --progress DIR the same command resumes after a stop or a kill (episodes start again).
+A Decision Transformer also runs in its environment: achieved returns for target returns, and returns.png.
 Several processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data: the same numbers.
 """
 
@@ -52,54 +52,59 @@ class Options:
     )
     datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
     tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
-    lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
-    temperature: float | None = option("with --datastore: of the neighbours' weights (default: as tuned)")
+    lambda_: float | None = option(
+        "with --datastore: weight of the neighbours, from 0 to 1 (default: as tuned)"
+    )
+    temperature: float | None = option("with --datastore: temperature of the neighbours (default: as tuned)")
     neighbours: int | None = option(
-        "with --datastore: how many (default: as tuned, or 1024; with --frozen 4)"
+        "with --datastore: number of neighbours (default: as tuned, or 1024; with --frozen 4)"
     )
     search: Literal["auto", "flat", "index"] | None = option(
-        "with --datastore: by its index, or flat (default: auto)"
+        "with --datastore: search with its index, or flat (default: auto)"
     )
     length: int | None = option(
-        "of a checkpoint: tokens that it reads at once (default: 512, or what it takes)", metavar="N"
+        "for a checkpoint: tokens per window (default: 512, or the maximum of the model)", metavar="N"
     )
     tokens: int | None = option(
-        "of a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)",
+        "for a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)",
         most=COUNT,
     )
     format: str | None = option(
-        "of a checkpoint, or with --datastore: of the texts, if their names do not say"
+        "for a checkpoint, or with --datastore: format of the texts if their names do not show it"
     )
     frozen: str | None = option(
-        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that the store is "
-        "of, by which those of the data are found",
+        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that built "
+        "the store, to find the neighbours of the data",
         metavar="RUN",
     )
     memory_length: int | None = option(
-        "tokens that a model with a memory remembers in every layer (default: as it was trained)", metavar="N"
+        "for a model with a memory: tokens in the memory of every layer (default: as in training)",
+        metavar="N",
     )
     store_size: int | None = option(
-        "tokens that a model with the memory 'memorizing' looks up (default: as it was trained)", metavar="N"
+        "for a model with the memory 'memorizing': number of tokens to look up (default: as in training)",
+        metavar="N",
     )
     returns: str | None = option(
-        "of a Decision Transformer: ask for these, with commas (default: least, quartiles and largest of the "
-        "training episodes)",
+        "for a Decision Transformer: target returns, separated by commas (default: minimum, quartiles "
+        "and maximum of the training episodes)",
         metavar="RETURNS",
     )
-    episodes: int | None = option("of a Decision Transformer: try so many for each return (default: 20)")
+    episodes: int | None = option("for a Decision Transformer: episodes per target return (default: 20)")
     environment: str | None = option(
-        "of a Decision Transformer: try it in this one of gymnasium's (default: where it was recorded)",
+        "for a Decision Transformer: gymnasium environment (default: the environment of the recording)",
         metavar="ID",
     )
-    max_steps: int | None = option("of a Decision Transformer: where an episode is cut", most=COUNT)
+    max_steps: int | None = option("for a Decision Transformer: maximum steps of an episode", most=COUNT)
     episode: str | None = option(
-        "of an agent: draw an episode and its attention into this file: .gif, a frame a step, or a sheet",
+        "for an agent: draw an episode and its attention to this file: .gif with a frame per step, or "
+        "a sheet",
         metavar="FILE",
         output="file",
     )
     progress: str | None = option(
-        "keep what is measured in this folder: stopped, the same command goes on from there, with any number "
-        "of processes",
+        "store results in this folder; after a stop the same command resumes from them, with any "
+        "number of processes",
         metavar="DIR",
         output="folder",
     )

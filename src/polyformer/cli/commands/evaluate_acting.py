@@ -50,7 +50,7 @@ def tried(
 ) -> "tuple[str, Achieved]":
     """A table of returns asked for and achieved, in lines of text, and they; draws RUN/returns.png."""
     from polyformer.training.rl.returns import Panel, draw_returns, returns_table
-    from polyformer.training.rl.trial import Trial, achieved
+    from polyformer.training.rl.trial import Trial, achieved_returns
 
     task: Any = run.task
     config = task.config
@@ -64,7 +64,7 @@ def tried(
         max_steps=max_steps,
         seed=run.recipe.seed,
     )
-    results = achieved(model, task, trial)
+    results = achieved_returns(model, task, trial)
     title = f"{trial.environment}: {trial.episodes} episodes for each return asked for"
     lines = [title, *returns_table(results, config.mean_return)]
     path = run.folder / "returns.png"

@@ -1,9 +1,9 @@
-"""Write a page on which a model's attention on a text or an image is explored; it is one file, works offline.
+"""Write a page to explore a model's attention on a text or an image: a single file that works offline.
 
 The page shows every layer and head, the weights between tokens, the numbers behind each weight, attention by
-distance, and paths through the layers. Of an encoder-decoder the second text is what the decoder reads; where
-it is not given, and with --generate, the model writes it, and the page shows what each step looked at. With
---against a second model, or a second text, stands beside the first.
+distance, and paths through the layers. For an encoder-decoder the second text is the input of the decoder.
+Without it, and with --generate, the model generates the text, and the page shows the attention of each step.
+--against adds a second model or a second text for comparison.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   polyformer explore runs/translate "ein Haus" --target "a house"
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
   polyformer explore runs/digits digit.png                            # a model of images
-  polyformer explore runs/digits --row 3                              # the third image that it learned from
+  polyformer explore runs/digits --row 3                              # the third training image
   polyformer explore runs/pets photo.jpg                              # patches of a Vision Transformer
   polyformer explore vit-dir photo.jpg --transformers
 """
@@ -36,29 +36,30 @@ class Options:
         "weights"
     )
     text: str | None = argument(
-        "the text that it reads (or --file); of a model of images the file of an image, or of a data set of "
-        "images with --row",
+        "text to read (or --file); for an image model the file of an image, or with --row of a data "
+        "set of images",
         None,
         metavar="TEXT|IMAGE",
     )
     file: str | None = option("read the text from this file", metavar="FILE")
     row: int | None = option(
-        "read image N, from 1, of a data set; without IMAGE of those that the run learned from", metavar="N"
+        "read image N, from 1, of a data set; without IMAGE of the training data of the run", metavar="N"
     )
-    target: str | None = option("what the decoder of an encoder-decoder reads", metavar="TEXT")
+    target: str | None = option("input of the decoder, for an encoder-decoder", metavar="TEXT")
     generate: int | None = option(
-        "let the model continue the text by at most N tokens, and show the steps", most=NEW_TOKENS
+        "continue the text by at most N tokens, and show the steps", most=NEW_TOKENS
     )
     segment: int | None = option(
-        "of a model with a memory: read the text in segments of N tokens, and show the last", metavar="N"
+        "for a model with a memory: read the text in segments of N tokens, and show the last segment",
+        metavar="N",
     )
     against: str | None = option(
-        "another model (a folder or a GGUF file), or else another text or image, to compare with",
+        "another model (a folder or a GGUF file), or another text or image, for comparison",
         metavar="MODEL|TEXT|IMAGE",
     )
-    transformers: bool = option("read the model by transformers' AutoModel, without converting it", False)
+    transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
     megabytes: float = option(
-        "size of the page, at most; layers beyond have thumbnails alone (default: 20)", 20.0
+        "maximum size of the page; layers beyond it only have thumbnails (default: 20)", 20.0
     )
     out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE", "file")
     device: Device = device()

@@ -1,17 +1,18 @@
 """Continue texts with a trained language model; prints each text as it is generated.
 
-Of several texts each is continued separately, in the order given, with an empty line between.
+Several texts are continued separately, in the given order, with an empty line between them.
 
-Without options the most probable token is chosen every time (greedy decoding). Any of --temperature, --top-k,
---top-p and --seed turns on sampling, --num-beams beam search (in groups that differ with --num-beam-groups),
---penalty-alpha contrastive search among the --top-k likeliest tokens, --dola-layers contrasts layers. --draft
-writes what is written without in fewer passes of the model, and says on standard error how many proposed
-tokens were accepted. A checkpoint's own generation settings apply where an option is not given. --datastore
-mixes in what followed similar contexts in another text (kNN-LM); with --frozen a model that was trained with
-neighbours (SPALM) reads them.
+By default the most probable token is chosen in each step (greedy decoding). Any of --temperature, --top-k,
+--top-p and --seed turns on sampling, --num-beams beam search (with --num-beam-groups in diverse groups),
+--penalty-alpha contrastive search among the --top-k likeliest tokens, and --dola-layers the contrast of
+layers. --draft generates the same text in fewer passes of the model, and prints on standard error how many
+proposed tokens were accepted. Other settings are the checkpoint's own generation settings. --datastore mixes
+in the tokens that followed similar contexts in another text (kNN-LM); with --frozen a model that was trained
+with neighbours (SPALM) reads them.
 
-Several processes (torchrun --nproc-per-node N -m polyformer generate ...) share one model that is too large
-for a device: each has some of the heads and of the feed-forwards; the first prints what one process would.
+Several processes (torchrun --nproc-per-node N -m polyformer generate ...) share a model that is too large for
+one device (tensor parallel): each has a part of the heads and of the feed-forwards. The first process prints
+the same text as a single process.
 """
 
 import secrets
@@ -73,26 +74,28 @@ class Options:
         "texts to continue, each in quotes (default: empty, the beginning of a document)", ("",), "TEXT"
     )
     max_new_tokens: int | None = option(
-        "largest number of tokens to generate (default: from the checkpoint, else 64)", most=NEW_TOKENS
+        "maximum number of tokens to generate (default: from the checkpoint, else 64)", most=NEW_TOKENS
     )
-    temperature: float | None = option("sample from softmax(logits / X); X > 0 (default: 1 where sampling)")
+    temperature: float | None = option("sample from softmax(logits / X); X > 0 (default: 1 if sampling)")
     top_k: int | None = option("sample among the N most probable tokens (default: all)")
     top_p: float | None = option(
-        "nucleus sampling: sample among the fewest tokens whose probabilities sum to X or more (default: 1)"
+        "nucleus sampling: sample among the fewest tokens with a total probability of X or more (default: 1)"
     )
-    seed: int | None = option("seed of sampling: the same seed, the same text (default: random)", most=COUNT)
+    seed: int | None = option(
+        "seed of sampling; the same seed gives the same text (default: random)", most=COUNT
+    )
     num_beams: int | None = option(
         "beam search with N beams; printed at the end (default: 1, no beam search)"
     )
     num_beam_groups: int | None = option(
-        "diverse beam search: N groups of beams that avoid one another's tokens (default: 1)"
+        "diverse beam search: N groups of beams that avoid each other's tokens (default: 1)"
     )
     diversity_penalty: float | None = option(
-        "with --num-beam-groups: what a token costs for each beam of an earlier group that has it"
+        "with --num-beam-groups: penalty of a token for each beam of an earlier group that has it"
     )
     penalty_alpha: float | None = option(
-        "contrastive search among the --top-k likeliest tokens (default: 4): the weight, up to 1, of not "
-        "being like the text so far"
+        "contrastive search among the --top-k likeliest tokens (default: 4): weight, up to 1, of the "
+        "penalty for similarity to the text so far"
     )
     dola_layers: str | None = option(
         "DoLa: contrast the last layer with earlier ones: low, high, or layers from 0, such as 0,2,4",
@@ -100,28 +103,33 @@ class Options:
     )
     no_repeat_ngram_size: int | None = option("generate no n-gram of N tokens twice (default: 0, no limit)")
     repetition_penalty: float | None = option(
-        "above 1 makes tokens that already occur less probable (default: 1, no penalty)"
+        "values above 1 make tokens that already occur less probable (default: 1, no penalty)"
     )
     draft: str | None = option(
-        "propose several tokens at a time, for speed: 'lookup' for what followed the same tokens before, or "
-        "the run or checkpoint of a smaller model with the same tokenizer (default: none)",
+        "propose several tokens at once, for speed: 'lookup' for the tokens that followed the same "
+        "text before, or the run or checkpoint of a smaller model with the same tokenizer (default: "
+        "none)",
         metavar="RUN|lookup",
     )
     draft_tokens: int | None = option(
-        "with --draft: largest number of tokens to propose (default: 5, lookup: 10)"
+        "with --draft: maximum number of tokens to propose (default: 5, lookup: 10)"
     )
     lookup_ngram: int | None = option(
-        "with --draft lookup: largest number of tokens that must have occurred before (default: 3)"
+        "with --draft lookup: maximum number of tokens that must have occurred before (default: 3)"
     )
     datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
-    lambda_: float | None = option("with --datastore: the share of the neighbours (default: as tuned)")
-    knn_temperature: float | None = option("with --datastore: of their weights (default: as tuned)")
-    neighbours: int | None = option("with --datastore: how many (default: as tuned)")
+    lambda_: float | None = option(
+        "with --datastore: weight of the neighbours, from 0 to 1 (default: as tuned)"
+    )
+    knn_temperature: float | None = option(
+        "with --datastore: temperature of the neighbours (default: as tuned)"
+    )
+    neighbours: int | None = option("with --datastore: number of neighbours (default: as tuned)")
     search: Literal["auto", "flat", "index"] | None = option(
-        "with --datastore: by its index, or flat (default: auto)"
+        "with --datastore: search with its index, or flat (default: auto)"
     )
     frozen: str | None = option(
-        "with --datastore, for a model trained with neighbours (SPALM): the run that the store is of",
+        "with --datastore, for a model trained with neighbours (SPALM): the run that built the store",
         metavar="RUN",
     )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")

@@ -1,6 +1,6 @@
 """List recipes, presets, and the members of every axis of a model.
 
-Prints a line for each: axis, name, what it is, source. A model takes a member by its name, for example
+Prints one line each: axis, name, description, source. A model selects a member by its name, for example
 polyformer train --model.position rope --model.attention "Window(64)".
 """
 

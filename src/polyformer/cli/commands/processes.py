@@ -78,9 +78,9 @@ class Shares:
         """Leave this process's heads in `model`, and bring it to the device; `InputError` for a model or a
         number of processes by which heads do not divide."""
         if self.mesh is not None:
-            from polyformer.training.distributed.tensor import divide_heads
+            from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 
-            divide_heads(model, self.mesh)
+            apply_tensor_parallel(model, self.mesh)
             model.to(self.device)
 
     def agree(self, number: int) -> int:

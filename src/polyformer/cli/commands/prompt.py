@@ -1,11 +1,11 @@
 """Answer the questions in a file with a causal language model that is not trained on them (few-shot prompts).
 
-Before every question stand --shots demonstrations, all written by --template. A question with choices is
-answered by the likeliest of them, any other by what the model writes up to --stop. A file has the columns
-input, target (if the answer is known) and choices (a list; in CSV with | between); of a plain text each line
-is a question, with its answer behind a tab. Prints each answer, or writes all of them to --out, and a table:
-accuracy, macro F1 and the accuracy of always choosing the most frequent target; exact match and F1 of what is
-written.
+Each question follows --shots demonstrations, all formatted by --template. The answer to a question with
+choices is the likeliest choice; otherwise the model generates the answer, up to --stop. A file has the
+columns input, target (if the answer is known) and choices (a list; in CSV separated by |). In a plain text
+each line is a question, with its answer after a tab. Prints each answer, or writes all of them to --out, and
+a table: accuracy, macro F1 and the accuracy of always choosing the most frequent target; exact match and F1
+of generated answers.
 """
 
 import json
@@ -42,35 +42,32 @@ class Options:
     file: str = argument("the questions: JSON lines, CSV, TSV, parquet or text", metavar="FILE")
     shots: int = option("demonstrations before each question (default: 0)", 0)
     examples: str | None = option(
-        "draw demonstrations from this file (default: from FILE, and ask the others)", metavar="FILE"
+        "draw demonstrations from this file (default: from FILE, and the other rows are the questions)",
+        metavar="FILE",
     )
     template: str | None = option(
         r"a demonstration, \n for a new line (default: 'Input: {input}\nOutput: {target}')", metavar="TEXT"
     )
-    separator: str = option(r"what stands between two of them (default: '\n\n')", r"\n\n", "TEXT")
+    separator: str = option(r"text between two demonstrations (default: '\n\n')", r"\n\n", "TEXT")
     columns: str | None = option(
-        "what input, target and choices are called in the files: '{input: text}'", metavar="NAMES"
+        "names of the columns input, target and choices in the files: '{input: text}'", metavar="NAMES"
     )
     header: str | None = option(
         "the columns of a CSV or TSV file without a heading: '[input, target]'", metavar="NAMES"
     )
-    format: str | None = option("format of the files, if their names do not say")
+    format: str | None = option("format of the files if their names do not show it")
     targets: str | None = option(
-        "words in place of the targets in the files, and choices: '{0: negative, 1: positive}'",
+        "words that replace the targets in the files, and choices: '{0: negative, 1: positive}'",
         metavar="WORDS",
     )
-    choices: str | None = option(
-        "choices of questions that have none of their own: '[yes, no]'", metavar="LIST"
-    )
+    choices: str | None = option("choices for questions without choices: '[yes, no]'", metavar="LIST")
     normalize: Literal["none", "tokens", "bytes"] = option(
         "divide the log-likelihood of a choice by its number of tokens or bytes (default: none)", "none"
     )
-    limit: int | None = option("ask only so many questions, drawn by the seed (default: all)", most=COUNT)
-    seed: int = option("of what is drawn (default: 0)", 0, most=COUNT)
-    max_new_tokens: int = option(
-        "most tokens of an answer that is written (default: 32)", 32, most=NEW_TOKENS
-    )
-    stop: str = option(r"ends an answer that is written (default: '\n')", r"\n", "TEXT")
+    limit: int | None = option("number of questions, drawn by the seed (default: all)", most=COUNT)
+    seed: int = option("seed of the random choices (default: 0)", 0, most=COUNT)
+    max_new_tokens: int = option("maximum tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS)
+    stop: str = option(r"text that ends a generated answer (default: '\n')", r"\n", "TEXT")
     out: str | None = option(
         "write a line of JSON for each question, with its answer", metavar="FILE", output="file"
     )

@@ -17,7 +17,7 @@ class Options:
         "name of a recipe, or a .yaml file (default: demo, or with --data a guess)", None
     )
     data: str | None = option(
-        "what to train on, a file or a directory; or the directory of the files that the recipe names",
+        "training data, a file or a directory; or the directory of the files that the recipe names",
         metavar="PATH",
     )
     model: str | None = option("preset to train, instead of the recipe's model", metavar="PRESET")
@@ -25,7 +25,7 @@ class Options:
         "checkpoint to start from, with its tokenizer, instead of the recipe's model", metavar="CHECKPOINT"
     )
     pretrained_vectors: str | None = option(
-        "word vectors to begin the token table with, a file of word2vec (text or binary) or GloVe",
+        "word vectors for the initial token table, a file of word2vec (text or binary) or GloVe",
         metavar="FILE",
     )
     freeze_vectors: bool = option("with --pretrained-vectors: do not train the token table", False)

@@ -1,8 +1,8 @@
-"""Record episodes in an environment of gymnasium's, as a data set that Minari keeps.
+"""Record episodes in a gymnasium environment, as a Minari data set.
 
-The policies play in turn: `scripted` (of classic control), `half-trained` (linear, after a few generations of
-the cross-entropy method), `random`, and the folders of runs of agents, whose actions are drawn. Every episode
-has a share of random actions of its own, up to --noise, so that returns of all sizes are recorded.
+The policies take turns: `scripted` (for classic control), `half-trained` (linear, after a few generations of
+the cross-entropy method), `random`, and agents from the folders of their runs, with sampled actions. Each
+episode has a different share of random actions, up to --noise, so the recorded returns vary widely.
 `polyformer train dt --data minari:ID` learns from the data set.
 """
 
@@ -31,18 +31,18 @@ class Options:
     environment: str = argument("id of an environment, such as CartPole-v1", metavar="ENVIRONMENT")
     out: str = option("id of the new data set, such as cartpole/mixed-v0", "", "ID")
     policies: str = option(
-        "some of scripted, half-trained, random and folders of runs of agents, with commas (default: the "
-        "first three)",
+        "scripted, half-trained, random or folders of runs of agents, separated by commas (default: "
+        "the first three)",
         "scripted,half-trained,random",
         "NAMES",
     )
-    episodes: int = option("how many", 300)
-    noise: float = option("an episode's share of random actions is drawn between 0 and this", 0.5)
-    wrappers: str = option("of the environment, module:Class with commas, the innermost first", "", "NAMES")
-    max_steps: int | None = option(
-        "where an episode is cut (default: where the environment cuts it)", most=COUNT
+    episodes: int = option("number of episodes", 300)
+    noise: float = option("maximum share of random actions in an episode, drawn between 0 and this", 0.5)
+    wrappers: str = option(
+        "wrappers of the environment, module:Class separated by commas, innermost first", "", "NAMES"
     )
-    seed: int = option("of policies, noise and first states", 0, most=COUNT)
+    max_steps: int | None = option("maximum steps of an episode (default: the environment's)", most=COUNT)
+    seed: int = option("seed of policies, noise and first states", 0, most=COUNT)
 
 
 def run(options: Options) -> None:
@@ -83,7 +83,7 @@ def trained(folder: str) -> "Maker":
     from polyformer.core.errors import InputError
     from polyformer.models.architectures import Policy
     from polyformer.training.recipes import Run
-    from polyformer.training.rl.playing import source_of
+    from polyformer.training.rl.policy_player import source_of
 
     policy = Run.open(folder).model("cpu")
     if not isinstance(policy, Policy):

@@ -1,9 +1,9 @@
 """Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
 
-Of a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
+For a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
 and its modules.
-With --mesh: memory and bytes exchanged of each process of a training on so many, predicted.
-Of a pattern: which keys each query attends to. Of a position scheme: its effect on the scores or the input.
+With --mesh: predicted memory and communication of each process of a distributed training.
+For a pattern: the keys that each query attends to. For a position scheme: its effect on scores or input.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -46,28 +46,27 @@ class Options:
     )
     name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
     mesh: str | None = option(
-        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, context=N "
-        "and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), with commas between; MODEL may "
-        "then be a recipe's file",
+        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, "
+        "context=N and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), separated by "
+        "commas; MODEL may then be the file of a recipe",
         metavar="MESH",
     )
-    batch: int | None = option(
-        "with --mesh: texts that a process reads at once (default: 1, or the recipe's)"
-    )
+    batch: int | None = option("with --mesh: texts per batch of a process (default: 1, or the recipe's)")
     accumulate: int | None = option(
-        "with --mesh: batches of a step, a pipeline's microbatches (default: 1, or the recipe's)"
+        "with --mesh: batches per step, the microbatches of a pipeline (default: 1, or the recipe's)"
     )
     precision: Literal["bf16", "no"] | None = option(
-        "with --mesh: of products (default: bf16, or the recipe's)"
+        "with --mesh: precision of matrix products (default: bf16, or the recipe's)"
     )
     length: int | None = option(
-        "tokens in the picture (default: 64; of a pattern more, until it is sparse); with --mesh of a text"
+        "tokens in the picture (default: 64; more if a pattern is not yet sparse); with --mesh: "
+        "tokens of a text"
     )
-    heads: int | None = option("heads in the picture; equal ones are drawn once (default: 4)")
+    heads: int | None = option("heads in the picture; equal heads are drawn once (default: 4)")
     causal: bool = option("hide later tokens, as in a decoder", False)
-    block: int | None = option("of a pattern: queries in a block of the sparse layout (default: 16)")
+    block: int | None = option("for a pattern: queries in a block of the sparse layout (default: 16)")
     layer: int | None = option(
-        "of a pattern: the layer, from 0, for patterns that differ by layer (default: 0)"
+        "for a pattern: the layer, from 0, if the pattern differs by layer (default: 0)"
     )
     out: str | None = option(
         "draw into this file, .png or .svg (default: print as text)", metavar="FILE", output="file"

@@ -1,8 +1,8 @@
 """Show the singular values of a model's attention matrices, by layer and head.
 
-Prints, by layer, the share of the largest quarter of the singular values in their sum: near 1 where
+Prints, by layer, the share of the largest quarter of the singular values in their sum. It is near 1 if
 attention is close to low rank (Wang et al. 2020, Linformer, section 3). Texts are concatenated and cut into
-rows of one length without padding. Of an encoder-decoder both stacks are shown, without cross-attention.
+rows of one length without padding. For an encoder-decoder both stacks are shown, without cross-attention.
 """
 
 import importlib.util
@@ -39,10 +39,10 @@ class Options:
         "file or directory of texts (default: the training data of the run, else the default text)",
         metavar="PATH",
     )
-    length: int | None = option("tokens in a text (default: 512, or the most that the model takes)")
-    texts: int = option("number of texts over which the mean is taken, at most (default: 8)", 8)
+    length: int | None = option("tokens per text (default: 512, or the maximum of the model)")
+    texts: int = option("maximum number of texts for the mean (default: 8)", 8)
     out: str | None = option(
-        "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv of its name "
+        "write the curves to this file, .png, .svg or .csv; a figure also has a .csv of the same name "
         "(default: spectrum.png in the model's folder; nothing for a preset)",
         metavar="FILE",
         output="file",

@@ -1,6 +1,6 @@
-"""Tag the words of texts with a trained model: the texts given, or every line of standard input.
+"""Tag the words of texts with a trained model: the arguments, or every line of standard input.
 
-Prints a line for each word: the word, a tab, its tag; an empty line after each text (the CoNLL format).
+Prints one line per word: the word, a tab, and its tag. An empty line follows each text (the CoNLL format).
 """
 
 import re

@@ -1,9 +1,9 @@
 """Train a model from a recipe.
 
-RECIPE is the name of one in the package (see `polyformer list recipe`) or a YAML file of your own. Without
-one it is `demo`: a small language model is trained on the sources of Python's library, and a page shows the
-run. With --data alone, format, columns and task are guessed from the data, and the guess is printed
-(docs/data.md). The folder of the run then holds everything that `evaluate`, `generate` and the others need
+RECIPE is the name of a recipe in the package (see `polyformer list recipe`) or your own YAML file. The
+default is `demo`: it trains a small language model on the sources of Python's library and writes a page about
+the run. With only --data, format, columns and task are guessed from the data, and the guess is printed
+(docs/data.md). The folder of the run contains everything that `evaluate`, `generate` and other commands need
 (docs/runs.md).
 """
 
@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import surviving_warnings
+    from polyformer.training.signals import ignore_sigusr1
 
     options = after_restart(options)
     recipe = Recipe.from_dict(recipe_data(options))
@@ -58,7 +58,7 @@ def run(options: Options) -> None:
         if options.resume is not None:
             raise InputError("--stages: to resume stages, repeat the same command with their --out")
         how = {"stages": options.stages}
-    with surviving_warnings():
+    with ignore_sigusr1():
         fitted = train(recipe, recipe_name(options), options.out, options.resume, **how)
         if is_main():
             conclude(fitted, recipe.seed)

@@ -1,6 +1,6 @@
-"""Translate texts with a trained model, or summarise them: the texts given, or each line of standard input.
+"""Translate texts with a trained model, or summarise them: the arguments, or each line of standard input.
 
-A run writes for each text what it was trained to write: a translation, a summary.
+A run generates the kind of text that it was trained on, a translation or a summary.
 """
 
 from dataclasses import dataclass
@@ -46,9 +46,9 @@ def run(options: Options) -> None:
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
-    from polyformer.training.tasks import Writing
+    from polyformer.training.tasks import SequenceToSequence
 
-    task, model = writer(options.run, Writing, options.device)
+    task, model = writer(options.run, SequenceToSequence, options.device)
     languages = options.source_language, options.target_language
     if isinstance(task, Writer):
         task.between(*languages)

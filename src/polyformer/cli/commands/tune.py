@@ -1,8 +1,8 @@
-"""Measure what is fastest on this machine, or show what was measured.
+"""Measure which settings are fastest on this machine, or show the measured settings.
 
-Every part of the library asks once which of its ways is the fastest here: which library computes a product,
-how many queries a tile has. What it finds is kept in the cache folder, by processor, threads and versions.
-Let nothing else run meanwhile.
+Each part of the library measures once which of its variants is fastest here: for example the library for a
+matrix product, or the number of queries in a tile. The choices are stored in the cache folder, by processor,
+threads and versions. Do not run anything else meanwhile.
 """
 
 import os
@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
   polyformer tune                                # measure again, for this machine's threads and for one
-  polyformer tune --show                         # what is in force
+  polyformer tune --show                         # the choices in use
   polyformer tune --threads 8 --out tuning.json  # for a server; there: POLYFORMER_TUNING=tuning.json
   POLYFORMER_TUNING=fixed polyformer generate runs/demo-1   # plain torch products, the same everywhere
 """
@@ -24,10 +24,10 @@ EXAMPLES = """examples:
 class Options:
     """What `polyformer tune` takes."""
 
-    show: bool = option("measure nothing; show the machine, the file and the choices in it", False)
-    threads: int | None = option("measure for so many threads (default: torch's own choice, and one)")
+    show: bool = option("only show the machine, the file and the choices in it", False)
+    threads: int | None = option("number of threads to measure for (default: torch's default, and one)")
     out: str | None = option(
-        "write the choices to this file too, to be pinned elsewhere", metavar="FILE", output="file"
+        "also write the choices to this file, to pin them on other machines", metavar="FILE", output="file"
     )
 
 

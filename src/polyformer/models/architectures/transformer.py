@@ -299,7 +299,7 @@ class Transformer(PretrainedMixin):
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.of_share(output.share)
+        labels = labels.local_part(output.share)
         valid, table = output.output_tokens.new_valid(output.hidden.shape[1]), self._output_weight()
         head_input = labels.add_to(
             HeadInput(output.hidden, valid, table, output.last_layer, ids=ids), self.config.vocab_size
@@ -324,7 +324,7 @@ class Transformer(PretrainedMixin):
         next_state = None
         if state is not None and output.layer_states is not None:
             assert self.decoder is not None
-            tokens, depth = self.decoder.kept(output.tokens), self.decoder.depth
+            tokens, depth = self.decoder.remembered_tokens(output.tokens), self.decoder.depth
             # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
             next_state = dataclasses.replace(state, tokens=tokens, layers=output.layer_states, source=source)

@@ -14,7 +14,7 @@ from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.dola import Dola
 from polyformer.models.outputs import ModelOutput, ModelState
-from polyformer.nn.depth import whole_depth
+from polyformer.nn.depth import full_depth
 from polyformer.nn.stack import Stack
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 
@@ -200,7 +200,7 @@ class Decoder:
                 neighbours, retrieval_state = self.retrieval.start(
                     input_ids, attention_mask, self.max_new_tokens
                 )
-            with self.packed, whole_depth():  # later tokens use this state
+            with self.packed, full_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._last_logits(output, neighbours)
             history = input_ids

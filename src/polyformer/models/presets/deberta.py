@@ -44,7 +44,7 @@ V3 = {
 
 
 @register_sizes(
-    "DeBERTa encoder: {layers} layers of {width}, {} parameters besides tokens' (He et al. 2021, table 8).",
+    "DeBERTa encoder: {layers} layers of {width}, {} parameters without tokens (He et al. 2021, table 8).",
     FIRST,
 )
 def deberta(layers: int, width: int, heads: int) -> ModelConfig:
@@ -54,8 +54,7 @@ def deberta(layers: int, width: int, heads: int) -> ModelConfig:
 
 
 @register_sizes(
-    "DeBERTa V3 encoder: {layers} layers of {width}, {} parameters besides tokens' "
-    "(He et al. 2023, table 5).",
+    "DeBERTa V3 encoder: {layers} layers of {width}, {} parameters without tokens (He et al. 2023, table 5).",
     V3,
 )
 def deberta_v3(layers: int, width: int, heads: int) -> ModelConfig:

@@ -127,7 +127,7 @@ class BorrowedCache(PolyformerCache):
         """Raise `InputError` if a layer lacks keys that were needed, or is too short for the `new` keys."""
         total, dropped = self.seen + new, self.dropped[index]
         if dropped:
-            mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.at(index)
+            mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.for_layer(index)
             pattern = mechanism.pattern if isinstance(mechanism, SoftmaxConfig) else None
             needed = (pattern or Full()).keys(Context(new, total, causal=True), 0, new).some
             if needed and needed[0][0] < dropped:
