@@ -24,8 +24,8 @@ from playwright.sync_api import Browser, sync_playwright
 from polyformer import create_model
 from polyformer.cli.main import main as polyformer
 from polyformer.cli.plots.explorer import Reading, page_of
-from polyformer.cli.plots.explorer.other_images import OtherImages
-from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
+from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 
 ROOT = Path(__file__).parents[2]
 EXPLORER, SITE, HTML = ROOT / "docs/explorer", ROOT / "docs/screenshots", ROOT / "build/site/html"
@@ -121,7 +121,7 @@ def stored() -> str:
         memory="memorizing(length=4, store=64, neighbours=4, layer=1, gate=0.5)",
         position="rope",
     )
-    reading = OwnTexts("random weights", model).of_ids([5 + i * i % 23 for i in range(40)], segment=16)
+    reading = PolyformerTexts("random weights", model).of_ids([5 + i * i % 23 for i in range(40)], segment=16)
     return page_of(reading, title="Retrieved from a store", subtitle="memorizing memory, random weights")
 
 
@@ -138,7 +138,8 @@ def windows() -> str:
         if "relative_position_bias_table" in name:
             torch.nn.init.normal_(parameter)
     photo = Image.fromarray(load_sample_image("china.jpg")).crop((100, 0, 527, 427)).resize((160, 160))
-    images = OtherImages("random weights", model, ViTImageProcessorPil(size={"height": 160, "width": 160}))
+    processor = ViTImageProcessorPil(size={"height": 160, "width": 160})
+    images = TransformersImages("random weights", model, processor)
     return page_of(
         images.of_pixels(np.asarray(photo)), title="Windows of Swin", subtitle="Swin, random weights"
     )

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.core.memory_use import MIB, high_water, reset_high_water
+from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
 from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.bench.rows import AbsentError
 
@@ -53,6 +53,6 @@ def _in_process(
     with contextlib.suppress(AbsentError, InputError):
         make(warm)()
     call = make(inputs)
-    before = reset_high_water()
+    before = reset_peak_memory()
     call()
-    return (high_water() - before) / MIB
+    return (peak_memory() - before) / MIB

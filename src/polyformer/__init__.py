@@ -1,6 +1,6 @@
-"""polyformer: the whole Transformer family as parts that compose.
+"""polyformer: the Transformer family as composable parts.
 
-Names are loaded when they are first used, so that the command line answers before torch is imported.
+Names are imported lazily, so that the command line starts without importing torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,3 @@
-"""Old name of `polyformer.models.transformers`: checkpoints that were uploaded with their code import it."""
+"""Old name of `polyformer.models.transformers`, for checkpoints that were uploaded with their code."""
 
 from polyformer.models.transformers import *

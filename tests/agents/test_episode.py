@@ -49,8 +49,9 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: Any, complaint
         assert film.n_frames > 5
     assert main(["evaluate", folder, "--episode", str(tmp_path / "a.png"), "--device", "cpu"]) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "--episode: expected a file that ends with .gif, .png, .svg, .pdf, got 'a.mp4'" in complaint(
-        "evaluate", folder, "--episode", "a.mp4"
+    assert (
+        "--episode: expected a file name that ends with one of .gif, .png, .svg, .pdf, got 'a.mp4'"
+        in complaint("evaluate", folder, "--episode", "a.mp4")
     )
     blind = run(tmp_path / "blind", {"preset": "policy-feedforward", "hidden_size": 8})
     assert "attends to nothing; take one with a decoder" in complaint("evaluate", blind, "--episode", "a.gif")
@@ -90,6 +91,6 @@ def test_the_environment_draws_itself_where_it_can():
 def test_a_run_of_another_task_is_refused(tmp_path: Path, complaint: Callable[..., str]):
     (tmp_path / "lines.txt").write_text(TEXT)
     fit(tiny_recipe(tmp_path / "lines.txt"), tmp_path / "run")
-    assert "--episode: goes with a run of the task 'agent', and " in complaint(
+    assert "--episode: requires a run of the task 'agent', and " in complaint(
         "evaluate", str(tmp_path / "run"), "--episode", "a.gif"
     )

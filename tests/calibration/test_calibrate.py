@@ -9,7 +9,7 @@ import torch
 
 from polyformer.applications.exits import CalibrateConfig, calibrate
 from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import continuing, written
+from polyformer.applications.exits.texts import continuation_generator, generate_texts
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
@@ -53,16 +53,16 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
 
 def test_layers_are_counted_of_written_tokens_alone():
     of = model()
-    write, _ = continuing(rows(3), 6, text_of)
-    assert written(of, write, None).layers == 2
-    assert written(of, write, 0.0).layers == 1
+    write, _ = continuation_generator(rows(3), 6, text_of)
+    assert generate_texts(of, write, None).layers == 2
+    assert generate_texts(of, write, 0.0).layers == 1
 
 
 def test_rows_that_ended_before_their_batch_count_no_longer():
     of = model()
     sources = rows(8)
-    write, _ = continuing(sources, 6, text_of)
-    texts = [text.split() for text in written(of, write, 1.0).texts]
+    write, _ = continuation_generator(sources, 6, text_of)
+    texts = [text.split() for text in generate_texts(of, write, 1.0).texts]
     end = texts[0][2]  # some rows write it early, others late or never
     of.config = dataclasses.replace(of.config, special=dataclasses.replace(of.config.special, eos=int(end)))
     set_threshold(of, 0.5)
@@ -72,18 +72,18 @@ def test_rows_that_ended_before_their_batch_count_no_longer():
             of.generate(torch.tensor([row[:6]]), None, GenerationConfig(max_new_tokens=6))
         right += [int(depth) for depth in depths[1:]]
     assert len(right) < 8 * 5, "no row ended early"
-    assert written(of, write, 0.5).layers == pytest.approx(sum(right) / len(right))
+    assert generate_texts(of, write, 0.5).layers == pytest.approx(sum(right) / len(right))
 
 
 def test_the_lowest_threshold_that_passes_is_kept_and_the_losses_are_of_the_texts():
     of = model()
-    write, references = continuing(rows(80), 6, text_of)
+    write, references = continuation_generator(rows(80), 6, text_of)
     asked = CalibrateConfig(risk=0.2, confidence=0.9)
     result = calibrate(of, write, references, asked)
     assert result.threshold is not None
     last = result.tested[-1]
     assert all(test.p_value <= 0.1 for test in result.tested[:-1])
-    whole, early = written(of, write, 1.0), written(of, write, last.threshold)
+    whole, early = generate_texts(of, write, 1.0), generate_texts(of, write, last.threshold)
     right = [1 - RougeL()(full, text) for full, text in zip(whole.texts, early.texts)]
     assert last.losses == pytest.approx(right)
     depth = of.config.decoder.depth
@@ -97,8 +97,8 @@ def test_the_lowest_threshold_that_passes_is_kept_and_the_losses_are_of_the_text
 
 def test_beside_references_only_what_is_lost_counts():
     of = model()
-    write, _ = continuing(rows(80), 6, text_of)
-    best = written(of, write, 0.0).texts  # references that exits at once reach
+    write, _ = continuation_generator(rows(80), 6, text_of)
+    best = generate_texts(of, write, 0.0).texts  # references that exits at once reach
     asked = CalibrateConfig(risk=0.2, confidence=0.9, measure="references")
     result = calibrate(of, write, best, asked)
     assert result.threshold == asked.thresholds[-1]
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
     wrong = {
         "no early exits": [str(plain), "--data", str(text)],
         "expected 59 or more": [str(exits), "--data", str(text), "--texts", "20"],
-        "--data: name texts": [str(exits)],
+        "--data is missing: name texts": [str(exits)],
         "no such directory": [str(tmp_path / "absent"), "--data", str(text)],
         "--thresholds: expected numbers": [str(exits), "--data", str(text), "--thresholds", "much"],
         "thresholds: expected falling": [str(exits), "--data", str(text), "--thresholds", "0.1,0.2"],

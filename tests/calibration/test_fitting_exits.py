@@ -169,19 +169,19 @@ def test_the_command_fits_what_it_writes(tmp_path: Path, capsys: pytest.CaptureF
     depth = ["--depth", "exits(layers=[1], translation=linear, rule=shortlist(tokens=8))"]
     call = ["convert", str(folder), str(tmp_path / "out"), *depth, "--fit", str(text), "--fit-tokens", "1024"]
     assert main(call) == 0, capsys.readouterr().err
-    assert "nats from the end" in capsys.readouterr().out
+    assert "on held-out rows" in capsys.readouterr().out
     loaded = load_pretrained(tmp_path / "out")
     assert bool(exits(loaded).rule.rows.any())
     assert bool(exits(loaded).exits[0].map.weight.any())
     for wrong, message in (
         (["--fit-tokens", "3"], "--fit-tokens: expected 512"),
-        (["--depth", "exits"], "nothing to fit"),
-        (["--depth", "fixed"], "expected a decoder alone with exits"),
+        (["--depth", "exits"], "no parameters to fit"),
+        (["--depth", "fixed"], "expected a decoder-only model with exits"),
     ):
         assert main([*call[:2], str(tmp_path / "other"), *call[3:], *wrong]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_a_row_must_be_held_out():
-    with pytest.raises(InputError, match="two rows or more"):
+    with pytest.raises(InputError, match="at least two rows"):
         fit_exits(model(), rows(1))

@@ -45,8 +45,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("train --model.hidden_sizes 3", "option of ModelConfig 'hidden_sizes': did you mean 'hidden_size'"),
         ("train --model encoder-tiny", "model: this task needs a decoder model, got one with an encoder"),
         ("train --resume nowhere", "nowhere: no such directory"),
-        ("train default --resume nowhere", "--resume: the run has its own recipe and folder"),
-        ("train sst2", "sst2: name the directory with its data .train.tsv. by --data DIR"),
+        ("train default --resume nowhere", "--resume: the run defines recipe and folder"),
+        ("train sst2", "sst2: name the directory with its data .train.tsv. with --data DIR"),
         ("train sst2 --data .", "test.tsv: no such file"),
         ("evaluate nowhere", "nowhere: no such directory"),
         ("evaluate .", "not a run .it has no recipe.yaml."),
@@ -112,7 +112,9 @@ def test_a_run_of_another_task(train_tiny: Trained, complaint: Callable[..., str
 
 
 def test_no_text(train_tiny: Trained, complaint: Callable[..., str]):
-    assert "TEXT: expected some text, got none" in complaint("classify", str(train_tiny("classify")), " ")
+    assert "TEXT: expected a text, got only white space" in complaint(
+        "classify", str(train_tiny("classify")), " "
+    )
 
 
 def test_sampling_options_are_checked(train_tiny: Trained, complaint: Callable[..., str]):
@@ -122,7 +124,7 @@ def test_sampling_options_are_checked(train_tiny: Trained, complaint: Callable[.
 
 
 def test_a_folder_that_holds_a_run(train_tiny: Trained, complaint: Callable[..., str]):
-    assert "already holds a run; go on with it by --resume" in complaint(
+    assert "already holds a run; continue it with --resume" in complaint(
         "train", "--out", str(train_tiny("lm"))
     )
 
@@ -140,7 +142,7 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, complaint: Call
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words in (["train"], ["train", "--training.engine.device", "cuda"]):
         chosen = words if len(words) > 1 else [*words, "--device", "cuda"]
-        assert "device: 'cuda' was asked for, but torch finds no CUDA device" in complaint(*chosen)
+        assert "device: 'cuda' was requested, but torch finds no CUDA device" in complaint(*chosen)
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., str]):
@@ -192,10 +194,10 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     ended = process.ended()
     assert ended.returncode == 130
     first, second = ended.stderr.strip().splitlines()
-    assert first == "polyformer: SIGINT: stopping after this step (once more to stop at once)"
+    assert first == "polyformer: SIGINT: stopping after this step (again to stop immediately)"
     assert re.fullmatch(
         r"polyformer: stopped by SIGINT at step \d+, of which a checkpoint is written; "
-        r"go on with: polyformer train --resume runs/default-1",
+        r"resume with: polyformer train --resume runs/default-1",
         second,
     )
 

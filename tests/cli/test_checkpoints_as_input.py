@@ -46,7 +46,7 @@ def test_lines_with_a_tab_are_two_texts(tmp_path: Path, output: Callable[..., st
     assert main(["classify", str(tmp_path), "--device", "cpu"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [line.strip() for line in one_by_one]
-    assert shown.err == "polyformer: each line has one tab, and is read as two texts\n"
+    assert shown.err == "polyformer: each line contains one tab and is read as a pair of texts\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{lines[0]}no tab\n"))
     assert len(output("classify", tmp_path).splitlines()) == 2
 

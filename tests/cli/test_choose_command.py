@@ -68,10 +68,10 @@ def test_a_checkpoint_as_its_model_scores(tmp_path: Path, output: Callable[..., 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("cow",), "QUESTION: expected a question and two choices or more with tabs between, or --choices"),
+        (("cow",), "QUESTION: expected a question and two or more choices separated by tabs, or --choices"),
         (("cow", "--choices", "red,green"), "--choices: not JSON"),
         (("cow", "--choices", '["red"]'), "--choices: expected two choices or more, got ['red']"),
-        (("", "--choices", LIST), "TEXT: expected some text, got none"),
+        (("", "--choices", LIST), "TEXT: expected a text, got only white space"),
     ],
 )
 def test_what_is_no_question(
@@ -87,4 +87,4 @@ def test_what_is_no_question(
 def test_a_model_of_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     checkpoints.save(tmp_path, "bert-base", checkpoints.bert_files(tmp_path), ClassifyConfig())
     assert main(["choose", str(tmp_path), "cow", "--choices", LIST, "--device", "cpu"]) == 2
-    assert "with which it cannot choose; use polyformer classify" in capsys.readouterr().err
+    assert "which cannot choose; use polyformer classify" in capsys.readouterr().err

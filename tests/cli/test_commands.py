@@ -44,7 +44,7 @@ def test_commands_of_the_laboratory_say_how_to_install_it(
     monkeypatch.setattr(commands, "entry_points", lambda **_: ())  # as where polyformer-lab is absent
     for name in commands.LABORATORY:
         assert "pip install 'polyformer[lab]'" in complaint(name, "warmup")
-    assert "  reproduce  Needs polyformer-lab." in output(capsys, "--help")
+    assert "  reproduce  Requires polyformer-lab." in output(capsys, "--help")
 
 
 def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]):
@@ -134,7 +134,7 @@ def test_evaluate_with_nothing_to_measure_on(
     path = tmp_path / "copy" / "recipe.yaml"
     path.write_text(path.read_text().replace("validation_fraction: 0.05", "validation_fraction: 0"))
     assert main(["evaluate", str(tmp_path / "copy")]) == 2
-    assert "its recipe names no validation or test data; name some with --data" in capsys.readouterr().err
+    assert "its recipe has no validation or test data; name them with --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

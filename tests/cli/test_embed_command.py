@@ -16,7 +16,7 @@ from pyarrow import parquet
 import polyformer
 from checkpoints import bert_files, byte_files, piece_files, save
 from launching import torchrun
-from polyformer.applications.encode.embed import Form, embed
+from polyformer.applications.encode.embed import OutputFormat, embed
 from polyformer.applications.encode.encoder import Encoder
 from polyformer.applications.encode.parts import Parts
 from polyformer.applications.encode.texts import Texts
@@ -88,7 +88,7 @@ def test_a_model_of_ours_in_half_precision(lines: Path, tmp_path: Path) -> None:
         "encoder-tiny", vocab_size=len(tokenizer), head="embed", max_position_embeddings=128
     ).eval()
     model.save_pretrained(folder)
-    embed(Encoder(folder, CPU), Texts(files=(str(lines),)), tmp_path / "parts", Form(dtype="float16"))
+    embed(Encoder(folder, CPU), Texts(files=(str(lines),)), tmp_path / "parts", OutputFormat(dtype="float16"))
     assert parquet.read_schema(tmp_path / "parts" / "part-000000.parquet").field("vector").type == pa.list_(
         pa.float16(), model.config.hidden_size
     )
@@ -104,7 +104,7 @@ def test_a_pooling_by_name(lines: Path, tmp_path: Path, preset: str, pooling: st
     folder.mkdir()
     save(folder, preset, byte_files(folder, preset.partition("-")[0]))
     with pytest.raises(
-        InputError, match="nothing there says how a text becomes a vector; say it by --pooling"
+        InputError, match="neither model nor folder defines a pooling; choose it with --pooling"
     ):
         Encoder(folder, CPU)
     out = tmp_path / "vectors.parquet"
@@ -168,23 +168,23 @@ def test_texts_that_are_too_long(sentence: Path, lines: Path, tmp_path: Path) ->
     with torch.no_grad():
         expected = model(torch.tensor([[*begin[:5], begin[-1]]])).logits[0].numpy()
     assert np.abs(vectors_of(tmp_path / "cut.parquet")[3] - expected).max() < 1e-5
-    with pytest.raises(InputError, match="the text 1 has more tokens than the 6 that are read"):
-        embed(encoder, texts, tmp_path / "refused.parquet", Form(too_long="refuse"))
-    with pytest.raises(InputError, match=r"max_length: expected at most 512, which .* takes, got 513"):
+    with pytest.raises(InputError, match="the text 1 has more than the maximum of 6 tokens"):
+        embed(encoder, texts, tmp_path / "refused.parquet", OutputFormat(too_long="refuse"))
+    with pytest.raises(InputError, match=r"max_length: expected at most 512, the limit of .*, got 513"):
         Encoder(sentence, CPU, max_length=513)
 
 
 def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: Path) -> None:
     texts, out = Texts(files=(str(lines),)), tmp_path / "vectors"
-    embed(Encoder(sentence, CPU), texts, out, Form(rows=20), rank=0, world=2)
-    with pytest.raises(InputError, match="begun with another rows; choose another --out"):
-        embed(Encoder(sentence, CPU), texts, out, Form(rows=10))
-    with pytest.raises(InputError, match="begun with other model, head"):
-        embed(Encoder(sentence, CPU, "mean"), texts, out, Form(rows=20))
+    embed(Encoder(sentence, CPU), texts, out, OutputFormat(rows=20), rank=0, world=2)
+    with pytest.raises(InputError, match="started with another rows; choose another --out"):
+        embed(Encoder(sentence, CPU), texts, out, OutputFormat(rows=10))
+    with pytest.raises(InputError, match="started with other model, head"):
+        embed(Encoder(sentence, CPU, "mean"), texts, out, OutputFormat(rows=20))
     (tmp_path / "mine.parquet").write_text("mine")
-    with pytest.raises(InputError, match=r"mine.parquet: holds something else"):
+    with pytest.raises(InputError, match=r"mine.parquet: contains something else"):
         embed(Encoder(sentence, CPU), texts, tmp_path / "mine.parquet")
-    with pytest.raises(InputError, match=f"{tmp_path}: holds something else"):
+    with pytest.raises(InputError, match=f"{tmp_path}: contains something else"):
         embed(Encoder(sentence, CPU), texts, tmp_path)
     lines.write_text("")
     with pytest.raises(InputError, match="empty"):
@@ -197,7 +197,7 @@ def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: P
         ("MODEL", "FILE is missing"),
         ("MODEL a.txt", "--out is missing"),
         ("nowhere a.txt --out v", "nowhere: no such directory"),
-        ("MODEL a.txt --out v --unnormalized", "--unnormalized: goes with --pooling"),
+        ("MODEL a.txt --out v --unnormalized", "--unnormalized: requires --pooling"),
         ("MODEL nowhere.txt --out v", "nowhere.txt: no such file"),
         ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more in a part, got 0"),
     ],
@@ -213,12 +213,12 @@ def test_what_the_command_refuses(
 
 
 def test_processes_that_never_meet_write_what_one_does(sentence: Path, lines: Path, tmp_path: Path) -> None:
-    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), Form(rows=5)
+    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), OutputFormat(rows=5)
     first, second = tmp_path / "one.parquet", tmp_path / "two.parquet"
     embed(encoder, texts, first, form)
-    assert not embed(encoder, texts, second, form, rank=1, world=2).whole
+    assert not embed(encoder, texts, second, form, rank=1, world=2).complete
     assert not second.exists()
-    assert embed(encoder, texts, second, form, rank=0, world=2).whole
+    assert embed(encoder, texts, second, form, rank=0, world=2).complete
     assert second.read_bytes() == first.read_bytes()
     assert embed(encoder, texts, second, form).computed == 0
 
@@ -228,7 +228,7 @@ def test_a_second_run_does_not_repeat_the_work(
     sentence: Path, lines: Path, tmp_path: Path, name: str
 ) -> None:
     """It begins while the first computes its second part, is refused, and leaves nothing."""
-    texts, form, out = Texts(files=(str(lines),)), Form(rows=10), tmp_path / name
+    texts, form, out = Texts(files=(str(lines),)), OutputFormat(rows=10), tmp_path / name
 
     class Interrupted(Encoder):
         def vectors(self, texts_of_a_part: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
@@ -239,7 +239,7 @@ def test_a_second_run_does_not_repeat_the_work(
 
     second = Encoder(sentence, CPU)
     progress = embed(Interrupted(sentence, CPU), texts, out, form)
-    assert progress.whole
+    assert progress.complete
     assert progress.computed == 43
     embed(second, texts, tmp_path / f"other-{name}", form)
     assert embed(second, texts, out, form).computed == 0
@@ -252,7 +252,7 @@ def test_a_killed_process_is_gone_on_with(sentence: Path, lines: Path, tmp_path:
     ended = torchrun(__file__, "embed", sentence, lines, "--out", out, "--rows", 5)
     assert "process 1 ended with status -9" in ended.stderr, ended.stderr[-3000:]
     assert not out.exists()
-    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), Form(rows=5)
+    encoder, texts, form = Encoder(sentence, CPU), Texts(files=(str(lines),)), OutputFormat(rows=5)
     assert 0 < embed(encoder, texts, out, form).computed < 43
     embed(encoder, texts, whole, form)
     assert out.read_bytes() == whole.read_bytes()

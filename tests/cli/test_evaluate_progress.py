@@ -72,7 +72,7 @@ def test_texts_are_written_once(
     lines = (tmp_path / "progress" / FILE).read_text().split("\n")
     total = sum(map(bool, lines))
     assert total > 7
-    assert f"{total} of {total} batches and texts had been measured" in said.err
+    assert f"reused the results of {total} of {total} batches and texts" in said.err
 
 
 def test_other_weights_data_or_lengths_find_nothing(
@@ -88,7 +88,7 @@ def test_other_weights_data_or_lengths_find_nothing(
     next(iter(weights.values())).view(-1)[0] += 1e-3
     write_tensors(gpt2 / "model.safetensors", weights)
     assert main([*measured(gpt2, "--data", data, "--length", 16), *progress]) == 0
-    assert "had been measured" not in capsys.readouterr().err
+    assert "reused the results" not in capsys.readouterr().err
 
 
 def test_damaged_lines_are_computed_again(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_what_cannot_be_kept_is_said(gpt2: Path, tmp_path: Path, capsys: pytest.
     assert "no space left" in capsys.readouterr().err
     assert main([*command, "--progress", str(folder)]) == 0
     assert main([*command, "--progress", str(folder), "--datastore", "store"]) == 2
-    assert "--progress: goes without --datastore" in capsys.readouterr().err
+    assert "--progress: not available with --datastore" in capsys.readouterr().err

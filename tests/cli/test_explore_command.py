@@ -123,11 +123,11 @@ def test_hostile_text_ends_no_script(explored: Callable[..., dict[str, Any]]):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("encoder-tiny",), "text: expected TEXT or --file FILE, one of the two"),
-        (("encoder-tiny", "  "), "text: expected one or more words, got nothing"),
-        (("encoder-tiny", "--file", "absent.txt"), "--file: absent.txt is no text that can be read"),
-        (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder generates nothing"),
-        (("decoder-tiny", "a", "--target", "b"), "target: goes with an encoder-decoder"),
+        (("encoder-tiny",), "text: expected either TEXT or --file FILE"),
+        (("encoder-tiny", "  "), "text: expected a text, got only white space"),
+        (("encoder-tiny", "--file", "absent.txt"), "--file: cannot read absent.txt as text"),
+        (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder cannot generate"),
+        (("decoder-tiny", "a", "--target", "b"), "target: only for encoder-decoder models"),
         (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 or more, got 0"),
         (("decoder-tiny", "a", "--megabytes", "0"), "--megabytes: expected a size above 0, got 0"),
         (("absent-model", "a"), "absent-model"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launching import torchrun
-from polyformer.cli.commands.generate import Options, settings_of, write_by
+from polyformer.cli.commands.generate import GenerateOptions, settings_of, write_texts
 from polyformer.cli.commands.generate import run as command
-from polyformer.cli.commands.processes import divided
+from polyformer.cli.commands.processes import tensor_parallel
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -20,9 +20,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(run: str, name: str) -> Options:
+def asked(run: str, name: str) -> GenerateOptions:
     """One of the settings, for a text of 12 tokens."""
-    return Options(run=run, prompt=("some words",), max_new_tokens=12, device="cpu", **SETTINGS[name])
+    return GenerateOptions(run=run, prompt=("some words",), max_new_tokens=12, device="cpu", **SETTINGS[name])
 
 
 def test_two_processes_write_what_one_does(
@@ -40,7 +40,7 @@ def test_two_processes_write_what_one_does(
 
 
 if __name__ == "__main__":
-    with divided("cpu") as shares:
+    with tensor_parallel("cpu") as shard:
         for setting in sys.argv[2:]:
             options = asked(sys.argv[1], setting)
-            write_by(options, settings_of(options), shares)
+            write_texts(options, settings_of(options), shard)

@@ -64,8 +64,10 @@ def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], compla
             nats += float(torch.nn.functional.cross_entropy(logits, ids[start + 1 : start + 9]) * 8)
     said = output("evaluate", path, "--data", tmp_path / "text.txt", "--length", 8, "--tokens", 32)
     assert f"{math.exp(nats / 32):.4g}"[:4] in said, said
-    assert "--data: expected a text" in complaint("evaluate", path)
-    assert "--memory-length: not for a checkpoint" in complaint("evaluate", path, "--memory-length", 3)
+    assert "--data is missing" in complaint("evaluate", path)
+    assert "--memory-length: not available for a checkpoint" in complaint(
+        "evaluate", path, "--memory-length", 3
+    )
 
 
 def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):

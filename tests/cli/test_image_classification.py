@@ -93,11 +93,11 @@ def test_images_of_any_size_and_colours_are_classified(
 def test_what_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complaint: Callable[..., str]):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
     assert "broken.png: not an image" in complaint("classify", run, tmp_path / "broken.png")
-    assert "got 'a fine film'; a folder of images is measured by polyformer evaluate" in complaint(
+    assert "got 'a fine film'; to evaluate a folder use polyformer evaluate" in complaint(
         "classify", run, "a fine film"
     )
     assert "nowhere.png: no such file" in complaint("classify", run, tmp_path / "nowhere.png")
-    assert "--pair: goes with a text" in complaint("classify", run, "a.png", "--pair", "b")
+    assert "--pair: only for models of texts" in complaint("classify", run, "a.png", "--pair", "b")
 
 
 def test_folders_that_cannot_be_trained_on_are_refused(

@@ -69,9 +69,9 @@ def test_spectrum_takes_members(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("show . --model.attention linformer", "--model.attention: sets options of a preset; . is"),
-        ("spectrum . --model.position rope", "--model.position: sets options of a preset; . is"),
-        ("show pattern Full --model.position rope", "--model.position: belongs to a preset"),
+        ("show . --model.attention linformer", "--model.attention: only presets have settings, and . is"),
+        ("spectrum . --model.position rope", "--model.position: only presets have settings, and . is"),
+        ("show pattern Full --model.position rope", "--model.position: only for presets"),
         ("show encoder-tiny --model.positoin rope", "unknown option of ModelConfig 'positoin'"),
         ("train --model.position roep", "unknown kind of position 'roep': did you mean 'rope'"),
         ("train --model.attention Windw(4)", "'Windw': did you mean 'Window'"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli.commands import COMMANDS, load_command
+from polyformer.cli.commands import COMMANDS, load_command, options_class
 from polyformer.cli.commands.options import choices, flag
 from polyformer.cli.main import main
 from polyformer.core.ops.tuning import Section, store
@@ -63,7 +63,7 @@ def fields_of(kinds: set[str]) -> Fields:
     return [
         (name, field)
         for name in COMMANDS
-        for field in dataclasses.fields(load_command(name).Options)
+        for field in dataclasses.fields(options_class(load_command(name)))
         if field.metadata.get("output") in kinds
     ]
 
@@ -253,7 +253,7 @@ def test_every_option_for_output_has_a_case():
     options = {(name, flag(field)) for name, field in fields_of({"file", "by name"})}
     assert options == {case.command for case in CASES.values()}
     for name in COMMANDS:
-        for field in dataclasses.fields(load_command(name).Options):
+        for field in dataclasses.fields(options_class(load_command(name))):
             declared = field.metadata.get("output") is not None
             assert declared or field.name != "out" or name == "record", "a data set's id is no path"
 
@@ -286,7 +286,7 @@ def command_line(
     """The least command line with `path` as the value of the field."""
     if name == "embed":
         return [name, inputs("ENCODER"), inputs("QUESTIONS"), flag(field), path]
-    options = load_command(name).Options
+    options = options_class(load_command(name))
     hints = typing.get_type_hints(options)
     places = [each for each in dataclasses.fields(options) if each.metadata.get("positional")]
     required = [each for each in places if each.default is dataclasses.MISSING]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli.commands import generate, train, translate
+from polyformer.cli.commands import generate, options_class, train, translate
 from polyformer.cli.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
 from polyformer_lab.commands import bench
@@ -27,7 +27,7 @@ def test_every_sort_of_option():
     assert (options.recipe, options.steps, options.plot, options.print) == ("mine.yaml", -1, True, False)
     assert options.data == "a b.txt"
     assert options.changes == {"optimizer.lr": 1e-3, "task.labels": ["x", "y"]}
-    assert parse("train", train, []) == train.Options()
+    assert parse("train", train, []) == options_class(train)()
 
 
 def test_texts_stay_texts():
@@ -81,7 +81,7 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         ),
         (train, ["--a.b"], "--a.b: expected a value after it"),
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
-        (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a text"),
+        (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a string"),
         (generate, [], "RUN is missing; see polyformer command --help"),
         (bench, ["speed"], "WHAT: expected 'all' or .*'attention' or .*, got 'speed'"),
     ],
@@ -95,7 +95,11 @@ def test_complaints(command: Any, words: list[str], message: str):
 def test_a_command_may_have_no_options():
     import dataclasses
 
-    empty = SimpleNamespace(
-        __doc__="Nothing.", EXAMPLES="", Options=dataclasses.make_dataclass("Options", [])
-    )
-    assert parse("empty", empty, []) == empty.Options()  # type: ignore[arg-type]
+    @dataclasses.dataclass
+    class EmptyOptions:
+        """No options."""
+
+    def run(options: EmptyOptions) -> None: ...
+
+    empty = SimpleNamespace(__doc__="Nothing.", EXAMPLES="", run=run)
+    assert parse("empty", empty, []) == EmptyOptions()  # type: ignore[arg-type]

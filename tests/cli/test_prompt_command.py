@@ -75,12 +75,12 @@ def test_a_checkpoint(tmp_path: Path, file: Path, output: Callable[..., str]):
     [
         (["--shots", "-1"], "--shots: expected 0 or more, got -1"),
         (["--limit", "0"], "--limit: expected 1 or more, got 0"),
-        (["--shots", "9"], "shots: 9 leave no question of 9 rows"),
-        (["--shots", "10"], "shots: 10 were asked for, and there are 9 rows"),
+        (["--shots", "9"], "shots: 9 of 9 rows leave no question"),
+        (["--shots", "10"], "shots: expected at most 9, the number of rows"),
         (["--template", "{input}"], "template: expected {input} once"),
         (["--targets", "[a]"], "--targets: expected a mapping, as in '{0: negative"),
         (["--targets", "{a: b"], "--targets, line 1: not YAML"),
-        (["--choices", "[a]"], "--choices: expected two or more different ones, got '[a]'"),
+        (["--choices", "[a]"], "--choices: expected two or more different choices, got '[a]'"),
         (
             ["--columns", "{answer: b}"],
             "--columns: expected names for input, target or choices, got 'answer'",
@@ -100,11 +100,11 @@ def test_a_file_of_answers_is_not_replaced(
     train_tiny: Trained, file: Path, tmp_path: Path, complaint: Callable[..., str]
 ):
     (tmp_path / "old.jsonl").write_text("kept")
-    assert "old.jsonl is there already" in complaint(
+    assert "old.jsonl already exists" in complaint(
         "prompt", train_tiny("lm"), file, "--out", tmp_path / "old.jsonl"
     )
     assert (tmp_path / "old.jsonl").read_text() == "kept"
-    assert "names the file of the questions" in complaint(
+    assert "expected another file than FILE" in complaint(
         "prompt", train_tiny("lm"), file, "--examples", file
     )
 
@@ -119,4 +119,4 @@ def test_other_models_and_longer_prompts(
     file.write_text("".join(json.dumps({**row, "choices": ["of", "no"]}) + "\n" for row in rows))
     assert "demonstrations has" in complaint("prompt", train_tiny("lm"), file)
     file.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({"input": "a"}) + "\n")
-    assert "some questions have choices and others none" in complaint("prompt", train_tiny("lm"), file)
+    assert "either all or no questions may have choices" in complaint("prompt", train_tiny("lm"), file)

@@ -12,7 +12,7 @@ import checkpoints
     ("lengths", "message"),
     [
         ("8,1000000000", "--lengths: expected at most 16777216, got 1000000000"),
-        ("8,16777216", "tokens, too few for a piece of 16777216; name a longer text, or smaller lengths"),
+        ("8,16777216", "tokens, too few for a length of 16777216; use a longer text or smaller lengths"),
     ],
 )
 def test_converting(lengths: str, message: str, tmp_path: Path, complaint: Callable[..., str]):

@@ -43,7 +43,7 @@ def test_prompts_are_continued_in_order(train_tiny: Trained, output: Callable[..
 def test_many_texts_come_in_batches_and_none_may_be_empty():
     texts = [f"text {i}" for i in range(LINES + 1)]
     assert [len(batch) for batch in input_lines(texts)] == [LINES, 1]
-    with pytest.raises(InputError, match="TEXT: expected some text, got none"):
+    with pytest.raises(InputError, match="TEXT: expected a text, got only white space"):
         next(input_lines(["a text", " "]))
 
 

@@ -84,8 +84,8 @@ def test_figures(words: tuple[str, ...], name: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("pattern", "show pattern: name one, such as 'Window(8) | Global(2)'"),
-        ("position", "show position: name one, such as 'alibi'"),
+        ("pattern", "NAME is missing: expected a pattern such as 'Window(8) | Global(2)'"),
+        ("position", "NAME is missing: expected a position scheme such as 'alibi'"),
         ("pattern Windw(8)", "unknown pattern 'Windw': did you mean 'Window'"),
         ("pattern Window(0)", "a window of 0 keys"),
         ("pattern Full --length 0", "length: expected 1 to 4096, got 0"),
@@ -99,9 +99,9 @@ def test_figures(words: tuple[str, ...], name: str, tmp_path: Path, capsys: pyte
         ("position alibbi", "unknown kind of position 'alibbi': did you mean 'alibi'"),
         ("position {", "; expected a kind, or a mapping in YAML"),
         ("position alibi --length 0", "length: expected 1 to 1024, got 0"),
-        ("position alibi --layer 0", "--layer: belongs to `show pattern`"),
+        ("position alibi --layer 0", "--layer: only for `show pattern`"),
         ("position none", "'none': nothing to draw"),
-        ("gpt2 --length 0", "--length: belongs to `show pattern` and `show position`"),
+        ("gpt2 --length 0", "--length: only for `show pattern` and `show position`"),
         ("gpt2 Full", "unexpected 'Full'"),
     ],
 )

@@ -59,7 +59,7 @@ def saved(train_tiny: Trained) -> Callable[[Transformer], str]:
 def test_a_run_on_its_own_text(train_tiny: Trained, output: Callable[..., str]):
     run = train_tiny("lm")
     text = output(str(run), "--length", "16", "--texts", "3", "--out", "curves.csv")
-    assert "decoder, 3 texts of 16 tokens: the share of the greatest 4 singular values" in text
+    assert "decoder, 3 texts of 16 tokens: share of the largest 4 singular values" in text
     rows = list(csv.DictReader(Path("curves.csv").read_text().splitlines()))
     assert [float(row["share"]) for row in rows if row["index"] == "16"] == [1.0] * (len(rows) // 16)
     of_head = [float(row["share"]) for row in rows if (row["layer"], row["head"]) == ("0", "0")]
@@ -106,7 +106,7 @@ def test_other_texts(train_tiny: Trained, output: Callable[..., str]):
 def test_a_preset_says_that_its_weights_are_fresh(output: Callable[..., str]):
     words = ["encoder-tiny", "--length", "16", "--texts", "1"]
     text = output(*words)
-    assert text.startswith("encoder-tiny: a preset with random weights; its tokens are bytes\n")
+    assert text.startswith("encoder-tiny: preset with random weights; its tokens are bytes\n")
     assert output(*words) == text
     assert not list(Path().iterdir())
 
@@ -142,7 +142,7 @@ def test_no_attention_matrix(saved: Callable[[Transformer], str], complaint: Cal
         ("encoder-tiny --data nowhere.txt", "nowhere.txt: no such file"),
         (
             "encoder-tiny --data short.txt --length 64",
-            "--length: the texts have 6 tokens in all, too few for 64",
+            "--length: the texts have 6 tokens in total, too few for 64",
         ),
         ("decoder-tiny --length 600", "positions"),
     ],

@@ -35,7 +35,7 @@ def sparse(folder: Path, size: int, name: str = "large") -> Path:
 def in_label_folder(folder: Path) -> None:
     (folder / "pos").mkdir()
     sparse(folder / "pos", limits.FILE_OF_A_LABEL + 1, "1.txt")
-    from polyformer.data.folders import folder_rows
+    from polyformer.data.folder_sources import folder_rows
 
     list(folder_rows(folder))
 

@@ -16,7 +16,7 @@ from forking import processes
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.formats import PIECE
-from polyformer.data.held_out import part
+from polyformer.data.held_out import select_rows
 from polyformer.data.prepared import preparing
 from polyformer.data.prepared.folder import PreparedFolder
 from polyformer.data.prepared.manifest import MANIFEST, Manifest, Settings
@@ -66,7 +66,7 @@ def test_the_tokens_are_those_of_the_texts(sources: list[str], tmp_path: Path):
     folder.verify()
     rows = [{"text": text} for text in TEXTS]
     for name, held in (("train", False), ("validation", True)):
-        texts = [row["text"] for row in part(rows, 0.1, held)]
+        texts = [row["text"] for row in select_rows(rows, 0.1, held)]
         split = folder.split(name)
         assert split is not None
         expected = folder.tokenizer.encode_batch(texts)
@@ -162,7 +162,7 @@ def test_what_it_goes_on_with_must_be_the_same(
     first = tmp_path / "a.jsonl"
     text = first.read_text()
     first.write_text(text.replace("document 0", "document x"))
-    with pytest.raises(InputError, match=r"a.jsonl, which is no longer what it was"):
+    with pytest.raises(InputError, match=r"a.jsonl, which has changed since"):
         preparing.prepare(sources, settings, folder, 2, print)
     first.write_text(text)
     manifest = preparing.prepare(sources, settings, folder, 2, print)
@@ -175,7 +175,7 @@ def test_the_command(sources: list[str], tmp_path: Path, capsys: pytest.CaptureF
     words = ["data", "prepare", *sources, "--column", "body", "--out", str(out), "--validation", "0.1"]
     train = ["--tokenizer", "train", "--algorithm", "bpe", "--vocab-size", "300"]
     assert main([*words, *train]) == 0
-    assert "tokens to train on" in capsys.readouterr().out
+    assert "training tokens, " in capsys.readouterr().out
     assert main([*words, *train]) == 0  # finished already
     assert main(["data", "show", str(out), "--documents", "1"]) == 0
     shown = capsys.readouterr().out
@@ -188,11 +188,11 @@ def test_the_command(sources: list[str], tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["data", "show", str(tmp_path / "mix.yaml")]) == 0
     shown = capsys.readouterr().out
-    assert f"mix.yaml: 75.0% of the rows are of {out}\n{out}: 3 sources" in shown
-    assert f"mix.yaml: 25.0% of the rows are of {tmp_path / 'Q'}\n" in shown
+    assert f"mix.yaml: 75.0% of the rows are from {out}\n{out}: 3 sources" in shown
+    assert f"mix.yaml: 25.0% of the rows are from {tmp_path / 'Q'}\n" in shown
     assert main(["data", "verify", str(tmp_path / "mix.yaml")]) == 0
-    assert capsys.readouterr().out.count("tokens, as they were written") == 2
-    assert "--vocab-size: belongs to --tokenizer train" in complaint(
+    assert capsys.readouterr().out.count("tokens, checksums match") == 2
+    assert "--vocab-size: requires --tokenizer train" in complaint(
         *words, "--tokenizer", out, "--vocab-size", 9
     )
     assert "vocab_size" in complaint(*words, "--tokenizer", "train", "--vocab-size", 9)

@@ -278,7 +278,11 @@ def test_lines_that_do_not_parse():
     refuses(r"^a.conll, line 2: 1 fields where 2 are expected \(tokens, tags\): fox$", "a.conll", TAGGED)
     write("a.en", "1\n2\n3\n")
     write("a.de", "1\n2\n")
-    refuses("^a.de ends after 2 lines and a.en goes on: parallel files need as many$", "a.{en,de}", PAIRS)
+    refuses(
+        "^a.de has 2 lines and a.en has more; parallel files need the same number of lines$",
+        "a.{en,de}",
+        PAIRS,
+    )
 
 
 def test_a_wrong_column_names_those_there_are():

@@ -142,7 +142,7 @@ def test_two_processes_on_one_embedded_file(checkpoint: Path, text: Path, tmp_pa
     address = Address(str(tmp_path / "lite.db"), "bottles")
     begin(checkpoint, text, address, waits=True)
     _, said, _ = begin(checkpoint, text, address)
-    assert "another process has it" in last(said)
+    assert "in use by another process" in last(said)
 
 
 def test_two_at_the_same_moment_are_not_both_let_in(address: Address, checkpoint: Path, text: Path):

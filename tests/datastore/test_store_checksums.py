@@ -104,7 +104,7 @@ def test_a_store_of_a_time_without_checksums(blocks: Path, capsys: pytest.Captur
     (blocks / CHECKSUMS).unlink()
     assert open_folder(blocks).manifest.count == 2749
     assert main(["datastore", "verify", str(blocks)]) == 0
-    assert "it has no checksums" in capsys.readouterr().out
+    assert "the store has no checksums" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("with_checksums", [True, False])

@@ -116,8 +116,8 @@ def test_what_makes_no_sense(
 
 def test_options_of_a_store_without_one(checkpoint: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", str(checkpoint), "--lambda", "0.5"]) == 2
-    assert "--lambda: goes with --datastore" in capsys.readouterr().err
+    assert "--lambda: requires --datastore" in capsys.readouterr().err
     assert main(["generate", str(checkpoint), "--knn-temperature", "0.5"]) == 2
-    assert "--knn-temperature: goes with --datastore" in capsys.readouterr().err
+    assert "--knn-temperature: requires --datastore" in capsys.readouterr().err
     assert main(["datastore", "merge", str(checkpoint), "--part", "1"]) == 2
-    assert "--part: belongs to `datastore build`" in capsys.readouterr().err
+    assert "--part: an option of `datastore build`" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_a_build_goes_on_only_with_the_same_input(
     changed = tmp_path / "changed.txt"
     changed.write_text(TEXT.replace("green", "brown"))
     build = "datastore", "build", checkpoint, changed, "--out", copied, "--length", 32, "--context", 8
-    assert "begun with other input (" in complaint(*build)
+    assert "started with other input (" in complaint(*build)
     other = tiny_checkpoint(tmp_path / "model", seed=1)
     assert "another model" in complaint("datastore", "build", other, text, "--out", copied, *build[6:])
     shorter = "datastore", "build", checkpoint, text, "--out", copied, "--length", 16
@@ -173,7 +173,7 @@ def test_parts_that_are_missing_or_of_another_text(
 def test_a_text_without_an_entry(checkpoint: Path, text: Path, tmp_path: Path, complaint: Complaint):
     reader = open_reader(checkpoint, "cpu")
     described = manifest(reader, text)
-    with pytest.raises(InputError, match="so no entry"):
+    with pytest.raises(InputError, match="too short: an entry requires two tokens"):
         build(reader, [], described, tmp_path / "store")
     nothing = "datastore", "build", checkpoint, tmp_path / "none.txt", "--out", tmp_path / "nothing"
     assert "no such file" in complaint(*nothing)

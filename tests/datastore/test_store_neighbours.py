@@ -124,7 +124,7 @@ def test_a_search_that_was_stopped_goes_on(
     capsys.readouterr()
     assert main(search(folder, "train", out)) == 0, "a finished one stays as it is"
     assert main(search(folder, "train", out, "--neighbours", 3)) == 2
-    assert "begun with other input (neighbours)" in capsys.readouterr().err
+    assert "started with other input (neighbours)" in capsys.readouterr().err
 
 
 def test_neighbours_depend_on_no_later_token(folder: Path, tmp_path: Path):
@@ -202,7 +202,7 @@ def test_a_model_trains_with_neighbours_and_a_memory(
     assert main(words("evaluate", folder / "run", *search_now)) == 2
     assert "trained without neighbours" in capsys.readouterr().err
     assert main(words("evaluate", tmp_path / "run", *search_now[2:])) == 2
-    assert "--frozen: goes with --datastore and --data" in capsys.readouterr().err
+    assert "--frozen: requires --datastore and --data" in capsys.readouterr().err
     more = "--prompt", "3 bottles", "--max-new-tokens", 9, *search_now[2:]
     assert main(words("generate", tmp_path / "run", *more)) == 2
     assert "the frozen model reads 16 tokens" in capsys.readouterr().err
@@ -262,7 +262,7 @@ def test_bad_input_of_the_command(folder: Path, tmp_path: Path, capsys: pytest.C
     cases = [
         (("datastore", "neighbours", folder / "run", folder / "held.txt", *store), "--out is missing"),
         ((*search(folder, "held", out)[:-2], "--neighbours", 0), "--neighbours: expected 1 or more, got 0"),
-        ((*search(folder, "held", out)[:-2], "--lists", 3), "--lists: belongs to `datastore index`"),
+        ((*search(folder, "held", out)[:-2], "--lists", 3), "--lists: an option of `datastore index`"),
         (
             (
                 "datastore",

@@ -143,6 +143,6 @@ def test_the_command(
     assert printed("--max-new-tokens", 12) == TEXT[:42] + "\n"
     assert printed("--max-new-tokens", 40, "--stop", "house") == TEXT[: TEXT.index("house")] + "\n"
     assert printed("--max-new-tokens", 12, "--num-beams", 2).startswith(TEXT[:30])
-    assert "--draft: not for" in complaint(*words, "--draft", "lookup")
-    assert "more than the 80 that" in complaint(*words, "--max-new-tokens", 70)
+    assert "--draft: not available for" in complaint(*words, "--draft", "lookup")
+    assert "exceed the limit of 80 tokens" in complaint(*words, "--max-new-tokens", 70)
     assert "--lambda: expected a share" in complaint(*words[:4], "--lambda", 2, "--knn-temperature", 1)

@@ -100,10 +100,10 @@ def test_the_command_line_records_and_says_what_is_wrong(
     words = ("record", "CartPole-v1", "--episodes", "3", "--max-steps", "9", "--policies", "random, scripted")
     assert main([*words, "--out", "cart/new-v0"]) == 0
     said = capsys.readouterr().out
-    assert "3 episodes of CartPole-v1; returns: mean 9, least 9" in said
+    assert "3 episodes of CartPole-v1; returns: mean 9, minimum 9" in said
     assert said.endswith("minari:cart/new-v0\n")
     for arguments, message in [
-        (("CartPole-v1",), "--out: name the new data set, such as cartpole/mixed-v0"),
+        (("CartPole-v1",), "--out is missing: name the new data set, for example cartpole/mixed-v0"),
         (
             ("CartPole-v1", "--out", "a b"),
             "--out a b: expected an id such as cartpole/mixed-v0, with a version",

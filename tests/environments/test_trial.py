@@ -178,7 +178,7 @@ def test_it_is_trained_and_tried_by_one_command(
     run, small = str(tmp_path / "run"), ("--model", "dt-tiny", "--steps", "4", "--device", "cpu")
     assert main(["train", "dt", "--data", CART, *small, "--out", run]) == 0
     said = capsys.readouterr().out
-    assert "CartPole-v1: 20 episodes for each return asked for" in said
+    assert "CartPole-v1: 20 episodes per target return" in said
     assert "mean of the training episodes: " in said
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert len(facts["achieved"]) >= 3
@@ -194,7 +194,7 @@ def test_it_is_trained_and_tried_by_one_command(
     assert main(["train", "dt", "--resume", run, "--steps", "5", "--device", "cpu"]) == 2  # a recipe is named
     assert main(["train", "--resume", run, "--steps", "5", "--device", "cpu"]) == 0
     for words, message in [
-        (("--returns", "high"), "--returns: expected numbers with commas between, got 'high'"),
+        (("--returns", "high"), "--returns: expected numbers separated by commas, got 'high'"),
         (("--environment", "Acrobot-v1"), "environment Acrobot-v1: it has observations of 6 numbers"),
         (
             ("--environment", "CartPole-v1"),
@@ -318,7 +318,7 @@ def test_a_run_of_no_known_environment_is_tried_where_that_is_named(
     assert fitted.run.recipe.task.to_dict()["environment"] is None
     assert main(["evaluate", run, "--device", "cpu"]) == 0
     assert "asked" not in capsys.readouterr().out
-    assert "does not say where its episodes were recorded; name it" in complaint(
+    assert "does not contain the environment of its episodes; name it" in complaint(
         "evaluate", run, "--returns", "5"
     )
     words = ("--environment", "CartPole-v1", "--max-steps", "5", "--returns", "5", "--episodes", "2")

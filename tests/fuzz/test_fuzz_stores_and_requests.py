@@ -27,6 +27,7 @@ from polyformer.applications.retrieval.index import IndexConfig, make_index
 from polyformer.applications.retrieval.manifest import Manifest
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.applications.retrieval.windows import Reading
+from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats import read_parquet
 from polyformer.models.attached.attach_settings import restore
@@ -174,10 +175,9 @@ COMMANDS = ("generate", "explore", "convert", "embed", "evaluate", "calibrate", 
 def test_sizes_on_the_command_line(command: str, data: st.DataObject):
     """No option may ask for more than its limit: none reaches the command with a larger number."""
     module = importlib.import_module(f"polyformer.cli.commands.{command}")
-    hints = typing.get_type_hints(module.Options)
-    numbers = [
-        field for field in dataclasses.fields(module.Options) if hints[field.name] in (int, int | None)
-    ]
+    cls = options_class(module)
+    hints = typing.get_type_hints(cls)
+    numbers = [field for field in dataclasses.fields(cls) if hints[field.name] in (int, int | None)]
     field, number = data.draw(st.sampled_from(numbers)), data.draw(st.sampled_from(NUMBERS))
     words = ["x", "y", flag(field), json.dumps(number)]
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyformer.cli.commands.before_after import Compared, compare, lost, reading, table
+from polyformer.cli.commands.before_after import (
+    Comparison,
+    compare,
+    comparison_table,
+    quality_losses,
+    text_reader,
+)
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
@@ -35,7 +41,7 @@ def model_of(preset: str, tokenizer: Tokenizer, **options: Any) -> Transformer:
     return model
 
 
-def results(before: Transformer, after: Transformer, tokenizer: Tokenizer, *lengths: int) -> list[Compared]:
+def results(before: Transformer, after: Transformer, tokenizer: Tokenizer, *lengths: int) -> list[Comparison]:
     return list(compare(before, after, tokenizer, tokenizer.encode(TEXT), lengths, tokens=48))
 
 
@@ -61,8 +67,8 @@ def test_masked_tokens_are_the_same_before_and_after(tokenizer: Tokenizer):
     assert not isinstance(row.before, str)
     assert not isinstance(row.after, str)
     assert row.after.perplexity == pytest.approx(row.before.perplexity, rel=1e-5)
-    assert lost([row], 1e-4) == []
-    piece = next(reading(model, tokenizer).pieces(tokenizer.encode(TEXT), 24, 1))
+    assert quality_losses([row], 1e-4) == []
+    piece = next(text_reader(model, tokenizer).pieces(tokenizer.encode(TEXT), 24, 1))
     masked = piece["input_ids"] == tokenizer.mask_id
     assert torch.equal(masked, piece["labels"] != -100)
     assert int(masked.sum()) == round(0.15 * 22)
@@ -74,10 +80,10 @@ def test_vectors_are_compared_by_their_angle(tokenizer: Tokenizer):
     (row,) = results(model, narrow, tokenizer, 24)
     assert row.similarity is not None
     assert row.similarity < 0.99999
-    pieces = list(reading(model, tokenizer).pieces(tokenizer.encode(TEXT), 24, 2))
+    pieces = list(text_reader(model, tokenizer).pieces(tokenizer.encode(TEXT), 24, 2))
     cosines = [F.cosine_similarity(model(**piece).logits, narrow(**piece).logits) for piece in pieces]
     assert row.similarity == pytest.approx(float(torch.cat(cosines).mean().detach()), abs=1e-6)
-    assert "similarity of" in lost([row], 0.0)[0]
+    assert "similarity of" in quality_losses([row], 0.0)[0]
 
 
 def test_what_the_model_before_cannot_read_is_compared_with_the_longest_that_it_can(tokenizer: Tokenizer):
@@ -89,23 +95,25 @@ def test_what_the_model_before_cannot_read_is_compared_with_the_longest_that_it_
     assert not isinstance(rows[1].after, str)
     assert not isinstance(rows[0].before, str)
     ratio = rows[1].after.perplexity / rows[0].before.perplexity
-    assert lost(rows, ratio - 1 + 1e-6) == []
-    assert lost(rows, ratio - 1 - 1e-6)
-    assert any(line.startswith("before, -: ") for line in table(rows))
+    assert quality_losses(rows, ratio - 1 + 1e-6) == []
+    assert quality_losses(rows, ratio - 1 - 1e-6)
+    assert any(line.startswith("before, -: ") for line in comparison_table(rows))
 
 
 def test_a_conversion_that_cannot_read_the_text_is_not_good(tokenizer: Tokenizer):
     model = model_of("bert-base", tokenizer, head="masked")
     linformer, _ = convert(model, "linformer(k=4, max_length=8)")
-    assert lost(results(model, linformer, tokenizer, 24), 10.0) == ["it cannot read 24 tokens"]
+    assert quality_losses(results(model, linformer, tokenizer, 24), 10.0) == [
+        "the new model cannot read 24 tokens"
+    ]
 
 
 def test_what_is_refused(tokenizer: Tokenizer):
     model = model_of("bert-base", tokenizer, head="classify")
-    with pytest.raises(InputError, match=r"head 'classify' is not measured by a text alone"):
+    with pytest.raises(InputError, match=r"head 'classify' cannot be evaluated on plain text"):
         results(model, model, tokenizer, 16)
     model = model_of("gpt2", tokenizer)
-    with pytest.raises(InputError, match="too few for a piece of 100000"):
+    with pytest.raises(InputError, match="too few for a length of 100000"):
         results(model, model, tokenizer, 100_000)
 
 
@@ -118,9 +126,9 @@ def test_the_command_says_whether_the_conversion_is_good(
     (tmp_path / "text").write_text(TEXT)
     words = ["convert", str(tmp_path / "model"), "--evaluate", str(tmp_path / "text"), "--attention"]
     assert main([*words, "Window(24)", str(tmp_path / "same")]) == 0
-    assert "good: nothing is lost beyond 0.05" in capsys.readouterr().out
+    assert "quality kept: all changes are within --tolerance 0.05" in capsys.readouterr().out
     assert main([*words, "Window(1)", str(tmp_path / "narrow"), "--tolerance", "0"]) == 1
-    assert "not good: perplexity at 24 tokens is" in capsys.readouterr().out
+    assert "quality lost: perplexity at 24 tokens is" in capsys.readouterr().out
     assert (tmp_path / "narrow" / "model.safetensors").is_file()
     for bad in (["--lengths", "0"], ["--lengths", "a,b"], ["--tolerance=-1"], ["--tokens", "0"]):
         assert main([*words, "Window(1)", str(tmp_path / "refused"), *bad]) == 2

@@ -173,11 +173,11 @@ def test_every_optimizer_is_predicted() -> None:
         ("gpt2 --mesh pipeline=13", "pipeline: 13 stages for 12 layers; use at most one a layer"),
         ("gpt2 --mesh pipeline=2,context=2", "pipeline: not together with context yet"),
         ("gpt2 --mesh pipeline=4 --accumulate 2", "needs as many microbatches as stages, 4, got 2"),
-        ("gpt2 --mesh data=2 --length 2048", "--length: gpt2 takes 1024 tokens at most, got 2048"),
+        ("gpt2 --mesh data=2 --length 2048", "--length: gpt2 supports at most 1024 tokens, got 2048"),
         ("gpt2 --mesh data=2 --batch 0", "--batch: expected 1 or more, got 0"),
-        ("gpt2 --batch 2", "--batch: goes with --mesh"),
-        ("gpt2 --mesh data=2 --heads 2", "--heads: belongs to `show pattern`"),
-        ("dt-gym --mesh data=2", "dt-gym: not a model of texts"),
+        ("gpt2 --batch 2", "--batch: requires --mesh"),
+        ("gpt2 --mesh data=2 --heads 2", "--heads: only for `show pattern`"),
+        ("dt-gym --mesh data=2", "dt-gym: predictions are available only"),
         ("RECIPE --mesh data=2 --accumulate 0", "--accumulate: expected 1 or more, got 0"),
     ],
 )
@@ -191,8 +191,10 @@ def test_what_the_command_refuses(words: str, message: str, capsys: pytest.Captu
 def test_what_the_command_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "llama-3.2-1b", "--mesh", "data=2,shard=2", "--batch", "4", "--length", "1024"]) == 0
     shown = capsys.readouterr().out
-    assert "llama-3.2-1b on 4 GPUs: data 2 x shard 2; products in bf16, weights float32; adamw" in shown
-    assert "4 texts of 1,024 tokens for each of 4 batches, 16,384 tokens in all" in shown
+    assert (
+        "llama-3.2-1b on 4 GPUs: data 2 x shard 2; mixed precision (bf16, weights in float32); adamw" in shown
+    )
+    assert "4 texts of 1,024 tokens for each of 4 batches, 16,384 tokens in total" in shown
     for row in ("gathered weights (shard)", "all-gather of weights", "all-reduce of gradients", "sum"):
         assert row in shown
     recipe = tmp_path / "recipe.yaml"

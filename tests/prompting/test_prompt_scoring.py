@@ -72,7 +72,7 @@ def test_answers_begin_where_they_differ_from_the_prompt():
     several = continuations(tokenizer.encode, "x ", template, example)
     assert [tokenizer.decode(row.ids) for row in several] == ["x ab: yes", "x ab: yellow"]
     assert {row.start for row in several} == {len(tokenizer.encode("x ab:"))}
-    with pytest.raises(InputError, match="template: no token stands before all answers to 'a'"):
+    with pytest.raises(InputError, match="template: no token precedes the answers to 'a'"):
         continuations(lambda text: [1], "", template, Example("a", None, ("b", "c")))
 
 

@@ -41,13 +41,13 @@ def test_files(tmp_path: Path):
     [
         (
             {"text": "a"},
-            r"row 1: no column 'input'; it has 'text': say which holds the question with --columns",
+            r"row 1: no column 'input'; it has 'text'; name the column of the question with --columns",
         ),
         ({"input": " "}, "row 1: expected a text as its input, got ' '"),
-        ({"input": "a", "target": "x", "choices": ["b", "c"]}, "its target 'x' is none of its choices"),
+        ({"input": "a", "target": "x", "choices": ["b", "c"]}, "the target 'x' is not among the choices"),
         ({"input": "a", "choices": ["b"]}, "expected two or more different choices, got \\['b'\\]"),
         ({"input": "a", "choices": ["b", "b"]}, "expected two or more different choices"),
-        ({"input": "a", "choices": 7}, "expected choices as a list, or with | between, got 7"),
+        ({"input": "a", "choices": 7}, "expected choices as a list, or separated by |, got 7"),
         ({"input": "a", "target": ["b"]}, "expected a text as its target, got \\['b'\\]"),
         ({"input": "a", "target": "2"}, "--targets has no word for '2'"),
     ],
@@ -81,9 +81,9 @@ def test_no_demonstration_is_asked():
     rows = [Example("a", "1"), Example("b", "2"), Example("c")]
     others = [Example("a", "1"), Example("d", "4"), Example("e")]
     assert split_examples(rows, others, 1, None, 0) == ([Example("d", "4")], rows)
-    with pytest.raises(InputError, match="2 were asked for, and there are 1 rows with a target"):
+    with pytest.raises(InputError, match="shots: expected at most 1, the number of rows with a target"):
         split_examples(rows, others, 2, None, 0)
-    with pytest.raises(InputError, match="shots: 2 leave no question of 2 rows"):
+    with pytest.raises(InputError, match="shots: 2 of 2 rows leave no question"):
         split_examples(rows[:2], None, 2, None, 0)
     twice = [Example("a", "1"), Example("a", "1"), Example("b", "2")]
     for seed in range(4):

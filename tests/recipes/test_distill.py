@@ -242,7 +242,7 @@ def test_bad_input_is_named(teachers: dict[str, Path], tmp_path: Path, capsys: p
         return capsys.readouterr().err
 
     teacher = str(teachers["classify"])
-    assert "TEACHER: name the folder of a run to learn from" in complaint()
+    assert "TEACHER is missing: name the folder of the run to distill" in complaint()
     assert "no such directory" in complaint(str(tmp_path / "none"))
     assert "layers: expected 1 to 4, as many as the teacher has, got 9" in complaint(teacher, "--layers", "9")
     assert "this run has no teacher; use polyformer train --resume" in complaint("--resume", teacher)

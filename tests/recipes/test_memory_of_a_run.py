@@ -117,7 +117,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="rows in random order leave nothing to remember"):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run
-    with pytest.raises(InputError, match="a teacher says nothing to a memory"):
+    with pytest.raises(InputError, match="a student with a memory cannot be distilled"):
         fit(distillation_recipe(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
@@ -152,7 +152,7 @@ def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(
         assert "store" in outputs[-1]
     assert outputs[0] != outputs[1]
     assert main(["evaluate", str(run), "--data", str(text), "--progress", str(tmp_path / "progress")]) == 2
-    assert "--progress: a model that remembers reads its text" in capsys.readouterr().err
+    assert "--progress: a model with a memory must read its text" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "plain"), "--store-size", "9"]) == 2
     assert "store_size: this model has no store" in capsys.readouterr().err
 

@@ -108,7 +108,7 @@ def test_the_command_line(files: tuple[Path, Path], tmp_path: Path, capsys):
     tokenizer = ["--tokenizer.algorithm", "wordpiece", *sizes, "--steps", "1", "--out", str(tmp_path / "run")]
     command = ["train", "--data", str(text), *tokenizer]
     assert main([*command, "--freeze-vectors"]) == 2
-    assert capsys.readouterr().err.strip().endswith("name the vectors by --pretrained-vectors FILE")
+    assert capsys.readouterr().err.strip().endswith("requires --pretrained-vectors FILE")
     vectors.write_text(vectors.read_text()[:-20])
     assert main([*command, "--pretrained-vectors", str(vectors)]) == 2
     error = capsys.readouterr().err.strip()

@@ -72,10 +72,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "held out": (["--data.validation_fraction", "0.5"], "data.validation_fraction is 0.25 there, got 0.5"),
     "other data": (["--data", "other.txt"], "data: changed since run began: "),
     "no data": (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
-    "fewer steps": (["--steps", "3"], "steps: the run in run has made 4, got 3"),
+    "fewer steps": (["--steps", "3"], "steps: the run in run is already at step 4, got 3"),
     "precision": (["--training.engine.precision", "fp16"], "precision: 'fp16' needs a CUDA device"),
     "no such step": (["--from-step", "3"], "no checkpoint of step 3; it has 2, 4"),
-    "folder": (["--out", "elsewhere"], "--resume: the run has its own recipe and folder"),
+    "folder": (["--out", "elsewhere"], "--resume: the run defines recipe and folder"),
     "option": (["--training.clap", "1"], "unknown option of training 'clap'"),
     "pretrained": (["--pretrained", "."], "polyformer: error: "),
 }
@@ -266,8 +266,8 @@ def test_options_of_a_resume_need_one(capfd: pytest.CaptureFixture[str]) -> None
     assert main(["train", "--from-step", "3"]) == 2
     assert main(["train", "--changed-data"]) == 2
     first, second = capfd.readouterr().err.splitlines()
-    assert "--from-step: it says how to resume a run; name the run by --resume" in first
-    assert "--changed-data: it says how" in second
+    assert "--from-step: requires --resume RUN" in first
+    assert "--changed-data: requires --resume RUN" in second
 
 
 def test_nothing_learns_from_an_unfinished_run(begun: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,10 @@ from playwright.sync_api import Page
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import Reading, page_of
-from polyformer.cli.plots.explorer.calls import measured
-from polyformer.cli.plots.explorer.other_images import OtherImages
-from polyformer.cli.plots.explorer.own_images import OwnImages
+from polyformer.cli.plots.explorer.calls import measure_call
+from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
 from polyformer.cli.plots.explorer.record import recorded_calls
+from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
@@ -54,7 +54,7 @@ def run_of(folder: Path, shape: tuple[int, ...]) -> Run:
 @pytest.mark.parametrize("shape", [GREY, COLOURS])
 def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, ...]):
     model, image = run_of(tmp_path / "run", shape).model("cpu"), pixels(*shape)
-    reading = OwnImages("digits", model, LEVELS).of_pixels(image)
+    reading = PolyformerImages("digits", model, LEVELS).of_pixels(image)
     levels = image.reshape(-1).astype(int) * LEVELS // 256
     assert reading.inputs["input_ids"].tolist() == [[LEVELS, *levels]]
     assert len(reading.tokens["decoder"]) == 1 + image.size
@@ -65,7 +65,7 @@ def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, .
     with torch.no_grad():
         expected = model(reading.inputs["input_ids"], output_attentions=True).attentions
     for call, weights in zip(recorded_calls(model, reading.inputs), expected, strict=True):
-        torch.testing.assert_close(measured(call).weights(), weights[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(measure_call(call).weights(), weights[0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, .
 )
 def test_images_of_another_form_are_refused(tmp_path: Path, image: np.ndarray, said: str):
     with pytest.raises(InputError, match=said):
-        OwnImages("digits", run_of(tmp_path / "run", GREY).model("cpu"), LEVELS).of_pixels(image)
+        PolyformerImages("digits", run_of(tmp_path / "run", GREY).model("cpu"), LEVELS).of_pixels(image)
 
 
-def vision(**options: Any) -> OtherImages:
+def vision(**options: Any) -> TransformersImages:
     transformers = pytest.importorskip("transformers")
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)
     model = transformers.ViTModel(transformers.ViTConfig(image_size=24, patch_size=8, **size)).eval()
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    return OtherImages("vit", model, ViTImageProcessorPil(size={"height": 24, "width": 24}, **options))
+    return TransformersImages("vit", model, ViTImageProcessorPil(size={"height": 24, "width": 24}, **options))
 
 
 def test_patches_of_a_vision_model_are_tokens():
@@ -106,7 +106,7 @@ def test_patches_of_a_vision_model_are_tokens():
         np.testing.assert_allclose(reading.picture.pixels.astype(int), image, atol=1)
     assert reading.tokens["encoder"][:3] == ["class", "row 0 col 0", "row 0 col 1"]
     (call, _) = recorded_calls(reading.model, reading.inputs)
-    assert measured(call).shape == (2, 10, 10)
+    assert measure_call(call).shape == (2, 10, 10)
     grey = vision().of_pixels(pixels(30, 40))
     assert grey.inputs["pixel_values"].shape == (1, 3, 24, 24)
 
@@ -130,12 +130,12 @@ def saved_page(reading: Reading, folder: Path) -> tuple[Path, np.ndarray]:
     """The page, and the weights [H, T, T] of its last layer."""
     path = folder / "page.html"
     path.write_text(page_of(reading), encoding="utf-8")
-    return path, measured(recorded_calls(reading.model, reading.inputs)[-1]).weights().numpy()
+    return path, measure_call(recorded_calls(reading.model, reading.inputs)[-1]).weights().numpy()
 
 
 def test_a_colour_is_pinned_on_the_picture(opened: Callable[..., Page], tmp_path: Path):
     model = run_of(tmp_path / "run", COLOURS).model("cpu")
-    page, weights = saved_page(OwnImages("own", model, LEVELS).of_pixels(pixels(*COLOURS)), tmp_path)
+    page, weights = saved_page(PolyformerImages("own", model, LEVELS).of_pixels(pixels(*COLOURS)), tmp_path)
     tab = opened(page, "view=picture&layer=2&head=2&query=0")
     canvas = tab.locator("canvas.picture")
     box = canvas.bounding_box()
@@ -174,13 +174,16 @@ def test_the_command_reads_files_of_images(tmp_path: Path, monkeypatch: pytest.M
     for words, said in [
         (["hello.png"], "hello.png: not an image"),
         (["absent.png"], "absent.png: no such file"),
-        (["photo.png", "--row", "2"], "--row: photo.png is one image; leave it out"),
+        (["photo.png", "--row", "2"], "--row: photo.png is a single image; leave out --row"),
         (["--row", "99999"], "--row: the default data has fewer than 99999 images"),
         (["photo.png", "--row", "0"], "--row: expected 1 or more, got 0"),
-        (["photo.png", "--generate", "4"], "--generate: goes with a text, and this model reads images"),
+        (
+            ["photo.png", "--generate", "4"],
+            "--generate: only for models of texts, and this model reads images",
+        ),
     ]:
         assert_refused(["explore", "run", *words], said)
-    assert_refused(["explore", "encoder-tiny", "--row", "1"], "--row: goes with a model of images")
+    assert_refused(["explore", "encoder-tiny", "--row", "1"], "--row: only for image models")
 
 
 def assert_refused(words: list[str], said: str) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from polyformer import InputError, create_model
 from polyformer.cli.plots.explorer import page_of
-from polyformer.cli.plots.explorer.calls import Call, measured
-from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.calls import Call, measure_call
+from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.core.marks import Mark, mark, marked
+from polyformer.core.token_records import Mark, collect_marks, record_mark
 from polyformer.models.architectures import Transformer
 
 LENGTH = 23
@@ -43,11 +43,11 @@ def test_nothing_is_computed_where_nobody_looks():
         return torch.zeros(1, 1, 3)
 
     asked: list[int] = []
-    mark("bucket", values)
+    record_mark("bucket", values)
     assert not asked
-    with marked() as marks:
-        mark("bucket", values, "keys", ("left", "right"))
-    mark("bucket", values)
+    with collect_marks() as marks:
+        record_mark("bucket", values, "keys", ("left", "right"))
+    record_mark("bucket", values)
     assert (len(asked), len(marks)) == (1, 1)
     assert (marks[0].name, marks[0].of, marks[0].names) == ("bucket", "keys", ("left", "right"))
 
@@ -60,7 +60,7 @@ def test_buckets_of_each_round_decide_who_meets():
         assert buckets.shape == (2, 4, LENGTH)
         shared = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).any(0).tril(-1)
         shared |= torch.diag_embed(~shared.any(-1))  # a token sees itself where there is nothing else
-        assert torch.equal(measured(call).weights() > 0, shared)
+        assert torch.equal(measure_call(call).weights() > 0, shared)
 
 
 def test_clusters_of_routed_heads_decide_who_meets():
@@ -71,7 +71,7 @@ def test_clusters_of_routed_heads_decide_who_meets():
         assert (queries.of, keys.of) == ("queries", "keys")
         assert queries.values[:, :2].eq(-1).all(), "local heads have no clusters"
         shared = (queries.values[0].unsqueeze(-1) == keys.values[0].unsqueeze(-2)).tril()
-        assert torch.equal(measured(call).weights()[2:] > 0, shared[2:])
+        assert torch.equal(measure_call(call).weights()[2:] > 0, shared[2:])
 
 
 def test_spans_are_amounts_of_queries():
@@ -84,11 +84,13 @@ def test_spans_are_amounts_of_queries():
     assert spans.values.shape == (1, 4, LENGTH)
     assert spans.values.eq(5).all()
     distance = torch.arange(LENGTH).view(-1, 1) - torch.arange(LENGTH)
-    assert torch.equal(measured(call).weights()[0] > 0, (distance >= 0) & (distance < 7))
+    assert torch.equal(measure_call(call).weights()[0] > 0, (distance >= 0) & (distance < 7))
     call, _ = calls_of(dynamic)
     spans = marks_of(call)["span (tokens)"].values[0]
     assert len(spans.unique()) > LENGTH
-    assert torch.equal(measured(call).weights() > 0, (distance >= 0) & (distance < spans.unsqueeze(-1) + 2))
+    assert torch.equal(
+        measure_call(call).weights() > 0, (distance >= 0) & (distance < spans.unsqueeze(-1) + 2)
+    )
 
 
 def test_experts_and_their_gates_stand_at_their_layer():
@@ -116,11 +118,11 @@ def test_layers_run_are_a_mark():
 )
 def test_the_memory_of_a_segment_is_labelled(memory: str):
     model = model_of(memory=memory, position="rope")
-    reading = OwnTexts("xl", model).of_ids(IDS[0].tolist(), segment=9)
+    reading = PolyformerTexts("xl", model).of_ids(IDS[0].tolist(), segment=9)
     last = IDS[0, 18:].tolist()
     assert reading.inputs["input_ids"].tolist() == [last]
     names = [f"[{number}]" for number in IDS[0, :18].tolist()]
-    site = measured(recorded_calls(model, reading.inputs)[0])
+    site = measure_call(recorded_calls(model, reading.inputs)[0])
     assert site.memory == len(reading.before)
     kept = len(reading.before) - reading.compressed
     assert [*reading.before][reading.compressed :] == names[18 - kept :]
@@ -132,7 +134,9 @@ def test_the_gate_of_a_store_is_shown_where_something_is_found():
     model = model_of(
         memory="memorizing(length=4, store=64, neighbours=2, layer=1, gate=0.5)", position="rope"
     )
-    first, second = recorded_calls(model, OwnTexts("mem", model).of_ids(IDS[0].tolist(), segment=9).inputs)
+    first, second = recorded_calls(
+        model, PolyformerTexts("mem", model).of_ids(IDS[0].tolist(), segment=9).inputs
+    )
     assert "gate of the store" not in marks_of(first)
     gates = marks_of(second)["gate of the store"].values
     torch.testing.assert_close(gates, torch.full((1, 4, 5), 0.5).sigmoid())
@@ -145,7 +149,7 @@ def test_the_gate_of_a_store_is_shown_where_something_is_found():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "segment: goes with a decoder that has a memory"),
+        ({}, "segment: only for decoders with a memory"),
         (
             {"memory": "recurrent(length=8)", "position": "rope", "segment": 0},
             "segment: expected 1 token or more",
@@ -155,7 +159,7 @@ def test_the_gate_of_a_store_is_shown_where_something_is_found():
 def test_segments_need_a_memory(options: dict[str, Any], said: str):
     segment = options.pop("segment", 9)
     with pytest.raises(InputError, match=said):
-        OwnTexts("x", model_of(**options)).of_ids([5, 6], segment=segment)
+        PolyformerTexts("x", model_of(**options)).of_ids([5, 6], segment=segment)
 
 
 def test_global_tokens_are_seen_by_projections_of_their_own():
@@ -168,7 +172,7 @@ def test_global_tokens_are_seen_by_projections_of_their_own():
     for call, weights in zip(calls_of(model), expected, strict=True):
         flags = marks_of(call)["global"].values[0, 0]
         assert flags.tolist() == [0, 0] + [-1] * (LENGTH - 2)
-        site = measured(call)
+        site = measure_call(call)
         torch.testing.assert_close(site.weights(), weights[0], atol=1e-6, rtol=1e-5)
         assert site.call.request is not None
 
@@ -247,8 +251,8 @@ def test_strips_have_the_colours_of_their_labels(opened: Callable[..., Page], tm
 
 def test_keys_of_a_memory_are_called_what_they_are(opened: Callable[..., Page], tmp_path: Path):
     model = model_of(memory="compressive(length=6, compressed_length=4, rate=2)", position="transformer_xl")
-    reading = OwnTexts("xl", model).of_ids(IDS[0].tolist(), segment=9)
-    weights = measured(recorded_calls(model, reading.inputs)[1]).weights()[0, 4]
+    reading = PolyformerTexts("xl", model).of_ids(IDS[0].tolist(), segment=9)
+    weights = measure_call(recorded_calls(model, reading.inputs)[1]).weights()[0, 4]
     tab = opened(saved_page(model, tmp_path, reading), "view=matrix&layer=2&head=1&query=4&key=1")
     assert "compressed 2" in tab.locator("output.readout").inner_text()
     assert said(tab)["memory"] == [None, 0.0]
@@ -265,7 +269,7 @@ def test_the_neuron_view_of_global_tokens_adds_up(opened: Callable[..., Page], t
     options = {name: value for name, value in SIZE.items() if name != "num_attention_heads"}
     torch.manual_seed(0)
     model = create_model("encoder-tiny", **options, attention=attention, position="rope").eval()
-    weights = measured(calls_of(model)[1]).weights()[2]
+    weights = measure_call(calls_of(model)[1]).weights()[2]
     path = saved_page(model, tmp_path)
     for query, key in ((1, 20), (9, 1)):
         tab = opened(path, f"view=neuron&layer=2&head=3&query={query}&key={key}")
@@ -280,7 +284,7 @@ def test_terms_of_positions_are_rows_of_the_neuron_view(
     opened: Callable[..., Page], tmp_path: Path, position: str, terms: int
 ):
     model = model_of(position=position)
-    weights = measured(calls_of(model)[1]).weights()[3]
+    weights = measure_call(calls_of(model)[1]).weights()[3]
     tab = opened(saved_page(model, tmp_path), "view=neuron&layer=2&head=4&query=17&key=6")
     rows = tab.locator("tr[data-term]").evaluate_all(
         "rows => rows.map(row => [row.dataset.term, Number(row.dataset.value)])"

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 
 from polyformer import InputError, create_model, from_pretrained
 from polyformer.cli.plots.explorer import Explorer, Reading, explore
-from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.calls import measure_call
 from polyformer.cli.plots.explorer.notebook import reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.data import Tokenizer
@@ -37,7 +37,7 @@ def theirs() -> Any:
 
 def test_a_notebook_shows_the_page_in_a_frame(opened: Callable[..., Page], tmp_path: Path):
     model = ours()
-    weights = measured(recorded_calls(model, {"input_ids": torch.tensor([IDS])})[0]).weights()[0, -1]
+    weights = measure_call(recorded_calls(model, {"input_ids": torch.tensor([IDS])})[0]).weights()[0, -1]
     notebook = tmp_path / "notebook.html"
     shown = explore(model, IDS)._repr_html_()
     notebook.write_text(f"<!DOCTYPE html><meta charset='utf-8'><p>A cell:</p>{shown}", encoding="utf-8")
@@ -70,7 +70,7 @@ def test_the_frame_holds_the_page_that_is_saved(tmp_path: Path):
 
 def test_a_loaded_model_has_its_tokenizer(tmp_path: Path):
     model, tokenizer = ours("decoder-tiny"), Tokenizer.of_words(WORDS)
-    with pytest.raises(InputError, match="tokenizer: a text needs one"):
+    with pytest.raises(InputError, match="tokenizer: a text requires a tokenizer"):
         explore(model, "the cat sat")
     assert "cat" in "".join(reading(model, "the cat", tokenizer, {}).tokens["decoder"])
     model.save_pretrained(tmp_path)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyformer import InputError, create_model
 from polyformer.cli.plots.explorer.buffers import TYPES, Buffers
-from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.calls import measure_call
 from polyformer.cli.plots.explorer.detail import planned, size, written
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.cli.plots.explorer.summaries import CELLS, distance_edges
@@ -41,7 +41,7 @@ def test_weights_of_patterns_are_those_of_the_model(attention: str, position: st
         (f"decoder layer {i + 1}, self-attention", False) for i in range(len(expected))
     ]
     for call, weights in zip(calls, expected):
-        torch.testing.assert_close(measured(call).weights(), weights[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(measure_call(call).weights(), weights[0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_matrix_of_a_mechanism_takes_values_to_outputs(attention: str):
     calls = recorded_calls(model, {"input_ids": IDS})
     handle.remove()
     values, y = outputs[0]
-    site = measured(calls[0])
+    site = measure_call(calls[0])
     torch.testing.assert_close(site.weights() @ values[0], y[0], atol=1e-5, rtol=1e-4)
     assert calls[0].mechanism == attention.split("(")[0]
     assert site.weights().triu(1).abs().max() == 0
@@ -70,7 +70,7 @@ def test_an_encoder_decoder_has_three_kinds_of_calls():
         ("decoder", "decoder"),
         ("decoder", "encoder"),
     }
-    cross = next(measured(call) for call in calls if call.cross)
+    cross = next(measure_call(call) for call in calls if call.cross)
     assert cross.shape[1:] == (7, LENGTH)
     torch.testing.assert_close(cross.weights().sum(-1), torch.ones(cross.shape[:2]))
 
@@ -85,7 +85,7 @@ def array(reference: dict, buffers: Buffers) -> np.ndarray:
 @pytest.mark.parametrize(("precision", "error"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 3e-2)])
 def test_a_page_can_compute_the_weights(precision: str, error: float):
     model = decoder("Window(6)", position="alibi", num_attention_heads=4, num_key_value_heads=2)
-    site = measured(recorded_calls(model, {"input_ids": IDS})[0])
+    site = measure_call(recorded_calls(model, {"input_ids": IDS})[0])
     buffers = Buffers()
     detail = written(site, precision, buffers)
     assert (detail["kind"], detail["changes"]) == ("pairs", [])
@@ -116,7 +116,7 @@ def test_a_page_can_compute_the_weights(precision: str, error: float):
 
 
 def test_room_decides_on_precision_and_then_on_layers():
-    sites = [measured(call) for call in recorded_calls(decoder(num_hidden_layers=4), {"input_ids": IDS})]
+    sites = [measure_call(call) for call in recorded_calls(decoder(num_hidden_layers=4), {"input_ids": IDS})]
     sizes = {precision: sum(size(site, precision) for site in sites) for precision in ("float32", "int8")}
     assert planned(sites, sizes["float32"]) == ("float32", [0, 1, 2, 3])
     assert planned(sites, sizes["float32"] - 1)[0] == "float16"
@@ -126,7 +126,7 @@ def test_room_decides_on_precision_and_then_on_layers():
 
 
 def test_summaries_are_of_the_exact_weights():
-    site = measured(recorded_calls(decoder("Window(4)"), {"input_ids": IDS})[0])
+    site = measure_call(recorded_calls(decoder("Window(4)"), {"input_ids": IDS})[0])
     weights = site.weights()
     assert site.summaries.cells.shape[1:] == (LENGTH, LENGTH)
     torch.testing.assert_close(site.summaries.cells, weights)  # a cell for each weight of a short text
@@ -137,7 +137,7 @@ def test_summaries_are_of_the_exact_weights():
     np.testing.assert_allclose(site.summaries.distance[:, 1], near, rtol=1e-5)
     np.testing.assert_allclose(site.summaries.distance.sum(1), 1, rtol=1e-5)
     assert CELLS < 200
-    long = measured(recorded_calls(decoder("Window(4)"), {"input_ids": IDS.repeat(1, 5)})[0])
+    long = measure_call(recorded_calls(decoder("Window(4)"), {"input_ids": IDS.repeat(1, 5)})[0])
     assert long.summaries.thumbnails.shape[1:] == (CELLS, CELLS)
 
 
@@ -161,7 +161,7 @@ def test_models_of_transformers_are_seen_and_left_as_they_were():
     calls = recorded_calls(model, {"input_ids": IDS})
     assert [(call.stack, call.layer) for call in calls] == [("encoder", 0), ("encoder", 1)]
     for call, weights in zip(calls, expected):
-        torch.testing.assert_close(measured(call).weights(), weights[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(measure_call(call).weights(), weights[0], atol=1e-5, rtol=1e-4)
     assert model.config._attn_implementation == "eager"
-    with pytest.raises(InputError, match="no layer of Linear asks transformers' AttentionInterface"):
+    with pytest.raises(InputError, match="no layer of Linear dispatches through transformers'"):
         recorded_calls(torch.nn.Linear(2, 2), {"input": torch.zeros(1, 2)})

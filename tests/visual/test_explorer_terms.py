@@ -16,7 +16,7 @@ from polyformer import create_model
 from polyformer.attention.patterns.score_steps import UNNAMED, chain_score_mods, step, steps_of
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.buffers import Buffers
-from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.calls import measure_call
 from polyformer.cli.plots.explorer.detail import size, written
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
@@ -156,7 +156,7 @@ def test_what_no_span_reaches_has_no_weight(opened: Callable[..., Page], tmp_pat
 
 @pytest.mark.parametrize("name", ["da of few keys", "global rows, alibi"])
 def test_the_size_counts_what_functions_add(name: str):
-    site = measured(recorded_calls(CASES[name][0](), {"input_ids": IDS})[0])
+    site = measure_call(recorded_calls(CASES[name][0](), {"input_ids": IDS})[0])
     for precision in ("float32", "float16", "int8"):
         buffers = Buffers()
         written(site, precision, buffers)

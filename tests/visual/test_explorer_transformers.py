@@ -16,10 +16,10 @@ from transformers.models.swin import modeling_swin
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import page_of
-from polyformer.cli.plots.explorer.calls import measured
+from polyformer.cli.plots.explorer.calls import measure_call
 from polyformer.cli.plots.explorer.notebook import reading
-from polyformer.cli.plots.explorer.other_images import OtherImages
 from polyformer.cli.plots.explorer.record import recorded_calls
+from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from tolerances import Double
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -54,7 +54,7 @@ def test_clip_reads_images_and_texts_by_its_parts():
         of_text = model.text_model(**read.inputs, output_attentions=True).attentions
     for reads, own in ((seen, expected), (read, of_text)):
         for call, weights in zip(recorded_calls(reads.model, reads.inputs), own, strict=True):
-            torch.testing.assert_close(measured(call).weights(), weights[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(measure_call(call).weights(), weights[0], atol=1e-5, rtol=1e-4)
     assert {call.stack for call in recorded_calls(read.model, read.inputs)} == {"decoder"}
 
 
@@ -63,7 +63,7 @@ def test_a_model_reads_images_in_its_own_precision(dtype: torch.dtype):
     seen = reading(clip().to(dtype), pixels(40, 30), processor(24, 24), {})
     assert seen.inputs["pixel_values"].dtype == dtype
     for call in recorded_calls(seen.model, seen.inputs):
-        weights = measured(call).weights()
+        weights = measure_call(call).weights()
         torch.testing.assert_close(weights.sum(2), torch.ones(weights.shape[:2]))
 
 
@@ -103,7 +103,7 @@ def test_models_of_images_and_texts_are_seen_part_by_part(make: Callable[[], Any
         calls = recorded_calls(part.model, part.inputs)
         assert [call.layer for call in calls] == [0, 1]
         for call in calls:
-            weights = measured(call).weights()
+            weights = measure_call(call).weights()
             torch.testing.assert_close(weights.sum(2), torch.ones(weights.shape[:2]))
 
 
@@ -126,7 +126,7 @@ def test_the_share_of_a_sink_is_missing_from_the_keys():
     with torch.no_grad():
         expected = model(**read.inputs, output_attentions=True).attentions
     for call, weights in zip(recorded_calls(read.model, read.inputs), expected, strict=True):
-        site = measured(call)
+        site = measure_call(call)
         assert site.lse is not None
         torch.testing.assert_close(site.weights(), weights[0], atol=1e-5, rtol=1e-4)
         (mark,) = call.marks
@@ -175,7 +175,7 @@ def place_of(query: int, size: int, shift: int, grid: tuple[int, int]) -> tuple[
 def test_windows_of_swin_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(modeling_swin, "torch", Double())
     model = swin().double()
-    read = OtherImages("swin", model, processor(HEIGHT, WIDTH)).of_pixels(pixels(50, 60))
+    read = TransformersImages("swin", model, processor(HEIGHT, WIDTH)).of_pixels(pixels(50, 60))
     expected = of_windows(model, read.inputs["pixel_values"])
     assert {stage: len(names) for stage, names in read.tokens.items()} == {"stage 1": 96, "stage 2": 32}
     assert read.tokens["stage 1"][70] == "padding 1"
@@ -190,7 +190,7 @@ def test_windows_of_swin_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch)
     ]
     grids = [(7, 10), (7, 10), (4, 5), (4, 5)]
     for call, own, grid, shift in zip(calls, expected, grids, (0, 2, 0, 0), strict=True):
-        weights = measured(call).weights()
+        weights = measure_call(call).weights()
         numbers = call.marks[0].values[0, 0]
         for query in range(grid[0] * grid[1]):
             window, place = place_of(query, 4, shift, grid)
@@ -203,8 +203,8 @@ def test_windows_of_swin_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch)
 
 def test_windows_are_shown_on_the_picture(opened: Callable[..., Page], tmp_path: Path):
     model = swin()
-    read = OtherImages("swin", model, processor(HEIGHT, WIDTH)).of_pixels(pixels(50, 60))
-    weights = measured(recorded_calls(model, read.inputs)[1]).weights()[1]
+    read = TransformersImages("swin", model, processor(HEIGHT, WIDTH)).of_pixels(pixels(50, 60))
+    weights = measure_call(recorded_calls(model, read.inputs)[1]).weights()[1]
     path = tmp_path / "page.html"
     path.write_text(page_of(read), encoding="utf-8")
     tab = opened(path, "view=picture&part=stage 1-self&layer=2&head=2&query=33")
@@ -246,12 +246,15 @@ def test_a_bad_input_says_one_line_and_nothing_else(
     transformers.BertTokenizerFast("vocab.txt").save_pretrained("partial")
     capfd.readouterr()
     for words, said in [
-        (["bert", "a cat", "--target", "a"], "target: goes with an encoder-decoder"),
-        (["bert", "--row", "1"], "--row: goes with a model of images"),
+        (["bert", "a cat", "--target", "a"], "target: only for encoder-decoder models"),
+        (["bert", "--row", "1"], "--row: only for image models"),
         (["clip", "bad.png"], "bad.png: not an image"),
-        (["clip", "photo.png", "--target", "a"], "--target: goes with a text"),
+        (["clip", "photo.png", "--target", "a"], "--target: only for models of texts"),
         (["resnet", "photo.png"], "ResNetModel does not say how large its patches are"),
-        (["partial", "a cat"], "its files lack 2 tensors of BertModel, encoder.layer.1.attention.self.query"),
+        (
+            ["partial", "a cat"],
+            "2 tensors of BertModel are missing, such as encoder.layer.1.attention.self.query",
+        ),
         (["empty", "a cat"], "empty: transformers cannot read it"),
     ]:
         assert main(["explore", *words, "--transformers"]) == 2
@@ -264,5 +267,5 @@ def test_a_bad_input_says_one_line_and_nothing_else(
 
 
 def test_a_model_that_does_not_ask_is_refused():
-    with pytest.raises(InputError, match="no layer of Linear asks"):
+    with pytest.raises(InputError, match="no layer of Linear dispatches"):
         recorded_calls(torch.nn.Linear(2, 2), {})

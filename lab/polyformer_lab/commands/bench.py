@@ -1,10 +1,10 @@
 """Measure speed and memory, compared with other libraries if they are installed.
 
-all: the table of the project, compared with the usual alternatives. attached: BERT of transformers with a
-pattern attached. attention: one attention layer, by pattern or mechanism and length. families: public models
-on real texts, compared with transformers. generation: tokens per second. models: Longformer, BigBird.
-neighbours: searches in a datastore. products: matrix products. store: lookups in the store of a Memorizing
-Transformer. training: training steps. report: records of --out, as Markdown.
+all: the project's table, compared with alternative libraries. attached: BERT of transformers with an attached
+pattern. attention: one attention layer, by pattern or mechanism and length. families: public models on real
+texts, compared with transformers. generation: generated tokens/s. models: Longformer, BigBird. neighbours:
+searches in a datastore. products: matrix products. store: lookups in the store of a Memorizing Transformer.
+training: training steps. report: saved records (--out) as Markdown.
 """
 
 import dataclasses
@@ -39,20 +39,20 @@ MODULES = "polyformer_lab.bench"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer bench` takes."""
+class BenchOptions:
+    """Options of `polyformer bench`."""
 
-    what: What = argument("measurement")
+    what: What = argument("measurement to run")
     changes: dict[str, Any] = experiment_settings("polyformer bench WHAT")
 
 
 def details(argv: list[str]) -> str:
-    """The settings of the measurement that the words name, if they name one."""
+    """Return the settings of the named measurement, if there is one."""
     return module_help(f"{MODULES}.{argv[0]}") if argv[0] in choices(What) else ""
 
 
-def run(options: Options) -> None:
-    """Run the measurement, which prints its results."""
+def run(options: BenchOptions) -> None:
+    """Run the measurement and print its results."""
     run_module(f"{MODULES}.{options.what}", options.changes)
 
 

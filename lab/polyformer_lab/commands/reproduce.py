@@ -1,4 +1,4 @@
-"""Run an experiment, a published claim or your own YAML file: a grid of runs, its table and page."""
+"""Run an experiment (a published claim or your own YAML file): a grid of runs, with a table and a page."""
 
 import textwrap
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ EXAMPLES = """examples:
   polyformer reproduce mine.yaml --jobs 2              # your own experiment, two runs in parallel
   polyformer reproduce extrapolation --data DIR        # ALiBi: train short, test long; DIR has WikiText-2
   polyformer reproduce knn-lm --wikitext2 DIR --decoder DIR   # each source by its name
-  polyformer reproduce all --quick                     # every claim for some seconds, and a page of all
-  polyformer reproduce all --data DIR --jobs 2         # claims with data in DIR; a second call resumes
+  polyformer reproduce all --quick                     # every claim for a few seconds, and an overview page
+  polyformer reproduce all --data DIR --jobs 2         # all claims with data in DIR; a second call resumes
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer reproduce` takes."""
+class ReproduceOptions:
+    """Options of `polyformer reproduce`."""
 
     claim: str = argument("a claim, a YAML file, or 'all'")
     data: str | None = option(
-        "a folder with the data sets by name, or the folder of the only data set", metavar="DIR"
+        "folder with the data sets by name, or with the single data set of the claim", metavar="DIR"
     )
     wikitext2: str | None = option("the folder of WikiText-2", metavar="DIR")
     sst2: str | None = option("the folder of SST-2", metavar="DIR")
@@ -38,17 +38,17 @@ class Options:
     multi30k: str | None = option("the folder of Multi30k", metavar="DIR")
     mnist: str | None = option("the IDX file of MNIST's images", metavar="FILE")
     book: str | None = option("the text file of a book with chapters", metavar="FILE")
-    decoder: str | None = option("the folder of a language model checkpoint", metavar="DIR")
+    decoder: str | None = option("the folder of a decoder checkpoint", metavar="DIR")
     encoder: str | None = option("the folder of a sentence encoder", metavar="DIR")
     exits: str | None = option("the folder of a checkpoint with exits", metavar="DIR")
     out: str | None = option(
         "output folder (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
     )
-    seeds: tuple[int, ...] = option("seeds that replace the seeds of the experiment", ())
+    seeds: tuple[int, ...] = option("seeds that replace those of the experiment", ())
     only: tuple[str, ...] = option("for 'all': only these claims", (), metavar="CLAIM")
-    jobs: int | None = option("parallel runs, each in a process (default: 1; for 'all' one per core)")
-    quick: bool = option("sizes so small that a run takes seconds and no figure means anything", False)
-    print: bool = option("print the experiment as YAML and run nothing", False)
+    jobs: int | None = option("runs in parallel, one process each (default: 1; for 'all' one per core)")
+    quick: bool = option("very small sizes, so that a run takes seconds; the results are meaningless", False)
+    print: bool = option("print the experiment as YAML and do not run it", False)
     changes: dict[str, Any] = recipe_settings("--training.steps 100 or --measure.lengths '[128, 256]'")
 
 
@@ -60,7 +60,7 @@ def claims() -> list[str]:
 
 
 def details(argv: list[str]) -> str:
-    """Return what the named experiment runs, or the names of all."""
+    """Return the settings of the named experiment, or the names of all experiments."""
     from polyformer_lab.study import Study
 
     if argv[0] in claims()[:-1]:
@@ -69,8 +69,8 @@ def details(argv: list[str]) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def run(options: Options) -> None:
-    """Run the experiment, which prints its results."""
+def run(options: ReproduceOptions) -> None:
+    """Run the experiment and print its results."""
     from polyformer_lab import engine
     from polyformer_lab.sources import SOURCES
     from polyformer_lab.study import Study
@@ -95,7 +95,7 @@ def run(options: Options) -> None:
     engine.run(running, out / "claims.html", options.jobs, options.quick)
 
 
-def _names(options: Options) -> list[str]:
+def _names(options: ReproduceOptions) -> list[str]:
     if options.claim != "all":
         return [options.claim]
     known = claims()[:-1]
@@ -105,7 +105,7 @@ def _names(options: Options) -> list[str]:
     return [name for name in known if not options.only or name in options.only]
 
 
-def _changed(study: "Study", options: Options) -> "Study":
+def _changed(study: "Study", options: ReproduceOptions) -> "Study":
     study = study.in_quick() if options.quick else study
     if options.seeds and study.seeds:
         study = study.changed({"seeds": options.seeds})

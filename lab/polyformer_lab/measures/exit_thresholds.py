@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyformer.applications.exits.texts import translating, written
+from polyformer.applications.exits.texts import generate_texts, translation_generator
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.training.tasks import Translation
@@ -78,7 +78,7 @@ def scores(
     import sacrebleu
 
     sources, references = ([row[side] for row in rows] for side in ("source", "target"))
-    result = written(model, translating(Greedy(task), sources), thresholds)
+    result = generate_texts(model, translation_generator(Greedy(task), sources), thresholds)
     return Scores(sacrebleu.corpus_bleu(result.texts, [references]).score, result.layers, result.seconds)
 
 

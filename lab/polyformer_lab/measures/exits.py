@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.applications.exits.calibrate import exits_of
 from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import ROWS, continuing, written
+from polyformer.applications.exits.texts import ROWS, continuation_generator, generate_texts
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
@@ -56,12 +56,12 @@ def exits(
     assert isinstance(decoder.decoder.depth, Exits)
     length = prompt + new_tokens
     ids = torch.tensor(first_ids(text, tokenizer, texts * length)).view(texts, length)
-    write, references = continuing(ids.tolist(), prompt, tokenizer.decode)
-    continuing(ids[:1].tolist(), prompt, str)[0](decoder)  # the first generation takes longer
-    whole = written(decoder, write, None)
+    write, references = continuation_generator(ids.tolist(), prompt, tokenizer.decode)
+    continuation_generator(ids[:1].tolist(), prompt, str)[0](decoder)  # the first generation takes longer
+    whole = generate_texts(decoder, write, None)
 
     def row(by: str, threshold: float | Sequence[float] | None) -> Row:
-        result = whole if threshold is None else written(decoder, write, threshold)
+        result = whole if threshold is None else generate_texts(decoder, write, threshold)
         return {
             "by": by,
             "layers": result.layers,

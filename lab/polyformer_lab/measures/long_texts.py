@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from polyformer.cli.commands.before_after import Measured, measured, reading
+from polyformer.cli.commands.before_after import TextMeasurement, measure, text_reader
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.checkpoints import convert, from_pretrained
@@ -37,7 +37,7 @@ def pieces(
         own: the length that the checkpoint was trained for; by default its number of positions.
     """
     checkpoint, tokenizer = from_pretrained(model).eval(), load_tokenizer(model)
-    read, ids = reading(checkpoint, tokenizer), first_ids(text, tokenizer, tokens + 1)
+    read, ids = text_reader(checkpoint, tokenizer), first_ids(text, tokenizer, tokens + 1)
     own = own or checkpoint.config.max_position_embeddings
     if cell.recipe is not None:
         checkpoint = cell.fitted.model
@@ -46,8 +46,8 @@ def pieces(
         checkpoint, _ = convert(checkpoint, attention, extension=slower)
     rows = dict[int, Row]()
     for length in lengths:
-        result = measured(checkpoint, read, [*read.pieces(ids, length, tokens // length)], length)
-        if not isinstance(result, Measured):
+        result = measure(checkpoint, read, [*read.pieces(ids, length, tokens // length)], length)
+        if not isinstance(result, TextMeasurement):
             raise InputError(f"{cell.title}, {length} tokens: {result}")
         speed = result.tokens / result.seconds
         rows[length] = {"perplexity": result.perplexity, "tokens_per_second": speed, "mib": result.mib}

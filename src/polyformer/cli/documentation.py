@@ -1,4 +1,4 @@
-"""Makes the tables and pictures of the documentation: `python -m polyformer.cli.documentation [--check]`."""
+"""Generate the tables and pictures of the docs: `python -m polyformer.cli.documentation [--check]`."""
 
 import argparse
 import importlib
@@ -20,12 +20,12 @@ README, SECURITY = "README.md", "SECURITY.md"
 DOCS = ROOT / "docs"
 PICTURES = "patterns", "positions"
 
-FAMILIES = ("models.architectures", "training.tasks", "training")
-"""What must be imported for every family of configurations to be known."""
+FAMILIES = ("models.architectures", "training.tasks", "training.recipes")
+"""Packages that register all configurations when they are imported."""
 
 
 class Member(NamedTuple):
-    """A registered class, with the axis that it stands on and the name that it is written by."""
+    """A registered class with its axis (the kind of part) and its name."""
 
     axis: str
     name: str
@@ -33,7 +33,7 @@ class Member(NamedTuple):
 
 
 def members() -> Iterator[Member]:
-    """Every registered member, users' own among them."""
+    """Yield all registered classes, including those of users."""
     for package in FAMILIES:
         importlib.import_module(f"polyformer.{package}")
     for family in sorted(Config.__subclasses__(), key=lambda config: config.__name__):
@@ -44,13 +44,13 @@ def members() -> Iterator[Member]:
 
 
 def sentence(thing: object) -> str:
-    """The first sentence of a docstring, without line breaks."""
+    """Return the first paragraph of a docstring as one line."""
     text = " ".join((thing.__doc__ or "").split("\n\n")[0].split())
     return text if text.endswith(".") or not text else text + "."
 
 
 def member_table() -> str:
-    """The members of this package as a Markdown table."""
+    """Return the registered classes of this package as a Markdown table."""
     lines = ["| axis | name | what | source |", "|---|---|---|---|"]
     lines += [
         f"| {axis} | {_linked(axis, name)} | {_cell(sentence(member))} | {member.paper} |"
@@ -61,13 +61,13 @@ def member_table() -> str:
 
 
 def _linked(axis: str, name: str) -> str:
-    """A name, with a link to its page where docs/members has that."""
+    """Return a name, with a link to its page in docs/members if there is one."""
     page = f"members/{axis.lower()}/{name}.md"
     return f"[`{name}`]({page})" if (DOCS / page).is_file() else f"`{name}`"
 
 
 def preset_table() -> str:
-    """The presets with their exact parameter counts."""
+    """Return the presets with their exact parameter counts as a Markdown table."""
     lines = ["| preset | parameters | what |", "|---|---|---|"]
     lines += [
         f"| `{name}` | {parameters(name):,} | {_cell(sentence(MODELS[name]))} |" for name in MODELS.names()
@@ -76,13 +76,13 @@ def preset_table() -> str:
 
 
 def parameters(preset: str) -> int:
-    """How many a preset has, made on the `meta` device."""
+    """Return the number of parameters of a preset, built on the meta device."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in create_model(preset).parameters())
 
 
 def family_table() -> str:
-    """The families of public checkpoints: what loads, and what is refused by name."""
+    """Return the supported families of public checkpoints as a Markdown table."""
     from polyformer.models.checkpoints import FAMILIES
 
     lines = [
@@ -99,7 +99,7 @@ def family_table() -> str:
 
 
 def architecture_table() -> str:
-    """The architectures of transformers that are tested with our attention."""
+    """Return the architectures of transformers that are tested with polyformer's attention."""
     from polyformer.models.attached.architectures import ARCHITECTURES
 
     lines = [
@@ -113,7 +113,7 @@ def architecture_table() -> str:
 
 
 def verified() -> str:
-    """The version of transformers that the families are tested against."""
+    """Return the version of transformers that the families are tested against."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
     return next(f"transformers {pin.partition('==')[2]}" for pin in pins if pin.startswith("transformers=="))
 
@@ -133,7 +133,7 @@ TABLES = {
 
 
 def generated(text: str) -> str:
-    """`text` with what stands between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    """Return `text` with the content between `<!-- NAME -->` and `<!-- /NAME -->` regenerated."""
     for name, make in TABLES.items():
         start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         if start in text and end in text:
@@ -143,40 +143,40 @@ def generated(text: str) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every file with generated parts, as it should be."""
+    """Return the expected content of every file with generated parts."""
     from polyformer.cli.plots.pages import pages
 
-    whole = {DOCS / name: text for name, text in pages().items()}
+    complete = {DOCS / name: text for name, text in pages().items()}
     partial = [
-        path for path in [ROOT / README, ROOT / SECURITY, *sorted(DOCS.glob("*.md"))] if path not in whole
+        path for path in [ROOT / README, ROOT / SECURITY, *sorted(DOCS.glob("*.md"))] if path not in complete
     ]
-    return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | whole
+    return {path: generated(path.read_text(encoding="utf-8")) for path in partial} | complete
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the generated parts; with `--check` list what is stale (status 1) and write nothing."""
-    check = parsed(arguments, __doc__ or "")
+    """Write the generated parts; with `--check` only list stale files, with exit status 1."""
+    check = has_check_option(arguments, __doc__ or "")
     wanted = files()
     stale = update(wanted, check)
     gone = [
         path for folder in PICTURES for path in sorted((DOCS / folder).glob("*.svg")) if path not in wanted
     ]
     for path in gone:
-        print(f"{path.relative_to(ROOT)}: {'of no member; run `make docs`' if check else 'removed'}")
+        print(f"{path.relative_to(ROOT)}: {'no longer used; run `make docs`' if check else 'removed'}")
         if not check:
             path.unlink()
     return 1 if check and (stale or gone) else 0
 
 
-def parsed(arguments: list[str] | None, description: str) -> bool:
+def has_check_option(arguments: list[str] | None, description: str) -> bool:
     """Return whether the command line has `--check`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="list what is stale and write nothing")
+    parser.add_argument("--check", action="store_true", help="list stale files and write nothing")
     return parser.parse_args(arguments).check
 
 
 def update(wanted: dict[Path, str], check: bool) -> list[Path]:
-    """Write the files whose text differs, or with `check` only list them; return their paths."""
+    """Write the files with another content, or with `check` only list them; return their paths."""
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'stale; run `make docs`' if check else 'written'}")

@@ -1,4 +1,4 @@
-"""`polyformer COMMAND ...`: finds the command, and prints errors of the input in one line."""
+"""`polyformer COMMAND ...`: run a command and print input errors as one line."""
 
 import errno
 import os
@@ -11,17 +11,17 @@ from polyformer.core.errors import InputError, quote, unknown
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
 
 SPINS = "1000"
-"""How often a thread of GNU's OpenMP looks for work before it sleeps; by default 300,000 times, for a
-millisecond or more. On a machine whose cores are busy the threads that spin keep those away that have work:
-a training step by two threads took four times as long by default, and on an idle one at most a tenth less."""
+"""Number of times a thread of GNU OpenMP polls for work before it sleeps. The default, 300,000 times, takes a
+millisecond or more. On a busy machine, spinning threads occupy cores that other threads need: a training step
+with two threads took four times as long with the default. On an idle machine it was at most 10 % faster."""
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""torch's variable for tensors of 2 MiB or more in huge pages: a training step writes to gigabytes of fresh
-memory, and each of its pages of 4 KiB costs a call of the system."""
+"""torch's variable that allocates tensors of 2 MiB or more in huge pages. A training step writes to gigabytes
+of new memory, and each 4 KiB page costs a page fault."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 for bad input, 128 + N after signal N (Ctrl-C: 130)."""
+    """Run one command; return the exit status: 0, 2 for bad input, 128 + N after signal N (Ctrl-C: 130)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _dispatch(words)
@@ -33,19 +33,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\npolyformer: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has closed the pipe; what is still buffered must not fail again at exit.
+        # The reader has closed the pipe. Flushing the remaining buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return _print_error(f"{quote(error.filename)}: no such file or folder, its name is too long")
+            return _print_error(f"{quote(error.filename)}: no such file or folder; the name is too long")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         return _print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}")
 
 
 def _dispatch(words: list[str]) -> int:
-    """Find the command and run it; returns its exit status."""
+    """Find the command and run it; return its exit status."""
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -58,14 +58,14 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     if name != "bench" and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded, which is later
-    os.environ.setdefault(HUGE_PAGES, "1")  # read at torch's first tensor
-    from polyformer.cli.commands.options import messages_of, parse
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # must be set before torch is loaded
+    os.environ.setdefault(HUGE_PAGES, "1")  # must be set before torch's first tensor
+    from polyformer.cli.commands.options import parse, redirected_messages
 
     command = load_command(name)
     try:
         options = parse(name, command, rest)
-        with messages_of(options):
+        with redirected_messages(options):
             command.run(options)
     except SystemExit as stop:  # --help, and interrupted trainings
         return stop.code if isinstance(stop.code, int) else 0
@@ -76,15 +76,19 @@ def _help() -> str:
     lines = [
         "usage: polyformer COMMAND ...",
         "",
-        "The whole Transformer family: train, use and measure models.",
+        "Train, use and measure models of the Transformer family.",
         "",
         "commands:",
     ]
     for name in COMMANDS:
-        text = (load_command(name).__doc__ or "") if is_installed(name) else "Needs polyformer-lab."
+        text = (load_command(name).__doc__ or "") if is_installed(name) else "Requires polyformer-lab."
         lines.append(f"  {name:<11}{text.splitlines()[0]}")
     return "\n".join(
-        [*lines, "", "polyformer COMMAND --help shows its options and examples; polyformer --version."]
+        [
+            *lines,
+            "",
+            "polyformer COMMAND --help shows options and examples; polyformer --version prints the version.",
+        ]
     )
 
 

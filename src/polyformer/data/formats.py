@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.data.compressed_files import lines_of, opened, plain_name
 from polyformer.data.episodes import read_npz
+from polyformer.data.image_decoding import SUFFIXES as PICTURES
+from polyformer.data.image_decoding import read_image
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
-from polyformer.data.opening import lines_of, opened, plain_name
 from polyformer.data.parquet import read_parquet
-from polyformer.data.pictures import SUFFIXES as PICTURES
-from polyformer.data.pictures import read_image
 from polyformer.data.qnli import read_qnli
 from polyformer.data.remote import Remote
 from polyformer.data.squad import read_squad
@@ -142,7 +142,8 @@ def read_pairs(first: Path, second: Path) -> Iterator[Row]:
             if source is None or target is None:
                 short, long = (first, second) if source is None else (second, first)
                 raise InputError(
-                    f"{short} ends after {number} lines and {long} goes on: parallel files need as many"
+                    f"{short} has {number} lines and {long} has more; parallel files need the "
+                    "same number of lines"
                 )
             yield {"source": source.rstrip("\r\n"), "target": target.rstrip("\r\n")}
 

@@ -25,7 +25,7 @@ Rows = list[tuple[int | str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class OutputFormat:
     """Options of the output: number type, a column with the text, rows per part, treatment of long texts."""
 
     dtype: Dtype = "float32"
@@ -39,29 +39,29 @@ class Form:
 
 
 @dataclass
-class Progress:
-    """Progress of this process: rows in total and computed now, truncated texts, seconds.
+class EmbedProgress:
+    """EmbedProgress of this process: rows in total and computed now, truncated texts, seconds.
 
-    whole: whether the vectors of all texts exist, including the parts of other processes.
+    complete: whether the vectors of all texts exist, including the parts of other processes.
     """
 
     rows: int = 0
     computed: int = 0
     cut: int = 0
     seconds: float = 0.0
-    whole: bool = False
+    complete: bool = False
 
 
 def embed(
     encoder: Encoder,
     texts: Texts,
     out: Path,
-    form: Form = Form(),
+    form: OutputFormat = OutputFormat(),
     *,
     rank: int = 0,
     world: int = 1,
-    report: Callable[[Progress], None] = lambda progress: None,
-) -> Progress:
+    report: Callable[[EmbedProgress], None] = lambda progress: None,
+) -> EmbedProgress:
     """Write the vectors of `texts` to `out`, a file .parquet, or a directory of parts.
 
     Columns: id, vector (a list of E numbers) and optionally text. Only the rows of one part are in memory.
@@ -70,19 +70,19 @@ def embed(
         InputError: no texts, a row without a text, other vectors in `out`, a full disk, or another process
             with the same output and rank. Parts that were written are kept and reused by the next run.
     """
-    progress = Progress()
+    progress = EmbedProgress()
     manifest = {
         **encoder.fingerprint,
         **{"texts": texts.fingerprint(), "dtype": form.dtype, "with_text": form.with_text},
         **{"rows": form.rows, "too_long": form.too_long},
     }
     parts = Parts(out, manifest)
-    if parts.whole():
-        progress.whole = True
+    if parts.is_complete():
+        progress.complete = True
         return progress
     with sole_writer(parts.folder, "the same command continues it", f"{LOCK}-{rank}", kept=False):
         if not parts.begin():
-            progress.whole = True
+            progress.complete = True
             return progress
         start = reported = time.monotonic()
         number = -1
@@ -98,8 +98,8 @@ def embed(
                 report(progress)
                 reported = time.monotonic()
         if number < 0:
-            raise InputError(f"{', '.join(texts.files)}: empty: there is no text to embed")
-        progress.whole = parts.finish(number + 1)
+            raise InputError(f"{', '.join(texts.files)}: empty; there is no text to embed")
+        progress.complete = parts.finish(number + 1)
     return progress
 
 
@@ -108,13 +108,13 @@ def _portions(rows: Iterator[tuple[int | str, str]], size: int) -> Iterator[Rows
         yield portion
 
 
-def _columns(encoder: Encoder, rows: Rows, form: Form, progress: Progress) -> dict[str, Any]:
+def _columns(encoder: Encoder, rows: Rows, form: OutputFormat, progress: EmbedProgress) -> dict[str, Any]:
     ids, texts = [name for name, _ in rows], [text for _, text in rows]
     vectors, cut = encoder.vectors(texts)
     if cut and form.too_long == "refuse":
         raise InputError(
-            f"the text {quote(ids[cut[0]])} has more tokens than the {encoder.max_length} that are read; "
-            "shorten it, or leave --too-long refuse out to have such texts cut"
+            f"the text {quote(ids[cut[0]])} has more than the maximum of {encoder.max_length} tokens; "
+            "shorten it, or leave out --too-long refuse to truncate long texts"
         )
     progress.cut += len(cut)
     columns = {"id": id_column(ids), "vector": vector_column(vectors.numpy(), form.dtype)}

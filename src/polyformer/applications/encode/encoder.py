@@ -141,18 +141,18 @@ def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Tran
         own = folder.is_dir() and read_json(folder / CONFIG, dict).get("model_type", WRAPPED) == WRAPPED
         saved = None if own or head is not None or folder.is_file() else embedding_head(folder)
         if not own and head is None and saved is None:
-            raise _unsaid(folder)
+            raise _missing_pooling(folder)
         model = from_pretrained(folder, saved).to(device)
     if not isinstance(model.config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
     if head is None and not isinstance(model.config.head, EmbedConfig):
-        raise _unsaid(folder)
+        raise _missing_pooling(folder)
     return model
 
 
-def _unsaid(folder: Path) -> InputError:
+def _missing_pooling(folder: Path) -> InputError:
     return InputError(
-        f"{folder}: nothing there says how a text becomes a vector; say it by --pooling mean, first, last "
+        f"{folder}: neither model nor folder defines a pooling; choose it with --pooling mean, first, last "
         "or max"
     )
 
@@ -162,7 +162,7 @@ def _length(folder: Path, config: ModelConfig, asked: int | None) -> int | None:
     most = max_positions(config)
     if asked is not None:
         if most is not None and asked > most:
-            raise InputError(f"max_length: expected at most {most}, which {folder} takes, got {asked}")
+            raise InputError(f"max_length: expected at most {most}, the limit of {folder}, got {asked}")
         return asked
     described = read_json(folder / LIMIT, dict) if folder.is_dir() and (folder / LIMIT).is_file() else {}
     usual = described.get("max_seq_length")

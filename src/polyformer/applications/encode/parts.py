@@ -46,7 +46,7 @@ class Parts:
         """Return the folder of the parts."""
         return self.out.with_name(f"{self.out.name}.parts") if self.merges else self.out
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all work is done; raise `InputError` if `out` has other content."""
         if self.merges:
             check_file(self.out, "--out")
@@ -54,7 +54,7 @@ class Parts:
             check_folder(self.out, "--out")
         if self.merges and self.out.exists() and is_replaceable(self.out):
             if _described(self.out) != self.manifest:
-                raise InputError(f"{self.out}: holds something else; choose another --out, or remove it")
+                raise InputError(f"{self.out}: contains something else; choose another --out, or remove it")
             return True
         file = self.folder / MANIFEST
         # The order matters: another process writes the manifest before its parts.
@@ -62,12 +62,12 @@ class Parts:
         if file.exists():
             self._compare(read_json(file, dict))
         elif any(not name.startswith(".") for name in names):
-            raise InputError(f"{self.folder}: holds something else; choose another --out")
+            raise InputError(f"{self.folder}: contains something else; choose another --out")
         return False
 
     def begin(self) -> bool:
-        """Prepare the folder; return whether any work remains. Raises `InputError` like `whole`."""
-        if self.whole():
+        """Prepare the folder; return whether any work remains. Raises `InputError` like `is_complete`."""
+        if self.is_complete():
             self._clear()  # another process has finished meanwhile; the lock created the folder
             return False
         if not (self.folder / MANIFEST).exists():
@@ -78,7 +78,7 @@ class Parts:
         if before != self.manifest:
             names = [name for name, value in self.manifest.items() if before.get(name) != value]
             raise InputError(
-                f"{self.folder}: begun with {'another' if len(names) == 1 else 'other'} "
+                f"{self.folder}: started with {'another' if len(names) == 1 else 'other'} "
                 f"{', '.join(names) or 'options'}; choose another --out, or remove it"
             )
 

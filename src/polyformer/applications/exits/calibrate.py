@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from polyformer.applications.exits.config import CalibrateConfig
 from polyformer.applications.exits.learn_then_test import hoeffding_bentkus, lowest_valid
 from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import Write, Written, written
+from polyformer.applications.exits.texts import GeneratedTexts, Write, generate_texts
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
@@ -15,7 +15,7 @@ from polyformer.nn.depth.exits import CalibrationConfig, ExitsConfig, set_thresh
 
 
 @dataclasses.dataclass(frozen=True)
-class Tested:
+class ThresholdTest:
     """The result of one threshold.
 
     losses: of all texts. p_value: of these losses. layers: per token. speed: generation time without exits
@@ -35,11 +35,11 @@ class Tested:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calibrated:
+class CalibrationResult:
     """A result. threshold: the lowest that passed, or None. tested: thresholds up to the first failure."""
 
     threshold: float | None
-    tested: list[Tested]
+    tested: list[ThresholdTest]
 
 
 def calibrate(
@@ -47,8 +47,8 @@ def calibrate(
     write: Write,
     references: Sequence[str],
     config: CalibrateConfig,
-    show: Callable[[Tested], None] = lambda tested: None,
-) -> Calibrated:
+    show: Callable[[ThresholdTest], None] = lambda tested: None,
+) -> CalibrationResult:
     """Test thresholds on the texts that `write` generates, and set the lowest that passed.
 
     It is set in the model and in its configuration; if none passed, the model keeps its threshold. Raises
@@ -57,7 +57,7 @@ def calibrate(
     exits = exits_of(model)
     check_texts(len(references), config)
     before = list(exits.threshold) if isinstance(exits.threshold, tuple) else exits.threshold
-    tested: list[Tested] = []
+    tested: list[ThresholdTest] = []
 
     def measured() -> Iterator[tuple[float, list[float]]]:
         for test in _tests(model, write, references, config):
@@ -72,8 +72,8 @@ def calibrate(
     if best is not None:
         layers = next(test.layers for test in tested if test.threshold == best)
         set_threshold(model, best)
-        model.config = promised(model.config, best, config, len(references), layers)
-    return Calibrated(best, tested)
+        model.config = with_guarantee(model.config, best, config, len(references), layers)
+    return CalibrationResult(best, tested)
 
 
 def _tests(
@@ -81,26 +81,32 @@ def _tests(
     write: Write,
     references: Sequence[str],
     config: CalibrateConfig,
-) -> Iterator[Tested]:
+) -> Iterator[ThresholdTest]:
     """Test each threshold in turn.
 
     The first generation includes warm-up time, which lowers the measured speed of the first threshold instead
     of the full model's.
     """
     similarity, first = RougeL(), config.thresholds[0]
-    warming = written(model, write, first)
-    whole = written(model, write, None)
+    warm_up = generate_texts(model, write, first)
+    full_depth = generate_texts(model, write, None)
     for threshold in config.thresholds:
-        early = warming if threshold == first else written(model, write, threshold)
-        losses = list(_losses(config.measure, similarity, whole, early, references))
+        early_exit = warm_up if threshold == first else generate_texts(model, write, threshold)
+        losses = list(_losses(config.measure, similarity, full_depth, early_exit, references))
         p_value = hoeffding_bentkus(losses, config.risk)
-        yield Tested(threshold, losses, p_value, early.layers, whole.seconds / early.seconds)
+        yield ThresholdTest(
+            threshold, losses, p_value, early_exit.layers, full_depth.seconds / early_exit.seconds
+        )
 
 
 def _losses(
-    measure: str, similarity: RougeL, whole: Written, early: Written, references: Sequence[str]
+    measure: str,
+    similarity: RougeL,
+    full_depth: GeneratedTexts,
+    early_exit: GeneratedTexts,
+    references: Sequence[str],
 ) -> Iterator[float]:
-    for full, text, reference in zip(whole.texts, early.texts, references, strict=True):
+    for full, text, reference in zip(full_depth.texts, early_exit.texts, references, strict=True):
         if measure == "consistency":
             yield 1 - similarity(full, text)
         else:
@@ -112,8 +118,8 @@ def exits_of(model: Transformer) -> ExitsConfig:
     depth = None if model.config.decoder is None else model.config.decoder.depth
     if not isinstance(depth, ExitsConfig):
         raise InputError(
-            "calibrate: this model has no early exits; add some by `polyformer convert --depth "
-            "'exits(alone=true)'` and train it a little, or train one with --model.decoder.depth exits"
+            "calibrate: this model has no early exits; add exits with `polyformer convert --depth "
+            "'exits(alone=true)'` and a short training, or train a model with --model.decoder.depth exits"
         )
     return depth
 
@@ -127,19 +133,19 @@ def check_texts(count: int, config: CalibrateConfig) -> None:
         )
 
 
-def promised(
+def with_guarantee(
     config: ModelConfig, threshold: float, asked: CalibrateConfig, texts: int, layers: float
 ) -> ModelConfig:
     """Return `config` with the threshold and its guarantee."""
     assert config.decoder is not None
     depth = config.decoder.depth
     assert isinstance(depth, ExitsConfig)
-    promise = CalibrationConfig(
+    guarantee = CalibrationConfig(
         risk=asked.risk,
         confidence=asked.confidence,
         measure=asked.measure,
         texts=texts,
         layers=round(layers, 2),
     )
-    depth = dataclasses.replace(depth, threshold=threshold, calibration=promise)
+    depth = dataclasses.replace(depth, threshold=threshold, calibration=guarantee)
     return dataclasses.replace(config, decoder=dataclasses.replace(config.decoder, depth=depth))

@@ -64,16 +64,16 @@ def fit_exits(
     `InputError` for a model that is not decoder-only with exits, for exits with neither a translation nor a
     shortlist, and for fewer than two rows.
     """
-    exits = fittable(model)
+    exits = fittable_exits(model)
     if len(rows) < 2:
-        raise InputError(f"fit: expected two rows or more, of which one is held out, got {len(rows)}")
+        raise InputError(f"fit: expected at least two rows, because some are held out, got {len(rows)}")
     size, device, model = model.config.hidden_size, next(model.parameters()).device, model.eval()
     equations = [NormalEquations(size, size) for _ in exits.exits]
     predicted = torch.zeros(model.config.vocab_size, dtype=torch.long)
     held_out = [row for n, row in enumerate(rows) if n % HELD_OUT == 0]
     fitted = [row for n, row in enumerate(rows) if n % HELD_OUT]
     for start in range(0, len(fitted), ROWS):
-        states, end, hidden = course(model, fitted[start : start + ROWS], device)
+        states, end, hidden = exit_states(model, fitted[start : start + ROWS], device)
         weights = 1 / end.square().mean(1).clamp_min(torch.finfo(end.dtype).tiny)
         for own, state in zip(equations, states):
             own.add(state, end - state, weights)
@@ -81,7 +81,7 @@ def fit_exits(
             choices = model.predictions(hidden).argmax(-1).flatten().cpu()
             predicted += torch.bincount(choices, minlength=len(predicted))
         show(min(start + ROWS, len(fitted)) * len(rows[0]))
-    states, _, hidden = course(model, held_out[: max(1, TOKENS // len(rows[0]))], device)
+    states, _, hidden = exit_states(model, held_out[: max(1, TOKENS // len(rows[0]))], device)
     if isinstance(exits.rule, Shortlist):
         fill(exits.rule, model, predicted, hidden)
     if exits.config.translation != "linear":
@@ -92,7 +92,7 @@ def fit_exits(
     ]
 
 
-def course(
+def exit_states(
     model: Transformer, rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return the states [N, E] after each exit's layer and after the last layer, and hidden [B, T, E].
@@ -105,16 +105,17 @@ def course(
     return states, end, hidden
 
 
-def fittable(model: Transformer) -> Exits:
+def fittable_exits(model: Transformer) -> Exits:
     """Return the exits of a decoder-only model that can be fitted; raises `InputError` if there are none."""
     exits = None if model.decoder is None else model.decoder.depth
     if not isinstance(exits, Exits) or model.encoder is not None:
         raise InputError(
-            "fit: expected a decoder alone with exits; add some by --depth 'exits(translation=linear)'"
+            "fit: expected a decoder-only model with exits; add exits with --depth "
+            "'exits(translation=linear)'"
         )
     if exits.config.translation != "linear" and not isinstance(exits.rule, Shortlist):
         raise InputError(
-            "fit: these exits have nothing to fit; give them a map, --depth 'exits(translation=linear)', or "
+            "fit: these exits have no parameters to fit; use --depth 'exits(translation=linear)' or "
             "rule=shortlist"
         )
     return exits
@@ -179,7 +180,9 @@ def fill(rule: Shortlist, model: Transformer, predicted: Tensor, hidden: Tensor)
     matrix = torch.cat(columns).T
     sample = hidden.flatten(0, 1)[:8]
     if not torch.allclose(sample @ matrix.T + bias, logits(sample), rtol=1e-2, atol=1e-2):
-        raise InputError("depth.rule: 'shortlist' needs a head that is one product with the output matrix")
+        raise InputError(
+            "depth.rule: 'shortlist' requires a head that is a single product with the output matrix"
+        )
     rule.rows.zero_()
     rule.bias.fill_(-torch.inf)
     rule.rows[: len(best)], rule.bias[: len(best)] = matrix, bias

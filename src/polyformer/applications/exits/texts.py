@@ -21,7 +21,7 @@ Write = Callable[[Transformer], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class GeneratedTexts:
     """Generated texts, one per prompt or source.
 
     layers: mean number of decoder layers per generated token. seconds: total time.
@@ -32,7 +32,9 @@ class Written:
     seconds: float
 
 
-def written(model: Transformer, write: Write, threshold: float | Sequence[float] | None) -> Written:
+def generate_texts(
+    model: Transformer, write: Write, threshold: float | Sequence[float] | None
+) -> GeneratedTexts:
     """Generate with exits at `threshold` (a number, or a number per exit), or without exits if it is None."""
     set_threshold(model, 1.0 if threshold is None else threshold)
     start = time.perf_counter()
@@ -41,10 +43,12 @@ def written(model: Transformer, write: Write, threshold: float | Sequence[float]
     seconds = time.perf_counter() - start
     steps = [depth for depth in depths if depth.shape[1] == 1]  # longer steps read a prompt
     layers = torch.cat([depth.flatten() for depth in steps]).double().mean() if steps else torch.tensor(0.0)
-    return Written(texts, float(layers), seconds)
+    return GeneratedTexts(texts, float(layers), seconds)
 
 
-def continuing(rows: Sequence[Sequence[int]], prompt: int, decode: Decode) -> tuple[Write, list[str]]:
+def continuation_generator(
+    rows: Sequence[Sequence[int]], prompt: int, decode: Decode
+) -> tuple[Write, list[str]]:
     """Return a function that continues the first `prompt` tokens of each row, and the true continuations."""
     settings = GenerationConfig(max_new_tokens=len(rows[0]) - prompt)
 
@@ -66,6 +70,6 @@ class Translator(Protocol):
         ...
 
 
-def translating(translator: Translator, sources: Sequence[str]) -> Write:
+def translation_generator(translator: Translator, sources: Sequence[str]) -> Write:
     """Return a function that translates all `sources`."""
     return lambda model: translator.translate(model, sources)

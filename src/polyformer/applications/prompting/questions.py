@@ -49,7 +49,7 @@ def read_examples(path: str, sources: Sources) -> list[Example]:
     """
     rows = list(_rows(path, sources))
     if not rows:
-        raise InputError(f"{source_name(path)}: empty: there is no question in it")
+        raise InputError(f"{source_name(path)}: empty; there is no question in it")
     return [_example(row, f"{path}, row {number}", sources) for number, row in enumerate(rows, 1)]
 
 
@@ -77,12 +77,14 @@ def split_examples(
         demonstrations = candidates[:shots]
     if len(demonstrations) < shots:
         raise InputError(
-            f"shots: {shots} were asked for, and there are {len(candidates)} rows with a target that are not "
-            "asked themselves; name more with --examples FILE, or take fewer"
+            f"shots: expected at most {len(candidates)}, the number of rows with a target that are not among "
+            f"the questions, got {shots}; use fewer, or more rows with --examples FILE"
         )
     questions = sorted(order[:limit])
     if not questions:
-        raise InputError(f"shots: {shots} leave no question of {len(rows)} rows; name others with --examples")
+        raise InputError(
+            f"shots: {shots} of {len(rows)} rows leave no question; name other rows with --examples FILE"
+        )
     return demonstrations, [rows[row] for row in questions]
 
 
@@ -100,8 +102,9 @@ def _example(row: Mapping[str, Any], where: str, sources: Sources) -> Example:
     column = sources.columns.get("input", "input")
     if column not in row:
         raise InputError(
-            f"{where}: no column {quote(column)}; it has {', '.join(map(quote, row)) or 'none'}: say which "
-            "holds the question with --columns '{input: NAME}', or name them with --header '[input, target]'"
+            f"{where}: no column {quote(column)}; it has {', '.join(map(quote, row)) or 'none'}; name the "
+            "column of the question with --columns '{input: NAME}', or all columns with "
+            "--header '[input, target]'"
         )
     values = {role: row.get(sources.columns.get(role, role)) for role in ROLES}
     target = values["target"]
@@ -114,7 +117,7 @@ def _example(row: Mapping[str, Any], where: str, sources: Sources) -> Example:
     )
     if example.choices and example.target is not None and example.target not in example.choices:
         names = ", ".join(map(quote, example.choices))
-        raise InputError(f"{where}: its target {quote(example.target)} is none of its choices, {names:.400}")
+        raise InputError(f"{where}: the target {quote(example.target)} is not among the choices {names:.400}")
     return replace(example, choices=checked_choices(example.choices, where))
 
 
@@ -136,7 +139,7 @@ def _choices(value: Any, where: str) -> tuple[str, ...]:
     parts = value.split(BETWEEN) if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str | int | float) for part in parts):
         raise InputError(
-            f"{where}: expected choices as a list, or with {BETWEEN} between, got {quote(value)}"
+            f"{where}: expected choices as a list, or separated by {BETWEEN}, got {quote(value)}"
         )
     return tuple(str(part).strip() for part in parts)
 

@@ -121,7 +121,7 @@ def continuations(
     place = min(place, *(len(answer) - 1 for answer in answers))
     if place < 1:
         raise InputError(
-            f"template: no token stands before all answers to {quote(example.input)}; put more text before "
+            f"template: no token precedes the answers to {quote(example.input)}; put more text before "
             "{target}"
         )
     return [Continuation(answer, place) for answer in answers]

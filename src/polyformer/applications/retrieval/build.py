@@ -31,8 +31,8 @@ COMMIT_SECONDS = 5.0
 
 
 @dataclasses.dataclass
-class Progress:
-    """Progress of a build: entries in total, then entries, seconds and model seconds of this process."""
+class BuildProgress:
+    """BuildProgress of a build: entries in total, then entries, seconds and model seconds of this process."""
 
     total: int = 0
     entries: int = 0
@@ -40,7 +40,7 @@ class Progress:
     model_seconds: float = 0.0
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[BuildProgress], None]
 
 
 class Writer(Protocol):
@@ -90,14 +90,14 @@ def build(
     Raises `InputError` if the folder contains another store, another process builds there, or the disk is
     full; entries that were saved before are kept.
     """
-    with sole_writer(folder, "it goes on later by the same command"):
+    with sole_writer(folder, "the same command resumes it later"):
         begun = begin(folder, manifest)
         if begun.count is not None:
             return begun
         with EntryWriter(folder, begun) as writer:
             write(reader, texts, manifest, writer, report)
             if not writer.entries:
-                raise InputError(f"{folder}: the text has no token with another behind it, so no entry")
+                raise InputError(f"{folder}: the text is too short: an entry requires two tokens")
             return writer.finish()
 
 
@@ -110,7 +110,7 @@ def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Mani
     if not (folder / MANIFEST).exists():
         others = {path.name for path in folder.iterdir()} - {LOCK, MARKER, *known}
         if others:
-            raise InputError(f"{folder}: holds something else ({min(others)}); choose another --out")
+            raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
         begun = dataclasses.replace(manifest, block=block_entries(manifest.dimension))
         begun.write(folder)
         return begun
@@ -135,7 +135,7 @@ def write(
         if window.number % manifest.parts == manifest.part - 1
     )
     size = max(1, BATCH_TOKENS // manifest.reading.length)
-    progress, start = Progress(writer.entries), time.monotonic()
+    progress, start = BuildProgress(writer.entries), time.monotonic()
     committed = start
     for batch in batches(own, size, writer.windows):
         before = time.monotonic()
@@ -171,7 +171,7 @@ def keys_of(reader: ContextReader, batch: list[Window]) -> np.ndarray:
         keys += [rows[window.carried :] for window, rows in zip(group, read)]
     halves = torch.cat(keys).half().cpu()
     if not bool(halves.isfinite().all()):
-        raise InputError(f"{reader.folder}: keys are not finite in float16, in which a store has them")
+        raise InputError(f"{reader.folder}: keys are not finite in float16, the number format of a store")
     return halves.numpy()
 
 

@@ -43,13 +43,13 @@ class Streamer:
     """A streamer of transformers that passes on the new tokens [1] without the prompt that precedes them."""
 
     def __init__(self, show: Callable[[Tensor], None]):
-        self.show, self.begun = show, False
+        self.show, self.prompt_seen = show, False
 
     def put(self, tokens: Tensor) -> None:
         """Receive the prompt [1, T], then each new token [1]."""
-        if self.begun:
+        if self.prompt_seen:
             self.show(tokens)
-        self.begun = True
+        self.prompt_seen = True
 
     def end(self) -> None:
         """Mark the end of the tokens."""
@@ -100,19 +100,21 @@ def generate(
     return sequences[0, size:].tolist()
 
 
-def prompt_ids(reader: TransformersReader, prompt: str, room: int) -> Tensor:
+def prompt_ids(reader: TransformersReader, prompt: str, new_tokens: int) -> Tensor:
     """Return the ids [1, T] of `prompt`, or the token that begins texts if it is empty.
 
-    Raises `InputError` if `room` new tokens do not fit after it.
+    Raises `InputError` if `new_tokens` new tokens do not fit after it.
     """
     (ids,) = reader.encode([prompt])
     begin = reader.model.generation_config.bos_token_id
     if not ids and begin is None:
-        raise InputError("--prompt: expected a text; this model has no token that a text begins with")
-    ids = ids or [begin]
-    if reader.longest is not None and len(ids) + room > reader.longest:
         raise InputError(
-            f"--max-new-tokens: {len(ids)} tokens of prompt and {room} new ones are more than the "
-            f"{reader.longest} that {reader.folder} takes"
+            "--prompt: expected a text; this model has no beginning-of-text token for an empty prompt"
+        )
+    ids = ids or [begin]
+    if reader.longest is not None and len(ids) + new_tokens > reader.longest:
+        raise InputError(
+            f"--max-new-tokens: {len(ids)} prompt tokens and {new_tokens} new tokens exceed the limit of "
+            f"{reader.longest} tokens of {reader.folder}"
         )
     return torch.tensor([ids], device=reader.model.device)

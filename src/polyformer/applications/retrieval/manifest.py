@@ -46,7 +46,8 @@ class Manifest(Config):
         """Return the manifest of the store in `folder`; raises `InputError` if it is missing or damaged."""
         if not (folder / MANIFEST).is_file():
             raise InputError(
-                f"{folder}: not a datastore (it has no {MANIFEST}); make one by polyformer datastore build"
+                f"{folder}: not a datastore (it has no {MANIFEST}); build a store with "
+                "polyformer datastore build"
             )
         return cls.parsed(read_json(folder / MANIFEST, dict), folder / MANIFEST)
 
@@ -81,7 +82,7 @@ class Manifest(Config):
         if changes or differ or len(self.text) != len(other.text):
             what = "; ".join(changes) or f"another {', '.join(differ) or 'text'}"
             raise InputError(
-                f"{place}: begun with other input ({what}); go on with the same, or choose another --out"
+                f"{place}: started with other input ({what}); use the same input, or choose another --out"
             )
 
     def check_reader(self, model: str, tokenizer: str, place: object) -> None:

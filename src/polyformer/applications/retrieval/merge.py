@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyformer.applications.retrieval.build import COMMIT_SECONDS, Progress, Report, begin
+from polyformer.applications.retrieval.build import COMMIT_SECONDS, BuildProgress, Report, begin
 from polyformer.applications.retrieval.checksums import Checks
 from polyformer.applications.retrieval.entries import EntryWriter, checks, mapped_entries
 from polyformer.applications.retrieval.manifest import Manifest
@@ -40,7 +40,7 @@ def merge(folder: Path, report: Report = lambda progress: None) -> Manifest:
     ]
     first = next(iter(manifests.values()))
     whole = dataclasses.replace(first, part=1, parts=1, count=None, block=None)
-    with sole_writer(folder, "it goes on later by the same command"):
+    with sole_writer(folder, "the same command resumes it later"):
         begun = begin(folder, whole, known=tuple(manifests))
         if begun.count is not None:
             return begun
@@ -61,7 +61,7 @@ def parts_of(folder: Path) -> dict[str, Manifest]:
     first = next(iter(manifests.values()))
     for name, manifest in manifests.items():
         if manifest.count is None:
-            raise InputError(f"{folder / name}: not finished; go on with its build")
+            raise InputError(f"{folder / name}: not finished; resume its build")
         dataclasses.replace(first, part=manifest.part).check_same(manifest, folder / name)
     missing = set(range(1, first.parts + 1)) - {manifest.part for manifest in manifests.values()}
     if missing or len(manifests) != first.parts:
@@ -93,7 +93,9 @@ def write(
         now = time.monotonic()
         if now - committed > COMMIT_SECONDS:
             writer.commit()
-            report(Progress(writer.entries, writer.entries - before, now - start))
+            report(BuildProgress(writer.entries, writer.entries - before, now - start))
             committed = now
     if writer.entries != total:
-        raise InputError(f"{writer.folder}: its parts have {total:,} entries that fit into no whole")
+        raise InputError(
+            f"{writer.folder}: its parts do not form a store: they have {total:,} entries in total"
+        )

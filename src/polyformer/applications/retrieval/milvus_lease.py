@@ -64,8 +64,8 @@ class Lease:
                 if about != first:
                     raise InputError(
                         f"{self.server.address}: in use by process {about['process']} on {about['host']} "
-                        f"(since {about['since']}); wait until it ends, or stop it (it goes on later by the "
-                        "same command)"
+                        f"(since {about['since']}); wait until it ends, or stop it (the same command "
+                        "resumes it later)"
                     )
                 if time.monotonic() - since > LEASE:
                     self.server.remove(row)

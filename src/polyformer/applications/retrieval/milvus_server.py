@@ -99,12 +99,13 @@ class Server:
             reason = " ".join(str(getattr(error, "message", None) or error).split())
             if "Open local milvus failed" in reason and Path(self.address.uri).exists():
                 raise InputError(
-                    f"{self.address.uri}: cannot be opened: another process has it, for the embedded server "
-                    "lets one in at a time, or it is damaged"
+                    f"{self.address.uri}: cannot be opened: it is in use by another process "
+                    "(the embedded server "
+                    "allows only one), or it is damaged"
                 ) from error
             raise InputError(
-                f"{self.address.uri}: the Milvus server does not do it ({reason[:200]}); see that it runs, "
-                "then go on by the same command: what it had confirmed is kept"
+                f"{self.address.uri}: the Milvus server failed ({reason[:200]}); check that it runs, "
+                "then repeat the same command, which resumes the work"
             ) from error
 
     def call(self, name: str, seconds: float | None = None, **arguments: Any) -> Any:

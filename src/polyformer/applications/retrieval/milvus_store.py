@@ -130,7 +130,7 @@ def build_in_milvus(
     """
     server = Server(address)
     if server.has(address.collection) and MANIFEST_ROW not in server.rows():
-        raise InputError(f"{address}: holds something else; choose another --out")
+        raise InputError(f"{address}: contains something else; choose another --out")
     server.create_about()
     with held(server, manifest) as lease:
         rows = server.rows()
@@ -197,12 +197,12 @@ def open_in_milvus(address: Address, search: Search = "auto") -> MilvusStore:
     server = Server(address)
     rows = server.rows()
     if MANIFEST_ROW not in rows:
-        raise InputError(f"{address}: no such datastore; make one by polyformer datastore build")
+        raise InputError(f"{address}: no such datastore; build it with polyformer datastore build")
     manifest = Manifest.parsed(rows[MANIFEST_ROW], address)
     parts = range(1, manifest.parts + 1)
     left = [part for part in parts if not rows.get(part, {}).get("finished")]
     if left:
-        raise InputError(f"{address}: not finished (parts {left} of {manifest.parts}); go on with its build")
+        raise InputError(f"{address}: not finished (parts {left} of {manifest.parts}); resume its build")
     count = sum(rows[part]["entries"] for part in parts)
     server.call("load_collection", collection_name=address.collection)
     present = server.call(
@@ -217,7 +217,7 @@ def open_in_milvus(address: Address, search: Search = "auto") -> MilvusStore:
     half = key_type(server) == server.pymilvus.DataType.FLOAT16_VECTOR
     probes = rows.get(INDEX_ROW, {}).get("probes")
     if search == "index" and probes is None:
-        raise InputError(f"{address}: it has no index; make one by polyformer datastore index {address}")
+        raise InputError(f"{address}: it has no index; make it with polyformer datastore index {address}")
     if search == "flat" and probes is not None:
         probes = rows[INDEX_ROW]["lists"]
     mixture = MixtureConfig.from_dict(rows[MIXTURE_ROW]) if MIXTURE_ROW in rows else None

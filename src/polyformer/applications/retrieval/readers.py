@@ -18,10 +18,10 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.paths import checked_path
+from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG
-from polyformer.models.attached.loading import load_by_transformers
 from polyformer.models.checkpoints.load import family_of
 from polyformer.models.config import max_positions
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput

@@ -86,7 +86,7 @@ def measured(
         shares.append(target_shares(near, targets, counts, temperatures).cpu())
         seconds = [seconds[0] + middle - start, seconds[1] + time.monotonic() - middle]
     if not log_p or temperatures is None:
-        raise InputError("the text to measure on has no token with another behind it")
+        raise InputError("the text to evaluate on is too short: at least two tokens are required")
     return Targets(torch.cat(log_p), torch.cat(shares), counts, tuple(temperatures), (seconds[0], seconds[1]))
 
 

@@ -134,18 +134,21 @@ def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
     Some of its blocks are compared with their checksums: see `polyformer.applications.retrieval.checksums`.
     """
     if not checked_path(folder).is_dir():
-        raise InputError(f"{folder}: no such datastore; make one by polyformer datastore build")
+        raise InputError(f"{folder}: no such datastore; build it with polyformer datastore build")
     manifest = Manifest.read(folder)
     if manifest.count is None:
-        begun = " (begun)" if (folder / PROGRESS).exists() else ""
-        raise InputError(f"{folder}: not finished{begun}; go on by the same polyformer datastore build")
+        state = " (interrupted)" if (folder / PROGRESS).exists() else ""
+        raise InputError(f"{folder}: not finished{state}; resume it with the same polyformer datastore build")
     if manifest.parts > 1:
-        raise InputError(f"{folder}: part {manifest.part} of {manifest.parts}; join them by datastore merge")
+        raise InputError(
+            f"{folder}: part {manifest.part} of {manifest.parts}; join the parts with polyformer "
+            "datastore merge"
+        )
     keys, values = mapped_entries(folder, manifest)
     checks(folder, manifest, (keys, values)).check_sample()
     index = None if search == "flat" else Index.read(folder, manifest)
     if search == "index" and index is None:
-        raise InputError(f"{folder}: it has no index; make one by polyformer datastore index {folder}")
+        raise InputError(f"{folder}: it has no index; make it with polyformer datastore index {folder}")
     return FolderStore(folder, manifest, keys, values, index)
 
 
@@ -156,7 +159,7 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = Manifest.read(folder)
     if manifest.count is None:
-        raise InputError(f"{folder}: not finished; go on by the same polyformer datastore build")
+        raise InputError(f"{folder}: not finished; resume it with the same polyformer datastore build")
     checks(folder, manifest, mapped_entries(folder, manifest)).check_all()
     Index.read(folder, manifest)
     return manifest

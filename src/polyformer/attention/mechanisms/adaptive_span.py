@@ -28,9 +28,9 @@ from polyformer.attention.patterns.spans import Spans, log_span_mask, round_up_s
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.marks import mark
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class AdaptiveSpan(Mechanism):
         """Return softmax attention with the bias log m(d) inside the spans; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         add_auxiliary_loss("span", self._span_loss())
-        mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
+        record_mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
         relative = self._log_mask(self._clamped(), context)
         position_terms = None if position is None else position.relative(q, k, context)
         y = attend(

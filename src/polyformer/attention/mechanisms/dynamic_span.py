@@ -29,9 +29,9 @@ from polyformer.attention.patterns.spans import SPAN_MULTIPLE, Spans, log_span_m
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.marks import mark
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class DynamicSpan(Mechanism):
         """Return softmax attention with log m(d) added to the scores; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
-        mark("span (tokens)", lambda: spans, "queries")
+        record_mark("span (tokens)", lambda: spans, "queries")
         add_auxiliary_loss("span", self.config.penalty * _mean_span(spans, context))
         position_mod = None if position is None else position.score_mod(q, k, context)
         y = attend(

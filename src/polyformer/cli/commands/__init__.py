@@ -1,12 +1,15 @@
-"""The commands of `polyformer`, a module each: a docstring (its help), `EXAMPLES`, `Options` and
-`run(options)`. Other distributions add commands through the entry points of `GROUP`.
+"""The commands of `polyformer`, one module per command.
 
-Other modules are shared by commands: `options` (command line to dataclass), `input_lines` (texts to read),
-`recipe_options` and `training_run` (of train and distill), `model_and_texts` (of explore, spectrum and
-calibrate),
-`show_pictures` and `show_prediction`, `evaluate_*`.
+A command's module has a docstring (its help), `EXAMPLES`, and `run(options)`. The type annotation of
+`options` names a dataclass whose fields are the command's options. Other distributions add commands through
+the entry points of `GROUP`.
+
+Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
+`input_lines` (reads input texts), `recipe_options` and `training_run` (for train and distill),
+`model_and_texts` (for explore, spectrum and calibrate), `show_pictures`, `show_prediction` and `evaluate_*`.
 """
 
+import typing
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -14,10 +17,10 @@ from types import ModuleType
 from polyformer.core.errors import InputError
 
 GROUP = "polyformer.commands"
-"""The group of entry points by which a distribution adds commands."""
+"""The group of entry points through which a distribution adds commands."""
 
 LABORATORY = ("bench", "reproduce")
-"""Commands of the distribution polyformer-lab."""
+"""Commands in the distribution polyformer-lab."""
 
 COMMANDS = (
     "data",
@@ -55,14 +58,19 @@ def load_command(name: str) -> ModuleType:
     """Import the module of the command `name`.
 
     Raises:
-        InputError: its distribution is not installed.
+        InputError: The command's distribution is not installed.
     """
     if name not in LABORATORY:
         return import_module(f"{__name__}.{name}")
     if not is_installed(name):
         raise InputError(
-            f"the command {name} belongs to polyformer-lab, which is not installed; "
+            f"the command {name} is part of polyformer-lab, which is not installed; install it with: "
             "pip install 'polyformer[lab]'"
         )
     (point,) = entry_points(group=GROUP, name=name)
     return point.load()
+
+
+def options_class(command: ModuleType) -> type[typing.Any]:
+    """Return the dataclass of a command's options: the type of the argument `options` of its `run`."""
+    return typing.get_type_hints(command.run)["options"]

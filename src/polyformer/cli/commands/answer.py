@@ -1,6 +1,7 @@
-"""Answer questions from a text with a trained model: the arguments, or each line of standard input.
+"""Answer questions about a text with a trained model.
 
-Prints one answer per line, a piece of the text. The line is empty if the model finds no answer.
+The questions are arguments, or the lines of standard input. Prints one answer per line, an excerpt of the
+text, or an empty line if the model finds no answer.
 """
 
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer answer` takes."""
+class AnswerOptions:
+    """Options of `polyformer answer`."""
 
     run: str = argument(
         "folder of a trained run of the task qa, or of a checkpoint with a span head", metavar="RUN"
@@ -28,18 +29,18 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: AnswerOptions) -> None:
     """Print the answers."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
-    from polyformer.data.opening import opened
+    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.data.compressed_files import opened
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import QuestionAnswering
 
     with opened(Path(options.source)) as file:
         context = file.read()
     task, model = reader(options.run, QuestionAnswering, options.device)
-    with suited(model):
+    with model_threads(model):
         for questions in input_lines(options.text):
             rows = [{"question": question, "context": context} for question in questions]
             for answer in task.answer(model, rows):

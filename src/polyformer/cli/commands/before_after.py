@@ -1,9 +1,10 @@
-"""A model before and after a conversion, on one text: what it predicts, how fast, in how much memory.
+"""Compare a model before and after a conversion on one text: quality, speed and memory.
 
-The text is cut into pieces of a length, each read for itself. A decoder predicts every token from those
-before it in the piece; an encoder with a masked head the 15 % of the tokens that are masked, the same before
-and after; an encoder that embeds gives a vector for each piece, and the two vectors are compared by their
-angle. What a model cannot read (it has no positions for it) stands there as the reason.
+The text is cut into pieces of one length, which are read independently. A decoder predicts each token from
+the preceding tokens of the piece. An encoder with a masked head predicts 15 % of the tokens, the same ones
+before and after. An embedding model computes one vector per piece; the cosine similarity of the two vectors
+is reported. If a model cannot read pieces of a length (it has too few positions), the reason is reported
+instead.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
-from polyformer.core.memory_use import MIB, high_water, reset_high_water
-from polyformer.core.timing import stopwatch
+from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.core.timing import time_once
 from polyformer.data import Tokenizer
 from polyformer.data.masking import mask_tokens
 from polyformer.models.architectures import Transformer
@@ -34,13 +35,16 @@ WRITES = LanguageModelConfig, AdaptiveSoftmaxConfig
 MASKED = MaskedConfig, PretrainingConfig
 
 Piece = dict[str, Tensor]
-"""Arguments of the model for one piece of the text."""
+"""Model inputs for one piece of the text."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
-    """values: nats of each predicted token [n], or vectors of the pieces [n, E]. seconds: for `tokens` tokens
-    read. mib: the most memory beside the model's, of a CPU."""
+class TextMeasurement:
+    """Result of one model on all pieces of one length.
+
+    values: loss in nats of each predicted token [n], or the vectors of the pieces [n, E]. seconds: time to
+    read `tokens` tokens. mib: peak memory in addition to the model, on a CPU.
+    """
 
     values: Tensor
     seconds: float
@@ -49,22 +53,22 @@ class Measured:
 
     @property
     def perplexity(self) -> float:
-        """Of the predicted tokens."""
+        """Perplexity of the predicted tokens."""
         return math.exp(float(self.values.double().mean()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Compared:
-    """Both models on pieces of one length; a text says why one could not read them."""
+class Comparison:
+    """Results of both models on pieces of one length; a string is the reason why a model cannot read them."""
 
     length: int
-    before: Measured | str
-    after: Measured | str
+    before: TextMeasurement | str
+    after: TextMeasurement | str
     embeds: bool
 
     @property
     def similarity(self) -> float | None:
-        """Mean cosine of the vectors before and after, where both embed."""
+        """Mean cosine similarity of the vectors before and after; None unless both models embed."""
         if not self.embeds or isinstance(self.before, str) or isinstance(self.after, str):
             return None
         return float(F.cosine_similarity(self.before.values, self.after.values).mean())
@@ -77,82 +81,85 @@ def compare(
     ids: Sequence[int],
     lengths: Sequence[int],
     tokens: int,
-) -> Iterator[Compared]:
-    """Both models on the text `ids` at each length, over at most `tokens` tokens but one piece at least.
+) -> Iterator[Comparison]:
+    """Yield the comparison at each length, over at most `tokens` tokens of the text `ids` but at least one
+    piece.
 
     Raises:
-        InputError: a model whose head neither predicts tokens nor embeds, or a text shorter than a length.
+        InputError: The head neither predicts tokens nor embeds, or the text is shorter than a length.
     """
-    read = reading(before, tokenizer)
+    read = text_reader(before, tokenizer)
     for length in lengths:
         pieces = [*read.pieces(ids, length, max(1, tokens // length))]
         if not pieces:
             raise InputError(
-                f"the text has {len(ids)} tokens, too few for a piece of {length}; "
-                "name a longer text, or a smaller length"
+                f"the text has {len(ids)} tokens, too few for a length of {length}; "
+                "use a longer text or a smaller length"
             )
-        results = [measured(model, read, pieces, length) for model in (before, after)]
-        yield Compared(length, *results, embeds=read.embeds)
+        results = [measure(model, read, pieces, length) for model in (before, after)]
+        yield Comparison(length, *results, embeds=read.embeds)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """How a text is read by models of one kind of head."""
+class TextReader:
+    """Functions that cut a text into pieces and evaluate a piece, for one kind of head."""
 
     pieces: Callable[[Sequence[int], int, int], Iterator[Piece]]
     values: Callable[[Transformer, Piece], Tensor]
     embeds: bool = False
 
 
-def reading(model: Transformer, tokenizer: Tokenizer) -> Reading:
-    """How `model` reads a text; `InputError` for one that is measured by other than a text alone."""
+def text_reader(model: Transformer, tokenizer: Tokenizer) -> TextReader:
+    """Return the reader for the head of `model`; raise `InputError` for a head that needs labelled data."""
     head = model.config.head
     if model.encoder is None and isinstance(head, WRITES):
-        return Reading(causal_pieces, nats)
+        return TextReader(causal_pieces, nats)
     if model.decoder is None and isinstance(head, MASKED):
-        return Reading(Masking(tokenizer), nats)
+        return TextReader(Masking(tokenizer), nats)
     if model.decoder is None and isinstance(head, EmbedConfig):
-        return Reading(Framing(tokenizer), vectors, embeds=True)
+        return TextReader(Framing(tokenizer), vectors, embeds=True)
     raise InputError(
-        f"a model with the head {quote(head.kind)} is not measured by a text alone; expected a decoder that "
-        "writes, an encoder that predicts masked tokens, or one that embeds (--head masked, say)"
+        f"a model with the head {quote(head.kind)} cannot be evaluated on plain text; expected a decoder "
+        "language model, a masked language model or an embedding model (for example --head masked)"
     )
 
 
 def causal_pieces(ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
-    """Pieces of `length` tokens and the one that follows each of them."""
+    """Yield pieces of `length` tokens, with the next token of each position as its label."""
     for start in range(0, min(number * length, len(ids) - length), length):
         piece = torch.tensor([ids[start : start + length + 1]])
         yield {"input_ids": piece[:, :-1], "shift_labels": piece[:, 1:]}
 
 
 class Framing:
-    """Pieces <cls> tokens <sep> of `length` tokens in all."""
+    """Cuts a text into pieces <cls> tokens <sep> of `length` tokens in total."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.first = [token for token in (tokenizer.cls_id,) if token is not None]
         self.last = [token for token in (tokenizer.sep_id,) if token is not None]
 
     def __call__(self, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
-        """At most `number` pieces."""
+        """Yield at most `number` pieces."""
         step = length - len(self.first) - len(self.last)
         if step < 1:
-            raise InputError(f"length: expected more than the tokens around a text, got {length}")
+            raise InputError(f"length: expected more than the special tokens around a text, got {length}")
         for start in range(0, min(number * step, len(ids) - step + 1), step):
             yield {"input_ids": torch.tensor([[*self.first, *ids[start : start + step], *self.last]])}
 
 
 class Masking(Framing):
-    """The same with 15 % of the tokens masked, drawn once for a text and length."""
+    """Like `Framing`, with 15 % of the tokens masked: the same tokens for both models."""
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
         if tokenizer.mask_id is None:
-            raise InputError("tokenizer: it has no <mask> token, which a masked head is measured by")
+            raise InputError(
+                "tokenizer: it has no <mask> token, which the evaluation of a masked head requires"
+            )
         self.tokenizer, self.mask_id = tokenizer, tokenizer.mask_id
 
     def __call__(self, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
-        """At most `number` pieces, with labels."""
+        """Yield at most `number` pieces, with labels."""
         generator = np.random.default_rng(0)
         for piece in super().__call__(ids, length, number):
             masked, labels = mask_tokens(
@@ -167,7 +174,9 @@ class Masking(Framing):
 
 
 def nats(model: Transformer, piece: Piece) -> Tensor:
-    """Mean loss, once for each predicted token [n]: the mean over pieces is then one over tokens."""
+    """Return the mean loss of a piece, repeated for each predicted token [n]: a mean then weights tokens
+    equally.
+    """
     labels = piece["shift_labels" if "shift_labels" in piece else "labels"]
     loss = model(**piece).loss
     assert loss is not None
@@ -175,28 +184,30 @@ def nats(model: Transformer, piece: Piece) -> Tensor:
 
 
 def vectors(model: Transformer, piece: Piece) -> Tensor:
-    """The vector of a piece [1, E]."""
+    """Return the vector of a piece [1, E]."""
     return model(**piece).logits.float()
 
 
 @torch.no_grad()
-def measured(model: Transformer, read: Reading, pieces: Sequence[Piece], length: int) -> Measured | str:
-    """Values, time and memory over `pieces`, or why the model cannot read them."""
+def measure(
+    model: Transformer, read: TextReader, pieces: Sequence[Piece], length: int
+) -> TextMeasurement | str:
+    """Return values, time and memory over `pieces`, or the reason why the model cannot read them."""
     values: list[Tensor] = []
     model.eval()
-    resident = reset_high_water()
+    resident = reset_peak_memory()
     try:
-        seconds = stopwatch(lambda: values.extend(read.values(model, piece) for piece in pieces))
+        seconds = time_once(lambda: values.extend(read.values(model, piece) for piece in pieces))
     except InputError as error:
         return str(error)
-    return Measured(torch.cat(values), seconds, length * len(pieces), (high_water() - resident) / MIB)
+    return TextMeasurement(torch.cat(values), seconds, length * len(pieces), (peak_memory() - resident) / MIB)
 
 
-def table(rows: Sequence[Compared]) -> list[str]:
-    """Lines: a length each, before and after."""
+def comparison_table(rows: Sequence[Comparison]) -> list[str]:
+    """Return the lines of a table with one row per length, before and after."""
     embeds = any(row.embeds for row in rows)
     kind = "similarity" if embeds else "perplexity"
-    lines = [f"  length  {kind:>19}  {'tokens a second':>17}  {'MiB beside weights':>18}"]
+    lines = [f"  length  {kind:>19}  {'tokens/s':>17}  {'extra memory (MiB)':>18}"]
     for row in rows:
         sides = row.before, row.after
         if embeds:
@@ -213,26 +224,28 @@ def table(rows: Sequence[Compared]) -> list[str]:
     return lines
 
 
-def _both(sides: tuple[Measured | str, Measured | str], said: Callable[[Measured], str]) -> str:
-    return " -> ".join("-" if isinstance(side, str) else said(side) for side in sides)
+def _both(
+    sides: tuple[TextMeasurement | str, TextMeasurement | str], text: Callable[[TextMeasurement], str]
+) -> str:
+    return " -> ".join("-" if isinstance(side, str) else text(side) for side in sides)
 
 
-def lost(rows: Sequence[Compared], tolerance: float) -> list[str]:
-    """What the conversion lost beyond `tolerance`, a sentence a length; nothing where it is good.
+def quality_losses(rows: Sequence[Comparison], tolerance: float) -> list[str]:
+    """Return a description of each quality loss beyond `tolerance`; an empty list if there is none.
 
-    The perplexity after may be (1 + tolerance) times that before at the same length; where the model before
-    cannot read so far, times its own at the longest that it can. A similarity may be 1 - tolerance.
+    The new perplexity may be up to (1 + tolerance) times the original perplexity at the same length, or at
+    the longest length that the original model can read. A similarity may be 1 - tolerance or more.
     """
     faults: list[str] = []
     reference: float | None = None
     for row in sorted(rows, key=lambda row: row.length):
-        if isinstance(row.before, Measured) and not row.embeds:
+        if isinstance(row.before, TextMeasurement) and not row.embeds:
             reference = row.before.perplexity
         if isinstance(row.after, str):
-            faults.append(f"it cannot read {row.length:,} tokens")
+            faults.append(f"the new model cannot read {row.length:,} tokens")
         elif row.similarity is not None and row.similarity < 1 - tolerance:
-            faults.append(f"vectors of {row.length:,} tokens keep a similarity of {row.similarity:.4f}")
+            faults.append(f"vectors of {row.length:,} tokens have a similarity of {row.similarity:.4f}")
         elif not row.embeds and reference and row.after.perplexity > (1 + tolerance) * reference:
             ratio = row.after.perplexity / reference
-            faults.append(f"perplexity at {row.length:,} tokens is {ratio:.3f} times that of before")
+            faults.append(f"perplexity at {row.length:,} tokens is {ratio:.3f} times the original")
     return faults

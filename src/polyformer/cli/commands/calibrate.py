@@ -1,21 +1,21 @@
-"""Find how early a model may exit at a stated risk, and save the threshold in its checkpoint.
+"""Choose the threshold of a model's early exits for a given risk, and save it in the checkpoint.
 
-Texts are generated without exits, and with exits at falling thresholds. The command saves the lowest
-threshold that passes Learn then Test (Schuster et al. 2022, CALM): with probability --confidence, the
-generated texts lose at most --risk of their quality on average. `generate` and `translate` then use it. The
-texts must not be part of the model's training data.
+Generates texts without exits and with exits at decreasing thresholds, and saves the lowest threshold that
+passes Learn then Test (Schuster et al. 2022, CALM): with probability --confidence, the generated texts lose
+at most --risk of their quality on average. `generate` and `translate` then use this threshold. The texts must
+not be part of the training data.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, numbers, option
+from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
 from polyformer.core.errors import InputError
 from polyformer.core.limits import NEW_TOKENS
 
 if TYPE_CHECKING:
-    from polyformer.applications.exits.calibrate import Tested
+    from polyformer.applications.exits.calibrate import ThresholdTest
     from polyformer.applications.exits.texts import Write
     from polyformer.cli.commands.model_and_texts import ModelAndTexts
 
@@ -28,40 +28,45 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer calibrate` takes."""
+class CalibrateOptions:
+    """Options of `polyformer calibrate`."""
 
     model: str = argument("folder of a trained run, or of a checkpoint, with early exits", metavar="MODEL")
     data: str | None = option(
-        "texts for the calibration, pairs for a translator (default: the validation data of the run)",
+        "texts to calibrate with; pairs for a translation model (default: the run's validation data)",
         metavar="PATH",
     )
     format: str | None = option(
-        "format of PATH if its name does not show it: text, lines, articles, tsv, ..."
+        "format of PATH, if its name does not show it: text, lines, articles, tsv, ..."
     )
-    risk: float = option("expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
-    confidence: float = option("probability with which the risk holds (default: 0.95)", 0.95)
+    risk: float = option("largest expected loss of quality, from 0 to 1 (default: 0.05)", 0.05)
+    confidence: float = option("probability that the loss is within the risk (default: 0.95)", 0.95)
     measure: Literal["consistency", "references"] = option(
-        "quality: agreement with the text generated without exits, or ROUGE-L against the references "
+        "quality: agreement with the texts generated without exits, or ROUGE-L against the references "
         "(default: consistency)",
         "consistency",
     )
     thresholds: str | None = option(
-        "confidences to test, descending, separated by commas (default: 0.95,0.9,...,0.05)", metavar="X,X"
+        "thresholds to test, in decreasing order, separated by commas (default: 0.95,0.9,...,0.05)",
+        metavar="X,X",
     )
-    texts: int = option("maximum number of texts (default: 200)", 200)
-    prompt: int = option("for decoder-only models: tokens of each text in the prompt (default: 32)", 32)
-    new_tokens: int = option("for decoder-only models: tokens to generate (default: 32)", 32, most=NEW_TOKENS)
+    texts: int = option("largest number of texts (default: 200)", 200)
+    prompt: int = option(
+        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32
+    )
+    new_tokens: int = option(
+        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS
+    )
     device: Device = device()
 
 
-def run(options: Options) -> None:
-    """Print what was tested, and write the threshold."""
+def run(options: CalibrateOptions) -> None:
+    """Print the tests and save the threshold."""
     from polyformer.applications.exits import CalibrateConfig, calibrate
     from polyformer.applications.exits.calibrate import check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig
     from polyformer.models.architectures.pretrained import CONFIG
 
@@ -70,7 +75,7 @@ def run(options: Options) -> None:
             raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
     asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
     if options.thresholds is not None:
-        asked = replace(asked, thresholds=numbers("--thresholds", options.thresholds))
+        asked = replace(asked, thresholds=parse_numbers("--thresholds", options.thresholds))
     check_texts(options.texts, asked)
     if not Path(options.model).is_dir():
         raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
@@ -82,24 +87,24 @@ def run(options: Options) -> None:
     write, references = writing(options, source)
     check_texts(len(references), asked)
     layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
-    print(f"{len(references)} texts; without exits a token takes {layers} layers\n")
-    print("threshold    risk   p-value   layers a token   times as fast")
-    with suited(source.model):
+    print(f"{len(references)} texts; without exits a token passes {layers} layers\n")
+    print("threshold    risk   p-value   layers per token   speedup")
+    with model_threads(source.model):
         result = calibrate(source.model, write, references, asked, _show)
     if result.threshold is None:
-        print(f"\nno threshold is shown to lose at most {asked.risk}; {options.model} stays as it is")
+        print(f"\nno threshold passes the test at risk {asked.risk}; {options.model} is unchanged")
         return
     atomic_write(Path(options.model) / CONFIG, source.model.config.to_json().encode())
-    print(f"\nthreshold {result.threshold}: kept in {Path(options.model) / CONFIG}")
+    print(f"\nthreshold {result.threshold}: saved in {Path(options.model) / CONFIG}")
 
 
-def _show(test: "Tested") -> None:
+def _show(test: "ThresholdTest") -> None:
     measured = f"{test.threshold:9.2f}  {test.risk:6.4f}  {test.p_value:8.4f}"
-    print(f"{measured}  {test.layers:15.2f}  {test.speed:14.2f}", flush=True)
+    print(f"{measured}  {test.layers:17.2f}  {test.speed:8.2f}", flush=True)
 
 
-def held_out(options: Options) -> str:
-    """The texts that were named, or those that the run was validated with."""
+def held_out(options: CalibrateOptions) -> str:
+    """Return --data, or the validation data of the run."""
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
@@ -109,15 +114,15 @@ def held_out(options: Options) -> str:
     if (Path(options.model) / RECIPE).is_file():
         named = Run.open(options.model).recipe.data.validation
     if named is None:
-        raise InputError("--data: name texts that the model was not trained with")
+        raise InputError("--data is missing: name texts that the model was not trained on")
     return named
 
 
-def writing(options: Options, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
-    """What writes the texts, and their references."""
+def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write, list[str]]":
+    """Return the function that generates the texts, and the references."""
     from itertools import islice
 
-    from polyformer.applications.exits.texts import continuing, translating
+    from polyformer.applications.exits.texts import continuation_generator, translation_generator
     from polyformer.cli.commands.model_and_texts import texts, token_rows
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import Translation
@@ -125,8 +130,10 @@ def writing(options: Options, source: "ModelAndTexts") -> "tuple[Write, list[str
     if source.model.encoder is None:
         length = options.prompt + options.new_tokens
         rows = token_rows(source, source.columns[0], length, options.texts)
-        return continuing(rows, options.prompt, source.tokenizer.decode)
+        return continuation_generator(rows, options.prompt, source.tokenizer.decode)
     if len(source.columns) < 2:
-        raise InputError(f"{options.model}: only a run has pairs to calibrate a translator with")
+        raise InputError(
+            f"{options.model}: a translation model can be calibrated only as a run, which has text pairs"
+        )
     pairs = [list(islice(texts(source, column), options.texts)) for column in source.columns]
-    return translating(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]
+    return translation_generator(writer(options.model, Translation, options.device)[0], pairs[0]), pairs[1]

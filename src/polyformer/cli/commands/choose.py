@@ -1,8 +1,8 @@
-"""Choose one of several texts with a trained model, for questions or every line of standard input.
+"""Choose one of several answers to each question with a trained model.
 
-Prints one line per question: the most probable choice, a tab, and its probability (0 to 1). A line of
-standard input is a question and its choices, separated by tabs. With --choices all questions have these
-choices, and a line is only a question.
+The questions are arguments, or the lines of standard input. Prints for each question the most probable
+choice, a tab, and its probability (0 to 1). A line contains a question and its choices, separated by tabs;
+with --choices, which then apply to all questions, it contains only the question.
 """
 
 from dataclasses import dataclass
@@ -17,30 +17,30 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer choose` takes."""
+class ChooseOptions:
+    """Options of `polyformer choose`."""
 
     run: str = argument(
-        "folder of a trained run of the task choose, or of a checkpoint of multiple choice", metavar="RUN"
+        "folder of a trained run of the task choose, or of a multiple-choice checkpoint", metavar="RUN"
     )
     text: tuple[str, ...] = argument(
         "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
     )
-    choices: str | None = option("the choices, as a JSON list", metavar="LIST")
+    choices: str | None = option("choices for all questions, a JSON list", metavar="LIST")
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import MultipleChoice
 
     choices = None if options.choices is None else listed(options.choices, "--choices")
     task, model = reader(options.run, MultipleChoice, options.device)
-    with suited(model):
+    with model_threads(model):
         for lines in input_lines(options.text):
             questions = [_question(line, choices) for line in lines]
             for question, shares in zip(questions, task.choose(model, questions)):
@@ -53,8 +53,10 @@ def _question(line: str, choices: list[str] | None) -> dict[str, Any]:
 
     if choices is not None:
         return {"text": line, "choices": choices}
-    text, *others = line.split("\t")
-    if len(others) < 2:
-        way = "a question and two choices or more with tabs between, or --choices"
-        raise InputError(f"QUESTION: expected {way}, got {quote(line)}")
-    return {"text": text, "choices": others}
+    text, *own = line.split("\t")
+    if len(own) < 2:
+        raise InputError(
+            "QUESTION: expected a question and two or more choices separated by tabs, or --choices, got "
+            f"{quote(line)}"
+        )
+    return {"text": text, "choices": own}

@@ -1,9 +1,10 @@
-"""Classify texts or images with a trained model: the arguments, or every line of standard input.
+"""Classify texts or images with a trained model.
 
-Prints one line each: the most probable label, a tab, and its probability (0 to 1). An image is given by its
-file name and scaled to the input size of the model. Models of text pairs read the second text from --pair, or
-after a tab in each line. Checkpoints do not state whether they classify pairs: if every line has one tab, the
-lines are read as pairs, with a note on standard error.
+The inputs are arguments, or the lines of standard input. Prints for each input the most probable label, a
+tab, and its probability (0 to 1). An image is given by its file name and scaled to the model's image size. A
+model of text pairs reads the second text from --pair, or after a tab in each line. A checkpoint does not show
+whether it expects pairs: if every line contains one tab, the lines are read as pairs, and a note on standard
+error says so.
 """
 
 import sys
@@ -22,8 +23,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer classify` takes."""
+class ClassifyOptions:
+    """Options of `polyformer classify`."""
 
     run: str = argument(
         "folder of a trained run of the task classify, classify_pair or classify_image, or of a checkpoint "
@@ -31,17 +32,17 @@ class Options:
         metavar="RUN",
     )
     text: tuple[str, ...] = argument(
-        "texts, each in quotes, or files of images (default: every line of standard input)", (), "TEXT|IMAGE"
+        "texts, each in quotes, or image files (default: every line of standard input)", (), "TEXT|IMAGE"
     )
-    pair: str | None = option("second text of every pair, for models of text pairs", metavar="TEXT")
+    pair: str | None = option("for models of text pairs: the second text of every pair", metavar="TEXT")
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities."""
     from polyformer.cli.commands.classify_images import classified_images
     from polyformer.cli.commands.input_lines import input_lines, split_at_tabs
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.reader import Reader
     from polyformer.training.recipes.run import reader
@@ -50,18 +51,20 @@ def run(options: Options) -> None:
     images = image_classifier(options.run, options.device)
     if images is not None:
         if options.pair is not None:
-            raise InputError("--pair: goes with a text, and this model reads images; leave it out")
-        with suited(images[1]):
+            raise InputError("--pair: only for models of texts, and this model reads images; leave it out")
+        with model_threads(images[1]):
             for lines in input_lines(options.text):
                 report(classified_images(*images, lines))
         return
     task, model = reader(options.run, Classification, options.device)
     tabs = isinstance(task, PairClassification) and not options.text and options.pair is None
-    with suited(model):
+    with model_threads(model):
         unknown = isinstance(task, Reader) and not options.text and options.pair is None
         for lines in input_lines(options.text):
             if unknown and all(line.count("\t") == 1 for line in lines):
-                print("polyformer: each line has one tab, and is read as two texts", file=sys.stderr)
+                print(
+                    "polyformer: each line contains one tab and is read as a pair of texts", file=sys.stderr
+                )
                 tabs = True
             unknown = False
             texts, pairs = split_at_tabs(lines) if tabs else (lines, None)

@@ -1,7 +1,7 @@
-"""Print a script that completes commands, options, recipes, presets and members in a shell.
+"""Print a script that completes commands, options, recipes, presets and class names in a shell.
 
-Write it to the folder in which the shell looks for such scripts. Write it again after an update of polyformer
-or of your plugins, because the words are fixed when the script is printed.
+Save it in the folder where your shell looks for completion scripts. Print it again after an update of
+polyformer or of your plugins: the script contains the names that exist when it is printed.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyformer.cli.commands import COMMANDS, is_installed, load_command
-from polyformer.cli.commands.options import BARE, argument, choices, flag, metavar, place, values_of
+from polyformer.cli.commands import COMMANDS, is_installed, load_command, options_class
+from polyformer.cli.commands.options import BARE, argument, choices, flag, metavar, nargs, positional_name
 
 EXAMPLES = """examples:
   polyformer completion bash > ~/.local/share/bash-completion/completions/polyformer
@@ -34,25 +34,25 @@ AXES = {
     "Optimizer": "--optimizer.kind",
     "Schedule": "--schedule.kind",
 }
-"""The setting of a recipe that takes the members of each axis."""
+"""Recipe setting that selects a registered class of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer completion` takes."""
+class CompletionOptions:
+    """Options of `polyformer completion`."""
 
-    shell: Literal["bash", "zsh", "fish"] = argument("shell for which the script is printed")
+    shell: Literal["bash", "zsh", "fish"] = argument("shell that runs the script")
 
 
-def run(options: Options) -> None:
-    """Print the script."""
+def run(options: CompletionOptions) -> None:
+    """Print the completion script."""
     import shtab
 
     print(shtab.complete(command_line(), options.shell))
 
 
 def command_line() -> argparse.ArgumentParser:
-    """All commands as one parser that knows which values are paths, and the words of the others."""
+    """Return a parser of all commands that knows which values are paths, and the choices of the others."""
     result = argparse.ArgumentParser("polyformer")
     result.add_argument("--version", action="store_true", help="print the version")
     subparsers = result.add_subparsers()
@@ -61,14 +61,15 @@ def command_line() -> argparse.ArgumentParser:
     for name in filter(is_installed, COMMANDS):
         command = load_command(name)
         parser = subparsers.add_parser(name, help=(command.__doc__ or "").splitlines()[0])
-        _mark_paths(parser.add_argument("--import", metavar="FILE", help="import members of your own"))
-        hints = typing.get_type_hints(command.Options)
-        for field in dataclasses.fields(command.Options):
+        _mark_paths(parser.add_argument("--import", metavar="FILE", help="import your own classes"))
+        cls = options_class(command)
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
             if "help" in field.metadata:
                 _add(parser, field, hints[field.name], words)
-        for field in dataclasses.fields(command.Options):
+        for field in dataclasses.fields(cls):
             pattern = field.metadata.get("settings", BARE)
-            if pattern != BARE:  # settings of a recipe, or of its model alone
+            if pattern != BARE:  # settings of a recipe, or only of its model
                 for setting, values in settings.items():
                     if re.fullmatch(pattern, setting):
                         parser.add_argument(setting, choices=values or None, help="setting of the recipe")
@@ -80,14 +81,17 @@ def _add(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint:
     if hint is bool:
         parser.add_argument(flag(field), action="store_true", **options)
         return
-    options |= {"choices": choices(hint) or words.get(place(field)), "metavar": metavar(field, hint)}
-    if number := values_of(field, hint):
+    options |= {
+        "choices": choices(hint) or words.get(positional_name(field)),
+        "metavar": metavar(field, hint),
+    }
+    if number := nargs(field, hint):
         options["nargs"] = number
     _mark_paths(parser.add_argument(field.name if field.metadata["positional"] else flag(field), **options))
 
 
 def _mark_paths(action: Any) -> None:
-    """Have the values of `action` completed as paths, if its metavar says so."""
+    """Complete the values of `action` as paths if its metavar is the name of a path."""
     import shtab
 
     if action.metavar in FILES:
@@ -97,7 +101,7 @@ def _mark_paths(action: Any) -> None:
 
 
 def value_words() -> dict[str, list[str]]:
-    """The words for values, by metavar: recipes, presets, claims; and the members by axis."""
+    """Return the choices of values: recipes, presets and claims by metavar, registered classes by kind."""
     from polyformer.cli.documentation import members
     from polyformer.models.presets import MODELS
     from polyformer.training.recipes.find import recipe_names
@@ -112,7 +116,7 @@ def value_words() -> dict[str, list[str]]:
 
 
 def recipe_settings(words: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The settings of the default recipe as --SECTION.NAME, with their words where they are members."""
+    """Return the settings of the default recipe as --SECTION.NAME, with their choices, if any."""
     from polyformer.training.recipes import Recipe
     from polyformer.training.recipes.find import find_recipe
 
@@ -122,7 +126,7 @@ def recipe_settings(words: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def dotted_names(values: dict[str, Any]) -> Iterator[str]:
-    """The dotted names of all values in nested dicts."""
+    """Yield the dotted names of all values in nested dicts."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from (f"{name}.{rest}" for rest in dotted_names(value))

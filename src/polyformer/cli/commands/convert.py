@@ -1,10 +1,10 @@
-"""Convert a checkpoint: to the other format, or to a model with another attention, memory, depth or length.
+"""Convert a checkpoint to another format, or to a model with another attention, memory, depth or length.
 
-Prints which weights were copied, extended by copying, or newly initialized. `polyformer train --pretrained
-OUT` trains the result further. With --evaluate the command also compares the model before and after the
-conversion on a text: perplexity (of masked tokens for an encoder; for an embedding model the similarity of
-its vectors), speed and memory. If the conversion loses more than --tolerance, the result is still written,
-and the exit status is 1.
+Prints which weights are copied, extended by copying, or newly initialized. Train the result further with
+`polyformer train --pretrained OUT`. With --evaluate, also compares the models on a text before and after the
+conversion: perplexity (of masked tokens for an encoder; for an embedding model the similarity of its
+vectors), speed and memory. If the quality loss exceeds --tolerance, the exit status is 1; the model is still
+written.
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer convert` takes."""
+class ConvertOptions:
+    """Options of `polyformer convert`."""
 
     folder: str = argument(
-        "checkpoint: a directory that transformers or polyformer wrote, or a name on the hub",
+        "checkpoint: a directory written by transformers or polyformer, or a name on the hub",
         metavar="CHECKPOINT",
     )
     out: str = argument("directory to write", metavar="OUT", output="folder")
@@ -46,57 +46,59 @@ class Options:
         "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
         "as linformer"
     )
-    max_positions: int | None = option("maximum number of tokens of the new model")
+    max_positions: int | None = option("largest number of tokens per text of the new model")
     extension: str | None = option(
         "extension of rotary positions to texts longer than in training: interpolation, ntk, yarn or "
-        "llama3, as in 'yarn(factor=4)' (default factor: from --max-positions)"
+        "llama3, with options such as 'yarn(factor=4)' (default factor: from --max-positions)"
     )
     global_projections: bool = option(
-        "separate query, key and value projections for global tokens, copied from the others", False
+        "give global tokens separate query, key and value projections, initialized with copies", False
     )
     memory: str | None = option(
         "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
         "with --task.feed in_order"
     )
     depth: str | None = option(
-        "depth of the decoder: act, or exits after some layers, as in 'exits(layers=[4, 8], "
-        "alone=true)'; exits need a short training, and `polyformer calibrate` bounds their risk"
+        "depth of the decoder: act, or early exits such as 'exits(layers=[4, 8], alone=true)', which need a "
+        "short training and `polyformer calibrate`"
     )
     fit: str | None = option(
-        "text for fitting a decoder's exits in closed form: maps by ridge regression on the last "
-        "layer's states, tokens of the rule shortlist by frequency",
+        "text to fit a decoder's exits to in closed form: linear maps by ridge regression on the hidden "
+        "states of the last layer, the most frequent tokens for the rule shortlist",
         metavar="TEXT",
     )
-    fit_tokens: int = option("maximum tokens of that text (default: 32768)", 32_768)
+    fit_tokens: int = option("with --fit: largest number of tokens to read (default: 32768)", 32_768)
     weights: Literal["float32", "bfloat16", "int8"] | None = option(
-        "data type of the weights; int8 has a quarter of the size of float32 and generates faster, "
+        "number format of the weights; int8 takes a quarter of the memory of float32 and generates faster, "
         "but cannot be trained (default: unchanged)"
     )
     format: Literal["polyformer", "hub", "wrapped"] = option(
-        "format to write: hub for transformers, if it has the model's family; wrapped for any model, "
-        "in transformers with trust_remote_code (default: polyformer)",
+        "format to write; hub: for transformers, for models of its families; wrapped: for transformers with "
+        "trust_remote_code, for any model (default: polyformer)",
         "polyformer",
     )
     head: str | None = option(
         "head to load, such as masked or BertForMaskedLM (default: the one in the checkpoint)"
     )
-    evaluate: str | None = option("compare the models before and after on this text", metavar="TEXT")
+    evaluate: str | None = option(
+        "compare the models on this text before and after the conversion", metavar="TEXT"
+    )
     lengths: str | None = option(
-        "with --evaluate: tokens of each piece of the text (default: the positions that both models "
-        "have, at most 4096)",
+        "with --evaluate: lengths of the pieces of text, in tokens (default: the number of positions of the "
+        "old and of the new model, at most 4096)",
         metavar="N,N,...",
     )
     tokens: int = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384)
     tolerance: float = option(
-        "with --evaluate: allowed relative rise of perplexity, or fall of similarity (default: 0.05)", 0.05
+        "with --evaluate: accepted relative increase of perplexity, or decrease of similarity "
+        "(default: 0.05)",
+        0.05,
     )
-    allow_pickle: bool = option(
-        "also read pytorch_model.bin (tensors only), if there are no safetensors", False
-    )
+    allow_pickle: bool = option("read pytorch_model.bin (tensors only) if there are no safetensors", False)
 
 
-def run(options: Options) -> None:
-    """Write the converted checkpoint and its tokenizer; exit with status 1 where it lost too much."""
+def run(options: ConvertOptions) -> None:
+    """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
     from polyformer.cli.commands.convert_evaluation import Evaluation
     from polyformer.cli.commands.convert_exits import fit
     from polyformer.data.tokenizer_loading import load_tokenizer
@@ -105,10 +107,10 @@ def run(options: Options) -> None:
 
     out = checked_path(options.out)
     if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"{options.out}: not empty; choose another directory")
+        raise InputError(f"{options.out}: the directory is not empty; choose another one")
     changes = options.attention, options.max_positions, options.extension, options.global_projections
     changed = any(changes) or options.memory or options.depth or options.fit
-    # int8 comes last: what is new must be made of weights that are not rounded yet
+    # Rounding to int8 comes last: new parameters are computed from weights that are not yet rounded.
     weights = None if changed and options.weights == "int8" else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
     before, evaluation = model, None
@@ -136,13 +138,13 @@ def run(options: Options) -> None:
     try:
         load_tokenizer(options.folder).save(options.out)
     except InputError as error:
-        print(f"no tokenizer is written: {error}")
+        print(f"no tokenizer written: {error}")
     if evaluation is not None:
         evaluation.show(before, model)
 
 
 def _save(model: Any, folder: Path, format: str) -> None:
-    """Write the model and its card; wrapped encoders that embed with what sentence-transformers reads."""
+    """Write the model and its card, and for a wrapped embedding model the files of sentence-transformers."""
     from polyformer.models.architectures.model_card import write_export_card
     from polyformer.models.checkpoints.sentence import write_modules
     from polyformer.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""`convert --fit`: the exits of a decoder fitted to a text in closed form."""
+"""`polyformer convert --fit`: fit the exits of a decoder to a text in closed form."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -9,17 +9,19 @@ if TYPE_CHECKING:
     from polyformer.models.architectures import Transformer
 
 FIT_LENGTH = 256
-"""Tokens in a row of the text that exits are fitted to."""
+"""Tokens per row of the text that exits are fitted to."""
 
 
 def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
-    """Fit the exits of `model`, whose tokenizer lies in `folder`, to a text, in place; print the errors."""
-    from polyformer.applications.exits.fitting import fit_exits, fittable
+    """Fit the exits of `model` to a text in place, with the tokenizer in `folder`; print the remaining
+    errors.
+    """
+    from polyformer.applications.exits.fitting import fit_exits, fittable_exits
     from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
 
-    fittable(model)
+    fittable_exits(model)
     if tokens < 2 * FIT_LENGTH:
         raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {tokens}")
     source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
@@ -32,6 +34,6 @@ def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
     print(file=sys.stderr)
     for exit in fitted:
         print(
-            f"exit after layer {exit.layer}: {exit.divergence:.3f} nats from the end on rows held out, "
-            f"{exit.before:.3f} before (ridge {exit.ridge:g})"
+            f"exit after layer {exit.layer}: divergence from the last layer on held-out rows "
+            f"{exit.divergence:.3f} nats, before the fit {exit.before:.3f} (ridge {exit.ridge:g})"
         )

@@ -1,9 +1,10 @@
-"""Tokenise text once into files that training reads without loading them, for more text than memory holds.
+"""Tokenize text into files that training memory-maps: the text may be larger than memory.
 
-`prepare` reads FILES (names, patterns in quotes, addresses such as s3://bucket/*.jsonl.zst), holds out
-documents for validation, and writes the tokens to DIR. If it is stopped, the same command resumes it. DIR
-does not depend on the number of workers. `polyformer train RECIPE --data DIR` then trains on it. `show`
-describes DIR and `verify` compares it with its checksums; both also accept a mixture (mix.yaml).
+`prepare` reads FILES (names, quoted patterns, or addresses such as s3://bucket/*.jsonl.zst), holds out some
+documents for validation, and writes the tokens to DIR. To resume an interrupted run, repeat the same command.
+The result does not depend on the number of workers. Train on it with `polyformer train RECIPE --data DIR`.
+`show` prints the contents of DIR, and `verify` compares them with their checksums. Both also accept a mixture
+(mix.yaml).
 """
 
 import dataclasses
@@ -30,42 +31,48 @@ EXAMPLES = """examples:
 """
 
 SAMPLE = 10**8
-"""Characters that a tokenizer is trained on, as many of each source."""
+"""Characters to train a tokenizer on, the same number from each source."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer data` takes."""
+class DataOptions:
+    """Options of `polyformer data`."""
 
     what: Literal["prepare", "show", "verify"] = argument("action", metavar="WHAT")
     names: tuple[str, ...] = argument(
         "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
         metavar="FILE",
     )
-    out: str | None = option("for prepare: output folder, new or incomplete", metavar="DIR", output="folder")
+    out: str | None = option(
+        "for prepare: output folder, new or from an interrupted run", metavar="DIR", output="folder"
+    )
     tokenizer: str | None = option(
-        "for prepare: folder or file of a tokenizer (of a run, a checkpoint, other prepared text), or "
-        "'train' to train a tokenizer on the text"
+        "for prepare: folder or file of a tokenizer (a run, a checkpoint, other prepared "
+        "text), or 'train' to "
+        "train a tokenizer on the text"
     )
     workers: int | None = option("for prepare: number of threads (default: number of cores)")
     format: str | None = option(
-        "for prepare: format of FILES if their names do not show it: text, lines, jsonl, ..."
+        "for prepare: format of FILES, if the names do not show it: text, lines, jsonl, ..."
     )
-    column: str | None = option("for prepare: column of tables with the text (default: text)")
+    column: str | None = option("for prepare: column of tables that contains the text (default: text)")
     validation: float | None = option(
-        "for prepare: share of the text to hold out, evenly spread, or number of documents from the "
-        "start (default: 0.005)"
+        "for prepare: share of the text to hold out, evenly spread, or number of documents to hold out from "
+        "the beginning (default: 0.005)"
+    )
+    shard_tokens: int | None = option(
+        "for prepare: smallest number of tokens per file (default: 134217728)", most=COUNT
     )
     shard_tokens: int | None = option("for prepare: minimum tokens per file (default: 134217728)", most=COUNT)
     algorithm: str | None = option(
         "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
     )
     vocab_size: int | None = option("for --tokenizer train: size of the vocabulary (default: 8192)")
-    documents: int | None = option("for show: number of documents, each with its beginning (default: 3)")
+    documents: int | None = option("for show: number of documents to preview (default: 3)")
 
 
-def run(options: Options) -> None:
-    """Do what is asked for."""
+def run(options: DataOptions) -> None:
+    """Prepare, show or verify."""
     own = {"prepare": {"documents"}, "show": {*_PREPARE}, "verify": {*_PREPARE, "documents"}}[options.what]
     stray = sorted(name for name in own if getattr(options, name) is not None)
     if stray:
@@ -86,8 +93,8 @@ _PREPARE = (
 )
 
 
-def prepare_text(options: Options) -> None:
-    """Tokenise the text, or what is left of it."""
+def prepare_text(options: DataOptions) -> None:
+    """Tokenize the text, or the rest of it after an interruption."""
     from polyformer.data.prepared.preparing import prepare
     from polyformer.training.lock import sole_writer
 
@@ -95,28 +102,32 @@ def prepare_text(options: Options) -> None:
         missing = "--out DIR" if options.out is None else "--tokenizer DIR, or --tokenizer train,"
         raise InputError(f"{missing} is missing; see polyformer data --help")
     folder = Path(options.out)
-    with sole_writer(folder, "the same command goes on with it"):
+    with sole_writer(folder, "the same command resumes it"):
         settings = _settings(options, folder)
         workers = (os.cpu_count() or 1) if options.workers is None else options.workers
         manifest = prepare(options.names, settings, folder, workers, report)
     counts = {name: sum(shard.tokens for shard in manifest.of(name)) for name in ("train", "validation")}
-    print(f"{folder}: {counts['train']:,} tokens to train on, {counts['validation']:,} held out")
+    print(f"{folder}: {counts['train']:,} training tokens, {counts['validation']:,} validation tokens")
 
 
-def _settings(options: Options, folder: Path) -> "Settings":
-    """How to prepare; the tokenizer is put into the folder."""
+def _settings(options: DataOptions, folder: Path) -> "Settings":
+    """Return the settings, and save the tokenizer in the folder."""
     from polyformer.data.prepared.manifest import TOKENIZER, Settings, is_prepared
     from polyformer.data.prepared.reading import sample
     from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
 
-    asked = {name: getattr(options, name) for name in ("format", "column", "validation", "shard_tokens")}
-    settings = Settings(tokenizer="", **{name: value for name, value in asked.items() if value is not None})
+    given_options = {
+        name: getattr(options, name) for name in ("format", "column", "validation", "shard_tokens")
+    }
+    settings = Settings(
+        tokenizer="", **{name: value for name, value in given_options.items() if value is not None}
+    )
     training = {name: getattr(options, name) for name in ("algorithm", "vocab_size")}
     training = {name: value for name, value in training.items() if value is not None}
     if options.tokenizer != "train" and training:
         flag = next(iter(training)).replace("_", "-")
-        raise InputError(f"--{flag}: belongs to --tokenizer train; {options.tokenizer} is trained already")
+        raise InputError(f"--{flag}: requires --tokenizer train; {options.tokenizer} is already trained")
     if options.tokenizer == "train":
         config = TokenizerConfig.from_dict(training, "--tokenizer train")
         trained = f"{config.algorithm} {config.vocab_size}"
@@ -135,8 +146,8 @@ def _with_tokenizer(settings: "Settings", trained: str, fingerprint: str) -> "Se
     return dataclasses.replace(settings, trained=trained, tokenizer=fingerprint)
 
 
-def show(options: Options) -> None:
-    """What folders hold, and how mixtures weigh them."""
+def show(options: DataOptions) -> None:
+    """Print the contents of folders, and the weights of mixtures."""
     from polyformer.data.prepared.text import weighted_folders
 
     documents = 3 if options.documents is None else options.documents
@@ -144,12 +155,12 @@ def show(options: Options) -> None:
         folders = weighted_folders(name)
         for folder, weight in folders.items():
             if len(folders) > 1:
-                print(f"{name}: {weight / sum(folders.values()):.1%} of the rows are of {folder}")
+                print(f"{name}: {weight / sum(folders.values()):.1%} of the rows are from {folder}")
             show_folder(folder, documents)
 
 
 def show_folder(path: Path, documents: int) -> None:
-    """What one folder holds, and the beginnings of its first documents."""
+    """Print the contents of a folder, and the beginnings of its first documents."""
     from polyformer.data.prepared.folder import PreparedFolder
 
     folder = PreparedFolder(path)
@@ -164,8 +175,8 @@ def show_folder(path: Path, documents: int) -> None:
         print(f"{number}: {quote(folder.tokenizer.decode(train[number][:100].tolist()))}")
 
 
-def verify(options: Options) -> None:
-    """Compare folders, those of mixtures too, with their checksums."""
+def verify(options: DataOptions) -> None:
+    """Compare folders, including those of mixtures, with their checksums."""
     from polyformer.data.prepared.folder import PreparedFolder
     from polyformer.data.prepared.text import weighted_folders
 
@@ -173,14 +184,14 @@ def verify(options: Options) -> None:
         folder = PreparedFolder(path)
         folder.verify()
         tokens = sum(shard.tokens for shard in folder.manifest.shards)
-        print(f"{path}: {tokens:,} tokens, as they were written")
+        print(f"{path}: {tokens:,} tokens, checksums match")
 
 
 def report(progress: "Progress") -> None:
-    """How far it is, on standard error."""
+    """Print the progress on standard error."""
     speed = progress.new / progress.seconds if progress.seconds else 0.0
     print(
-        f"{progress.tokens:,} tokens of {progress.documents:,} documents, {speed:,.0f} tokens a second; "
+        f"{progress.tokens:,} tokens of {progress.documents:,} documents, {speed:,.0f} tokens/s; "
         f"source {progress.source} of {progress.sources}",
         file=sys.stderr,
     )

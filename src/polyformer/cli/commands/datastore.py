@@ -1,11 +1,11 @@
-"""Build a datastore of a text for a causal model: the token that follows each of its contexts (kNN-LM).
+"""Build a datastore of a text for a causal model: the next token of every context (kNN-LM).
 
-`build` reads TEXT with MODEL, a run or a checkpoint, and stores an entry for each token. If it is stopped,
-the same command resumes it. With --part I --parts N the store is built by N processes, and `merge` joins the
-parts in STORE. `index` makes searches fast (it needs faiss). `verify` compares a store with its checksums.
---datastore of `polyformer evaluate` and `generate` uses a store. `neighbours` finds the nearest neighbours of
-every token of TEXT, for a model that is trained with them (SPALM: the recipe `spalm`). In the text of the
-store no token finds itself.
+`build` reads TEXT with MODEL, a run or a checkpoint, and saves one entry per token. To resume an interrupted
+build, repeat the same command. With --part I --parts N, N processes build one part each, and `merge` joins
+the parts in STORE. `index` makes searches fast (requires faiss). `verify` compares the whole store with its
+checksums. Use the store with --datastore of `polyformer evaluate` and `polyformer generate`. `neighbours`
+searches the nearest neighbours of every token of TEXT to train a model with them (SPALM: the recipe `spalm`);
+a token of the store's own text is not its own neighbour.
 """
 
 import sys
@@ -17,7 +17,7 @@ from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.applications.retrieval.build import Progress
+    from polyformer.applications.retrieval.build import BuildProgress
 
 EXAMPLES = """examples:
   polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
@@ -33,41 +33,43 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer datastore` takes."""
+class DatastoreOptions:
+    """Options of `polyformer datastore`."""
 
     what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("action", metavar="WHAT")
     name: str = argument(
-        "for build: folder of a run of the task lm, or of a checkpoint with its tokenizer; for "
-        "neighbours: folder of the run that built the store; otherwise a store",
+        "for build: folder of a run of the task lm, or of a checkpoint with its tokenizer; for neighbours: "
+        "folder of the run that built the store; otherwise: a store",
         metavar="MODEL|STORE",
     )
     text: str | None = argument(
         "for build and neighbours: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT"
     )
     out: str | None = option(
-        "for build: a folder, or a collection of a Milvus server: http://HOST:PORT/NAME, or "
-        "FILE.db/NAME for an embedded server (its password is the environment variable MILVUS_TOKEN); "
-        "for neighbours: a folder",
+        "for build: a folder, or a Milvus collection: http://HOST:PORT/NAME on a server (with "
+        "the password in "
+        "the environment variable MILVUS_TOKEN), or FILE.db/NAME embedded; for neighbours: a folder",
         metavar="STORE",
         output="folder",
     )
-    format: str | None = option("format of TEXT if its name does not show it: text, lines, articles, ...")
-    length: int | None = option("for build: tokens per window (default: 512, or the maximum of the model)")
-    context: int | None = option(
-        "for build: tokens that overlap with the previous window, only as context (default: 0)"
+    format: str | None = option("format of TEXT, if its name does not show it: text, lines, articles, ...")
+    length: int | None = option(
+        "for build: tokens per window (default: 512, or the limit of the model if smaller)"
     )
-    part: int | None = option("for build: number of the part that this process builds, from 1")
+    context: int | None = option(
+        "for build: tokens per window that overlap the previous window, only as context (default: 0)"
+    )
+    part: int | None = option("for build: part that this process builds, from 1")
     parts: int | None = option("for build: number of parts")
     lists: int | None = option("for index: number of lists of keys (default: 4 sqrt(entries))")
-    bytes: int | None = option("for index: maximum bytes of a key's code (default: 64)")
+    bytes: int | None = option("for index: largest size of the code of a key (default: 64)")
     recall: float | None = option(
-        "for index: recall of the search, which sets the number of lists to visit (default: 0.95)"
+        "for index: search enough lists to find this share of the true neighbours (default: 0.95)"
     )
     datastore: str | None = option("for neighbours: store to search", metavar="STORE")
     neighbours: int | None = option("for neighbours: number of neighbours per token (default: 4)")
     search: Literal["auto", "flat", "index"] | None = option(
-        "for neighbours: search with the store's index, or flat (default: auto)"
+        "for neighbours: search with the store's index, or exhaustively (flat) (default: auto)"
     )
     device: Device = device()
 
@@ -81,13 +83,15 @@ OPTIONS = {
 }
 
 
-def run(options: Options) -> None:
-    """Do what is asked for."""
+def run(options: DatastoreOptions) -> None:
+    """Run the chosen action."""
     for what, names in OPTIONS.items():
         for name in names:
             if name not in OPTIONS[options.what] and getattr(options, name) is not None:
                 flag = "TEXT" if name == "text" else f"--{name}"
-                raise InputError(f"{flag}: belongs to `datastore {what}`, not to `datastore {options.what}`")
+                raise InputError(
+                    f"{flag}: an option of `datastore {what}`, not of `datastore {options.what}`"
+                )
     actions = {
         "build": build_store,
         "merge": merge_parts,
@@ -98,14 +102,14 @@ def run(options: Options) -> None:
     actions[options.what](options)
 
 
-def build_store(options: Options) -> None:
-    """Read the text, or what is left of it."""
+def build_store(options: DatastoreOptions) -> None:
+    """Build the store, or resume an interrupted build."""
     from polyformer.applications.retrieval.build import build, manifest_of
     from polyformer.applications.retrieval.merge import part_folder
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.milvus_store import build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, read
     from polyformer.data.fingerprint import fingerprint
 
@@ -120,7 +124,7 @@ def build_store(options: Options) -> None:
     manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
     texts = (str(dict(row)["text"]) for row in rows)
     address, folder = Address.of(options.out), part_folder(Path(options.out), part, parts)
-    with suited(reader.model):
+    with model_threads(reader.model):
         if address is None:
             count = build(reader, texts, manifest, folder, report).count
         else:
@@ -128,32 +132,30 @@ def build_store(options: Options) -> None:
     print(f"{folder if address is None else address}: {count:,} entries")
 
 
-def parts_of(options: Options) -> tuple[int, int]:
-    """--part and --parts; raises `InputError` where they make no sense."""
+def parts_of(options: DatastoreOptions) -> tuple[int, int]:
+    """Return --part and --parts; raise `InputError` for invalid values."""
     if options.part is None and options.parts is None:
         return 1, 1
     if options.part is None or options.parts is None or not 1 <= options.part <= options.parts:
         raise InputError(
-            f"--part, --parts: expected both, part 1 to N of N parts, got {options.part} of {options.parts}"
+            f"--part, --parts: expected both, with 1 <= part <= parts, got {options.part} of {options.parts}"
         )
     return options.part, options.parts
 
 
-def merge_parts(options: Options) -> None:
-    """Join the parts."""
+def merge_parts(options: DatastoreOptions) -> None:
+    """Join the parts of a store."""
     from polyformer.applications.retrieval.merge import merge
     from polyformer.applications.retrieval.milvus_server import Address
 
     if Address.of(options.name) is not None:
-        raise InputError(
-            f"{options.name}: parts of a store on a server are one store there; nothing to merge"
-        )
+        raise InputError(f"{options.name}: parts on a server already form one store; nothing to merge")
     merged = merge(Path(options.name), report)
     print(f"{options.name}: {merged.count:,} entries")
 
 
-def index_store(options: Options) -> None:
-    """Make an index, and say what it finds."""
+def index_store(options: DatastoreOptions) -> None:
+    """Build an index and print its recall."""
     from polyformer.applications.retrieval.index import IndexConfig, make_index
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.milvus_store import index_in_milvus, open_in_milvus
@@ -164,25 +166,25 @@ def index_store(options: Options) -> None:
     config = IndexConfig(**{name: value for name, value in settings.items() if value is not None})
     if address is not None:
         if options.bytes is not None:
-            raise InputError("--bytes: belongs to an index of a folder; a server compares whole keys")
+            raise InputError("--bytes: only for the index of a folder; a server compares whole keys")
         remote = open_in_milvus(address)
         lists, probes = index_in_milvus(remote, config.lists, config.recall, config.neighbours)
-        print(f"{address}: {lists:,} lists, of which a search looks at {probes}")
+        print(f"{address}: {lists:,} lists, of which a search reads {probes}")
         return
     store = open_folder(folder, "flat")
     about = make_index(folder, store.manifest, store.keys, config)
     print(
-        f"{folder}: {about.lists:,} lists, {about.bytes} bytes a key; with {about.probes} lists looked at "
-        f"{100 * about.recall:.1f} % of the {config.neighbours:,} nearest keys are found"
+        f"{folder}: {about.lists:,} lists, {about.bytes} bytes per key; searching {about.probes} lists finds "
+        f"{100 * about.recall:.1f} % of the {config.neighbours:,} nearest keys"
     )
 
 
-def find_neighbours(options: Options) -> None:
-    """Look for the neighbours of every token of the text, or of what is left of it."""
+def find_neighbours(options: DatastoreOptions) -> None:
+    """Search the neighbours of every token of the text, or resume an interrupted search."""
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, read
     from polyformer.data.fingerprint import fingerprint
 
@@ -198,27 +200,27 @@ def find_neighbours(options: Options) -> None:
     reader = open_reader(options.name, options.device)
     store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
     neighbours = 4 if options.neighbours is None else options.neighbours
-    with suited(reader.model):
+    with model_threads(reader.model):
         about = find(reader, texts, files, store, neighbours, Path(options.out), report)
     print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
 
 
-def verify_store(options: Options) -> None:
-    """Compare a store, or a part of one, with its checksums."""
+def verify_store(options: DatastoreOptions) -> None:
+    """Compare a store or a part with its checksums."""
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.store import verify
 
     if Address.of(options.name) is not None:
-        raise InputError(f"{options.name}: a server compares its own checksums; nothing to verify here")
+        raise InputError(f"{options.name}: the server verifies its own checksums; nothing to verify here")
     manifest = verify(Path(options.name))
-    said = "as they were written" if manifest.block else "all there; it has no checksums to compare them with"
-    print(f"{options.name}: {manifest.count:,} entries, {said}")
+    result = "checksums match" if manifest.block else "complete, but the store has no checksums"
+    print(f"{options.name}: {manifest.count:,} entries, {result}")
 
 
-def report(progress: "Progress") -> None:
-    """How far it is, on standard error."""
+def report(progress: "BuildProgress") -> None:
+    """Print the progress on standard error."""
     speed = progress.entries / progress.seconds if progress.seconds else 0.0
-    line = f"{progress.total:,} entries, {speed:,.0f} a second"
+    line = f"{progress.total:,} entries, {speed:,.0f} entries/s"
     if progress.model_seconds:
         line += f", {100 * progress.model_seconds / progress.seconds:.0f} % of the time in the model"
     print(line, file=sys.stderr)

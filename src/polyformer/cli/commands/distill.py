@@ -1,9 +1,9 @@
-"""Distil a trained run (the teacher) into a smaller, faster model of the same kind (the student).
+"""Distill a trained run (the teacher) into a smaller, faster model of the same kind (the student).
 
-The student has half of the teacher's layers (or --layers), starts with their weights, and is trained on the
-teacher's predictions, the labels and the teacher's hidden states, as in DistilBERT. Task, data, tokenizer and
-training settings are the teacher's by default. Prints the metrics and the speed of both models. The result is
-an ordinary run.
+The student has half of the teacher's layers (or --layers), is initialized with their weights, and learns from
+the teacher's predictions, the labels and the teacher's hidden states, as DistilBERT does. Task, data,
+tokenizer and training settings are the teacher's unless options change them. Prints the metrics and the speed
+of both models. The result is a run.
 """
 
 from collections.abc import Callable
@@ -25,32 +25,30 @@ EXAMPLES = """examples:
 """
 
 BATCHES, REPEATS = 8, 5
-"""Teacher and student are timed in turn, so often, on so many batches of held-out data."""
+"""Number of held-out batches, and of alternating repetitions, to time teacher and student on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer distill` takes."""
+class DistillOptions:
+    """Options of `polyformer distill`."""
 
-    teacher: str | None = argument("folder of the trained run to learn from", None)
-    layers: int | None = option("layers of the student (default: half of the teacher's)")
+    teacher: str | None = argument("folder of the trained run to distill", None)
+    layers: int | None = option("number of layers of the student (default: half of the teacher's)")
     data: str | None = option("file or directory to train on (default: the teacher's data)", metavar="PATH")
-    steps: int | None = option(
-        "training steps, updates of the weights (default: the teacher's number)", most=COUNT
-    )
+    steps: int | None = option("number of training steps (default: the teacher's)", most=COUNT)
     out: str | None = option(
         "folder of the new run (default: runs/distilled-NUMBER)", metavar="DIR", output="folder"
     )
     resume: str | None = option(
-        "continue the distillation in this folder from its last checkpoint", metavar="DIR"
+        "resume the distillation in this folder from its last checkpoint", metavar="DIR"
     )
     seed: int | None = option("seed of data order and dropout (default: the teacher's)", most=COUNT)
     device: Device | None = device(None)
     changes: dict[str, Any] = recipe_settings("--distillation.soft 1")
 
 
-def run(options: Options) -> None:
-    """Train the student, and compare it with the teacher."""
+def run(options: DistillOptions) -> None:
+    """Train the student and compare it with the teacher."""
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
@@ -65,8 +63,8 @@ def run(options: Options) -> None:
             print(f"\n{comparison(fitted, recipe.distillation.teacher)}")
 
 
-def recipe_data(options: Options) -> dict[str, Any]:
-    """The recipe that the options describe, as plain data."""
+def recipe_data(options: DistillOptions) -> dict[str, Any]:
+    """Return the recipe that the options describe, as plain data."""
     from polyformer.training.recipes.distill import distillation_recipe
     from polyformer.training.recipes.find import absolute, with_data
     from polyformer.training.recipes.recipe import merged, nested
@@ -75,13 +73,13 @@ def recipe_data(options: Options) -> dict[str, Any]:
     if options.resume is not None:
         if options.teacher or options.out or options.layers:
             raise InputError(
-                "--resume: the run has its teacher, layers and folder; leave out TEACHER, --out and --layers"
+                "--resume: the run defines teacher, layers and folder; leave out TEACHER, --out and --layers"
             )
         recipe = Run.open(options.resume).recipe
         if recipe.distillation is None:
             raise InputError(f"{options.resume}: this run has no teacher; use polyformer train --resume")
     elif options.teacher is None:
-        raise InputError("TEACHER: name the folder of a run to learn from")
+        raise InputError("TEACHER is missing: name the folder of the run to distill")
     else:
         recipe = distillation_recipe(options.teacher, options.layers)
     values = recipe.to_dict()
@@ -94,8 +92,8 @@ def recipe_data(options: Options) -> dict[str, Any]:
 
 
 def comparison(fitted: "Fitted", folder: str) -> str:
-    """Metrics and time of teacher and student on the same held-out data."""
-    from polyformer.core.timing import in_turn, median
+    """Return the metrics and times of teacher and student on the same held-out data."""
+    from polyformer.core.timing import median, time_interleaved
     from polyformer.training.recipes.report import table
     from polyformer.training.recipes.run import Run
 
@@ -109,7 +107,9 @@ def comparison(fitted: "Fitted", folder: str) -> str:
     scores = {f"teacher, {name}": fitted.task.score(models["teacher"], rows) for name, rows in held.items()}
     scores |= {f"student, {name}": metrics for name, metrics in fitted.scores.items()}
     last = [*held.values()][-1]
-    seconds = in_turn({name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS)
+    seconds = time_interleaved(
+        {name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS
+    )
     medians = {name: median(times) for name, times in seconds.items()}
     counts = {name: sum(tensor.numel() for tensor in model.parameters()) for name, model in models.items()}
     faster = medians["teacher"] / medians["student"]
@@ -126,7 +126,7 @@ def comparison(fitted: "Fitted", folder: str) -> str:
 
 
 def _retained(fitted: "Fitted", scores: dict[str, dict[str, float]]) -> list[str]:
-    """The share of the teacher's metric that the student reaches, where higher is better."""
+    """Return the student's metric as a share of the teacher's, for metrics where higher is better."""
     best = fitted.task.best
     if fitted.task.direction == "min":
         return []
@@ -140,7 +140,7 @@ def _retained(fitted: "Fitted", scores: dict[str, dict[str, float]]) -> list[str
 
 
 def _passes(fitted: "Fitted", model: Any, rows: Any) -> Callable[[], None]:
-    """A function that evaluates `model` on some held-out batches."""
+    """Return a function that evaluates `model` on some held-out batches."""
     import itertools
 
     import torch

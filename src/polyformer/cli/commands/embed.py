@@ -1,9 +1,10 @@
-"""Embed texts: write a vector for each text of FILES to a Parquet file, with a sentence encoder.
+"""Embed texts: write one vector per text of FILES to a Parquet file, computed by a sentence encoder.
 
-MODEL is a run, a folder of sentence-transformers or another checkpoint. If it does not define how texts
-become vectors, use --pooling. The file has the columns id and vector. If the command is stopped, the same
-command resumes it. Several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and
-write the same file. If --out does not end in .parquet, the parts stay as files in a directory of that name.
+MODEL is a run, a folder of sentence-transformers, or another checkpoint; a model that does not define its
+pooling requires --pooling. The file has the columns id and vector. To resume an interrupted run, repeat the
+same command. Several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write
+the same file. If --out does not end with .parquet, the parts remain separate files in a directory of that
+name.
 """
 
 import os
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from polyformer.cli.commands.options import Device, argument, device, option
 
 if TYPE_CHECKING:
-    from polyformer.applications.encode.embed import Progress
+    from polyformer.applications.encode.embed import EmbedProgress
 
 EXAMPLES = """examples:
   polyformer embed all-MiniLM-L6-v2 notes.txt --out notes.parquet
@@ -26,54 +27,61 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer embed` takes."""
+class EmbedOptions:
+    """Options of `polyformer embed`."""
 
-    model: str = argument("folder of a run or of a checkpoint", metavar="RUN")
+    model: str = argument("folder of a run or checkpoint", metavar="RUN")
     files: tuple[str, ...] = argument(
-        "files of texts: .txt (a text in each line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
+        "text files: .txt (one text per line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
         metavar="FILE",
     )
     out: str | None = option(
         ".parquet file to write, or a directory for its parts", metavar="FILE", output="by name"
     )
-    column: str | None = option("column with the texts (default: a column with a usual name, such as text)")
-    id: str | None = option("column with the id of a text (default: its number, from 0)", metavar="COLUMN")
-    format: str | None = option("format of FILES if their names do not show it: text, lines, jsonl, ...")
-    pooling: Literal["mean", "first", "last", "max"] | None = option(
-        "pooling of the last hidden states (default: from the model's head or folder)"
+    column: str | None = option("column of the texts (default: a column with a common name such as text)")
+    id: str | None = option(
+        "column with the id of a text (default: the row number, from 0)", metavar="COLUMN"
     )
-    unnormalized: bool = option("with --pooling: do not scale vectors to length 1", False)
-    max_length: int | None = option("maximum tokens per text (default: the maximum of the model)")
-    too_long: Literal["cut", "refuse"] = option("action for longer texts (default: cut)", "cut")
-    dtype: Literal["float32", "float16"] = option("data type of the vectors (default: float32)", "float32")
-    with_text: bool = option("also write the texts", False)
-    rows: int = option("texts in a part, which is computed or lost as a whole (default: 2048)", 2048)
+    format: str | None = option("format of FILES, if the names do not show it: text, lines, jsonl, ...")
+    pooling: Literal["mean", "first", "last", "max"] | None = option(
+        "pooling of the last hidden states (default: as the model's head or folder defines)"
+    )
+    unnormalized: bool = option("with --pooling: do not normalize vectors to length 1", False)
+    max_length: int | None = option("largest number of tokens to read per text (default: the model's limit)")
+    too_long: Literal["cut", "refuse"] = option("treatment of longer texts (default: cut)", "cut")
+    dtype: Literal["float32", "float16"] = option(
+        "number format of the vectors (default: float32)", "float32"
+    )
+    with_text: bool = option("also write the column text", False)
+    rows: int = option("rows per part; an interruption loses at most one part (default: 2048)", 2048)
     batch_tokens: int = option("tokens per batch, including padding (default: 4096)", 4096)
     device: Device = device()
 
 
-def run(options: Options) -> None:
-    """Write the vectors, or what is left of them."""
+def run(options: EmbedOptions) -> None:
+    """Write the vectors, or the rest of them after an interruption."""
     import torch
 
-    from polyformer.applications.encode.embed import Form, embed
+    from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
     from polyformer.applications.encode.texts import Texts
     from polyformer.core import launcher
     from polyformer.core.errors import InputError
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import choose_device
 
     if options.out is None:
         raise InputError("--out is missing; see polyformer embed --help")
     if options.unnormalized and options.pooling is None:
-        raise InputError("--unnormalized: goes with --pooling; a model's own head says whether it scales")
+        raise InputError(
+            "--unnormalized: requires --pooling; a model with its own head defines whether "
+            "vectors are normalized"
+        )
     rank, world = launcher.rank(), launcher.world()
     place = choose_device(options.device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    form = Form(
+    form = OutputFormat(
         dtype=options.dtype, with_text=options.with_text, rows=options.rows, too_long=options.too_long
     )
     texts = Texts(files=options.files, column=options.column, id=options.id, format=options.format)
@@ -85,7 +93,7 @@ def run(options: Options) -> None:
         max_length=options.max_length,
         batch_tokens=options.batch_tokens,
     )
-    with suited(encoder.model):
+    with model_threads(encoder.model):
         progress = embed(
             encoder,
             texts,
@@ -98,18 +106,20 @@ def run(options: Options) -> None:
     conclude(progress, options, rank, world)
 
 
-def conclude(progress: "Progress", options: Options, rank: int, world: int) -> None:
-    """Say what there is now, in the words of one process of several."""
-    who = f"process {rank + 1} of {world}: " if world > 1 else ""
+def conclude(progress: "EmbedProgress", options: EmbedOptions, rank: int, world: int) -> None:
+    """Print the result of this process."""
+    prefix = f"process {rank + 1} of {world}: " if world > 1 else ""
     if progress.cut:
-        print(f"polyformer: {who}{progress.cut:,} texts were longer than is read, and cut", file=sys.stderr)
-    if progress.whole:
-        print(f"{options.out}: whole; {who}{progress.computed:,} texts embedded now")
+        print(f"polyformer: {prefix}{progress.cut:,} texts were too long and were truncated", file=sys.stderr)
+    if progress.complete:
+        print(f"{options.out}: complete; {prefix}{progress.computed:,} texts embedded in this run")
     else:
-        print(f"{options.out}: {who}{progress.computed:,} texts embedded; other processes have not ended yet")
+        print(
+            f"{options.out}: {prefix}{progress.computed:,} texts embedded; other processes are still running"
+        )
 
 
-def report(progress: "Progress") -> None:
-    """How far the first process is, on standard error."""
+def report(progress: "EmbedProgress") -> None:
+    """Print the progress of the first process on standard error."""
     speed = progress.computed / progress.seconds if progress.seconds else 0.0
-    print(f"{progress.rows:,} texts, {speed:,.0f} a second", file=sys.stderr)
+    print(f"{progress.rows:,} texts, {speed:,.0f} texts/s", file=sys.stderr)

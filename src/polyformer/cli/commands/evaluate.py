@@ -1,13 +1,16 @@
 """Evaluate a trained model: print the metrics of its task on validation and test data.
 
-Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are shares from 0 to 1.
-For a checkpoint, a directory or a GGUF file, the result is the perplexity of --data, read in windows of
---length tokens. With --datastore it is the perplexity of a language model without and with its nearest
-neighbours: p = lambda p_kNN + (1 - lambda) p_LM, p_kNN from exp(-squared distance / temperature); windows are
-the same as in the store. --tune chooses lambda and temperature on another text and saves them in the store.
-With --progress DIR the same command resumes after a stop or a kill (episodes start again).
-A Decision Transformer also runs in its environment: achieved returns for target returns, and returns.png.
-Several processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data: the same numbers.
+Losses are in nats (natural logarithm) per predicted token or text; accuracy and F1 are between 0 and 1.
+
+For a checkpoint (a directory or a GGUF file), prints the perplexity of --data, read in windows of --length
+tokens. With --datastore, prints the perplexity of a language model with and without its nearest neighbours,
+p = lambda p_kNN + (1 - lambda) p_LM with p_kNN from exp(-squared distance / temperature), reading the text in
+the same windows as the store's text. --tune chooses lambda and temperature on another text and saves them in
+the store. A Decision Transformer is also evaluated in its environment: the table compares target and achieved
+returns, which returns.png shows.
+
+With --progress DIR, the same command resumes an interrupted evaluation (but episodes start again). Several
+processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data; the results are the same.
 """
 
 from collections.abc import Iterator
@@ -42,39 +45,39 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer evaluate` takes."""
+class EvaluateOptions:
+    """Options of `polyformer evaluate`."""
 
-    run: str = argument("folder of a trained run; or a checkpoint of a language model", metavar="RUN")
+    run: str = argument("folder of a trained run, or a checkpoint of a language model", metavar="RUN")
     data: str | None = option(
-        "file or directory to measure on (default: validation and test data of the run's recipe)",
+        "file or directory to evaluate on (default: validation and test data of the run's recipe)",
         metavar="PATH",
     )
     datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
     tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
-    lambda_: float | None = option(
-        "with --datastore: weight of the neighbours, from 0 to 1 (default: as tuned)"
+    lambda_: float | None = option("with --datastore: weight of the neighbours (default: as tuned)")
+    temperature: float | None = option(
+        "with --datastore: temperature of the neighbours' weights (default: as tuned)"
     )
-    temperature: float | None = option("with --datastore: temperature of the neighbours (default: as tuned)")
     neighbours: int | None = option(
         "with --datastore: number of neighbours (default: as tuned, or 1024; with --frozen 4)"
     )
     search: Literal["auto", "flat", "index"] | None = option(
-        "with --datastore: search with its index, or flat (default: auto)"
+        "with --datastore: search with its index, or exhaustively (flat) (default: auto)"
     )
     length: int | None = option(
-        "for a checkpoint: tokens per window (default: 512, or the maximum of the model)", metavar="N"
+        "for a checkpoint: tokens per window (default: 512, or the model's limit if smaller)", metavar="N"
     )
     tokens: int | None = option(
-        "for a checkpoint, or with --datastore: measure on the first N tokens of a text (default: all)",
+        "for a checkpoint or with --datastore: evaluate on the first N tokens of a text (default: all)",
         most=COUNT,
     )
     format: str | None = option(
-        "for a checkpoint, or with --datastore: format of the texts if their names do not show it"
+        "for a checkpoint or with --datastore: format of the texts, if their names do not show it"
     )
     frozen: str | None = option(
-        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that built "
-        "the store, to find the neighbours of the data",
+        "with --datastore and --data, for a model trained with neighbours (SPALM): the run that built the "
+        "store, which also computes the queries",
         metavar="RUN",
     )
     memory_length: int | None = option(
@@ -82,29 +85,29 @@ class Options:
         metavar="N",
     )
     store_size: int | None = option(
-        "for a model with the memory 'memorizing': number of tokens to look up (default: as in training)",
-        metavar="N",
+        "for a model with the memory 'memorizing': tokens in its store (default: as in training)", metavar="N"
     )
     returns: str | None = option(
-        "for a Decision Transformer: target returns, separated by commas (default: minimum, quartiles "
-        "and maximum of the training episodes)",
+        "for a Decision Transformer: target returns, separated by commas (default: minimum, quartiles and "
+        "maximum of the training episodes)",
         metavar="RETURNS",
     )
     episodes: int | None = option("for a Decision Transformer: episodes per target return (default: 20)")
     environment: str | None = option(
-        "for a Decision Transformer: gymnasium environment (default: the environment of the recording)",
+        "for a Decision Transformer: gymnasium environment (default: the environment of the training data)",
         metavar="ID",
     )
-    max_steps: int | None = option("for a Decision Transformer: maximum steps of an episode", most=COUNT)
+    max_steps: int | None = option(
+        "for a Decision Transformer: largest number of steps per episode", most=COUNT
+    )
     episode: str | None = option(
-        "for an agent: draw an episode and its attention to this file: .gif with a frame per step, or "
-        "a sheet",
+        "for an agent: draw an episode and its attention: .gif with one frame per step, or .png, .svg, .pdf",
         metavar="FILE",
         output="file",
     )
     progress: str | None = option(
-        "store results in this folder; after a stop the same command resumes from them, with any "
-        "number of processes",
+        "save intermediate results in this folder, so that the same command, with any number of processes, "
+        "resumes an interrupted evaluation",
         metavar="DIR",
         output="folder",
     )
@@ -116,37 +119,37 @@ DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
 CHECKPOINT = "length", "tokens", "format"
 
 
-def run(options: Options) -> None:
+def run(options: EvaluateOptions) -> None:
     """Print a table of metrics."""
     if options.frozen is not None and (options.datastore is None or options.data is None):
-        raise InputError("--frozen: goes with --datastore and --data")
+        raise InputError("--frozen: requires --datastore and --data")
     if options.datastore is not None:
         refuse_several("--datastore")
     if options.progress is not None:
         for name in ("datastore", "episode"):
             if getattr(options, name) is not None and options.frozen is None:
-                raise InputError(f"--progress: goes without --{name}")
+                raise InputError(f"--progress: not available with --{name}")
     if options.datastore is not None and options.frozen is None:
         for name in ("memory_length", "store_size", "length"):
             if getattr(options, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: goes without --datastore")
+                raise InputError(f"--{name.replace('_', '-')}: not available with --datastore")
         from polyformer.cli.commands.evaluate_datastore import measure
 
         return measure(options)
     for name in DATASTORE:
         searches = options.frozen is not None and name in ("neighbours", "search")
         if getattr(options, name) is not None and not searches:
-            without = ", and without --frozen" if options.frozen is not None else ""
-            raise InputError(f"--{name.rstrip('_')}: goes with --datastore{without}")
+            without = " and no --frozen" if options.frozen is not None else ""
+            raise InputError(f"--{name.rstrip('_')}: requires --datastore{without}")
     with workers(options.device) as shared:
         if not measure_checkpoint(options, shared):
             measure_run(options, shared)
 
 
-def measure_run(options: Options, shared: "Workers") -> None:
-    """Print the metrics of a run, whose held-out data the processes share."""
+def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
+    """Print the metrics of a run; the processes share its held-out data."""
     from polyformer.cli.commands.evaluate_progress import report, resumable
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, load, read
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
@@ -166,7 +169,7 @@ def measure_run(options: Options, shared: "Workers") -> None:
     files: dict[str, str] = {}
     own = recipe.task.own_data
     if own is not None and options.data is not None:
-        raise InputError(f"--data: the task {quote(recipe.task.kind)} makes its own; leave it out")
+        raise InputError(f"--data: the task {quote(recipe.task.kind)} generates its own data; leave it out")
     if options.data is None:
         splits = own or load(recipe.data, needs)
         parts = {"validation": splits.validation, "test": splits.test}
@@ -180,17 +183,17 @@ def measure_run(options: Options, shared: "Workers") -> None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    with suited(model), searched(options, run, files, parts) as task:
+    with model_threads(model), searched(options, run, files, parts) as task:
         if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
-                "--progress: a model that remembers reads its text from the start to the end; leave it out"
+                "--progress: a model with a memory must read its text from start to end; leave it out"
             )
         settings = [recipe.to_dict(), options.memory_length, options.store_size]
         shared = resumable(options.progress, shared, model, settings)
         scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
     report(shared)
     if not scores:
-        raise InputError(f"{options.run}: its recipe names no validation or test data; name some with --data")
+        raise InputError(f"{options.run}: its recipe has no validation or test data; name them with --data")
     if shared.rank:
         return
     print(table(scores))
@@ -200,8 +203,8 @@ def measure_run(options: Options, shared: "Workers") -> None:
         try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
 
 
-def measure_checkpoint(options: Options, shared: "Workers") -> bool:
-    """Whether it is of a checkpoint, which is then measured; `InputError` for options of other models."""
+def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
+    """Evaluate a checkpoint and return True; return False for a run. Raise `InputError` for other options."""
     from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.training.recipes.run import is_checkpoint
 
@@ -209,24 +212,27 @@ def measure_checkpoint(options: Options, shared: "Workers") -> bool:
     if not is_checkpoint(folder) or (folder.is_dir() and not {*folder.glob(CONFIG), *folder.glob("*.gguf")}):
         for name in CHECKPOINT:
             if getattr(options, name) is not None and options.datastore is None:
-                raise InputError(f"--{name}: goes with a checkpoint or with --datastore; leave it out")
+                raise InputError(f"--{name}: only for a checkpoint or with --datastore; leave it out")
         return False
     for name in ("frozen", "memory_length", "store_size", *ACTING):
         if getattr(options, name) is not None:
-            raise InputError(f"--{name.rstrip('_').replace('_', '-')}: not for a checkpoint; leave it out")
+            raise InputError(
+                f"--{name.rstrip('_').replace('_', '-')}: not available for a checkpoint; leave it out"
+            )
     from polyformer.cli.commands.evaluate_checkpoint import measure
 
     measure(options, shared)
     return True
 
 
-def refuse_unless_acting(options: Options, run: "Run") -> bool:
-    """Whether the run's task is to act; `InputError` for options of such runs where it is not."""
+def refuse_unless_acting(options: EvaluateOptions, run: "Run") -> bool:
+    """Return whether the run's task is `act`; raise `InputError` for options of that task otherwise."""
     acts = run.recipe.task.kind == "act"
     for name in ACTING:
         if not acts and getattr(options, name) is not None:
             raise InputError(
-                f"--{name.replace('_', '-')}: goes with a run of the task 'act', and {options.run} is one of "
+                f"--{name.replace('_', '-')}: requires a run of the task 'act', and "
+                f"{options.run} has the task "
                 f"{quote(run.recipe.task.kind)}"
             )
     return acts
@@ -234,9 +240,9 @@ def refuse_unless_acting(options: Options, run: "Run") -> bool:
 
 @contextmanager
 def searched(
-    options: Options, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
+    options: EvaluateOptions, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
 ) -> "Iterator[Task]":
-    """The run's task; with --frozen one that reads the neighbours of `parts`, which lie in `files`."""
+    """Yield the run's task; with --frozen it reads the neighbours of `parts`, the rows of `files`."""
     if options.frozen is None:
         yield run.task
         return

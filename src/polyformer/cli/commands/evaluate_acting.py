@@ -1,8 +1,8 @@
-"""`evaluate` of a Decision Transformer: the returns that it achieves in its environment for those asked."""
+"""`evaluate` of a Decision Transformer: achieved returns in its environment for each target return."""
 
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import numbers
+from polyformer.cli.commands.options import parse_numbers
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,19 +20,22 @@ def try_out(
     environment: str | None,
     max_steps: int | None,
 ) -> None:
-    """Print what `tried` says; a run of no known environment is tried only where options ask for it."""
+    """Print the results of `evaluate_returns`; skip a run without a known environment unless options require
+    it.
+    """
     config: Any = run.recipe.task
     if environment is None and config.environment is None:
         if returns or episodes or max_steps:
             raise InputError(
-                f"--environment: {run.folder} does not say where its episodes were recorded; name it, as in "
+                f"--environment: {run.folder} does not contain the environment of its "
+                "episodes; name it, for example "
                 "--environment CartPole-v1"
             )
         return
-    text, _ = tried(
+    text, _ = evaluate_returns(
         run,
         model,
-        None if returns is None else numbers("--returns", returns),
+        None if returns is None else parse_numbers("--returns", returns),
         episodes,
         environment,
         max_steps,
@@ -40,7 +43,7 @@ def try_out(
     print(f"\n{text}")
 
 
-def tried(
+def evaluate_returns(
     run: "Run",
     model: Any,
     returns: tuple[float, ...] | None = None,
@@ -48,7 +51,7 @@ def tried(
     environment: str | None = None,
     max_steps: int | None = None,
 ) -> "tuple[str, Achieved]":
-    """A table of returns asked for and achieved, in lines of text, and they; draws RUN/returns.png."""
+    """Return a table of target and achieved returns as text, and the returns; draw RUN/returns.png."""
     from polyformer.training.rl.returns import Panel, draw_returns, returns_table
     from polyformer.training.rl.trial import Trial, achieved_returns
 
@@ -65,7 +68,7 @@ def tried(
         seed=run.recipe.seed,
     )
     results = achieved_returns(model, task, trial)
-    title = f"{trial.environment}: {trial.episodes} episodes for each return asked for"
+    title = f"{trial.environment}: {trial.episodes} episodes per target return"
     lines = [title, *returns_table(results, config.mean_return)]
     path = run.folder / "returns.png"
     try:

@@ -1,7 +1,4 @@
-"""`evaluate --datastore`: a language model alone, and mixed with its nearest neighbours.
-
-`options` are those of `polyformer.cli.commands.evaluate`.
-"""
+"""`evaluate --datastore`: a language model with and without its nearest neighbours."""
 
 import sys
 from collections.abc import Iterator
@@ -16,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def measure(options: Any) -> None:
-    """Print a table of perplexities, and how long a token takes."""
+    """Print a table of perplexities, and the time per token."""
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.scoring import measured
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.report import table
 
     check(options)
@@ -28,7 +25,7 @@ def measure(options: Any) -> None:
     store = open_store(options.datastore or "", reader.fingerprints, options.search or "auto")
     sources = {} if options.tune and not options.data else measured_texts(options)
     rows: list[tuple[str, dict[str, float]]] = []
-    with suited(reader.model):
+    with model_threads(reader.model):
         config = tuned(options, reader, store, rows) if options.tune else chosen(options, store)
         for name, texts in sources.items():
             counts, temperatures = (config.neighbours,), (config.temperature,)
@@ -39,7 +36,7 @@ def measure(options: Any) -> None:
 
 
 def check(options: Any) -> None:
-    """Raises `InputError` for options that make no sense together."""
+    """Raise `InputError` for options that contradict each other."""
     if options.tune and not (options.lambda_ is None and options.temperature is None):
         raise InputError("--tune chooses --lambda and --temperature; leave them out, or leave --tune out")
     if options.tokens is not None and options.tokens < 1:
@@ -47,7 +44,7 @@ def check(options: Any) -> None:
 
 
 def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "MixtureConfig":
-    """The best mixture for --tune, which the store remembers; its perplexity goes to `rows`."""
+    """Return the best mixture for --tune and save it in the store; add its perplexity to `rows`."""
     from polyformer.applications.retrieval import MixtureConfig
     from polyformer.applications.retrieval.scoring import measured
 
@@ -60,7 +57,7 @@ def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "Mixtur
     try:
         store.keep_mixture(config)
     except InputError as error:
-        print(f"not remembered: {error}", file=sys.stderr)
+        print(f"not saved: {error}", file=sys.stderr)
     print(
         f"--lambda {config.weight:g} --temperature {config.temperature:.6g} --neighbours {config.neighbours}"
     )
@@ -70,7 +67,7 @@ def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "Mixtur
 
 
 def chosen(options: Any, store: "Store") -> "MixtureConfig":
-    """The mixture that options ask for, over what the store remembers."""
+    """Return the mixture of the options, with the store's saved mixture as defaults."""
     from polyformer.applications.retrieval import MixtureConfig
 
     return MixtureConfig.chosen(
@@ -79,7 +76,7 @@ def chosen(options: Any, store: "Store") -> "MixtureConfig":
 
 
 def measured_texts(options: Any) -> dict[str, Iterator[str]]:
-    """What to measure on: --data, or validation and test data of the run's recipe."""
+    """Return the texts to evaluate on: --data, or validation and test data of the run's recipe."""
     from polyformer.data import load
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
@@ -87,7 +84,7 @@ def measured_texts(options: Any) -> dict[str, Iterator[str]]:
     if options.data is not None:
         return {options.data: texts_of(options.data, options.format)}
     if not (Path(options.run) / RECIPE).is_file():
-        raise InputError("--data or --tune: expected a text to measure on; a checkpoint has none of its own")
+        raise InputError("--data or --tune is missing: a checkpoint has no validation data; name a text")
     recipe = Run.open(options.run).recipe
     splits = load(recipe.data, ("text",))
     parts = {"validation": splits.validation, "test": splits.test}
@@ -97,7 +94,7 @@ def measured_texts(options: Any) -> dict[str, Iterator[str]]:
 
 
 def texts_of(path: str, format: str | None) -> Iterator[str]:
-    """The documents of a source, read lazily."""
+    """Yield the documents of a source lazily."""
     from polyformer.data import DataConfig, read
 
     data = DataConfig.from_dict({"path": path, "format": format, "streaming": True}, "data")
@@ -105,15 +102,15 @@ def texts_of(path: str, format: str | None) -> Iterator[str]:
 
 
 def perplexities(name: str, targets: "Targets", loss: float) -> list[tuple[str, dict[str, float]]]:
-    """Two rows of the table: without the store and with it."""
+    """Return two rows of the table: without and with the store."""
     from polyformer.training.tasks.metrics import perplexity_metrics
 
     count = len(targets.log_p)
-    alone = perplexity_metrics(-float(targets.log_p.double().sum()), count)
-    return [(name, alone), (f"{name}, with neighbours", perplexity_metrics(loss * count, count))]
+    baseline = perplexity_metrics(-float(targets.log_p.double().sum()), count)
+    return [(name, baseline), (f"{name}, with neighbours", perplexity_metrics(loss * count, count))]
 
 
 def print_speed(name: str, targets: "Targets") -> None:
-    """Print the milliseconds that a token of the data `name` takes, on standard error."""
+    """Print the milliseconds per token of the data `name` on standard error."""
     model, search = (1e3 * seconds / len(targets.log_p) for seconds in targets.seconds)
-    print(f"{name}: {model:.2f} ms a token in the model, {search:.2f} ms in the search", file=sys.stderr)
+    print(f"{name}: {model:.2f} ms per token in the model, {search:.2f} ms in the search", file=sys.stderr)

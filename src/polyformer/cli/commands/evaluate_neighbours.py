@@ -1,7 +1,4 @@
-"""`evaluate --frozen`: a model trained with neighbours (SPALM), on texts whose neighbours are found now.
-
-`options` are those of `polyformer.cli.commands.evaluate`.
-"""
+"""`evaluate --frozen`: evaluate a model trained with neighbours (SPALM), after searching the neighbours."""
 
 import dataclasses
 import tempfile
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]) -> "Iterator[Task]":
-    """The run's task, which reads the neighbours of `parts`, rows of text by the files they are of."""
+    """Yield the run's task with the neighbours of `parts`, the rows of text by their files."""
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_own_reader
     from polyformer.applications.retrieval.stores import open_store
@@ -29,7 +26,9 @@ def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]
 
     task = run.task_of(LanguageModelling)
     if not task.config.neighbours:
-        raise InputError(f"{options.run}: trained without neighbours; leave --frozen out to mix them in")
+        raise InputError(
+            f"{options.run}: trained without neighbours; leave out --frozen to mix neighbours in"
+        )
     reader = open_own_reader(options.frozen, run.tokenizer, options.device)
     store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
     count = 4 if options.neighbours is None else options.neighbours

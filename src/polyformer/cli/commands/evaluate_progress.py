@@ -1,4 +1,4 @@
-"""`evaluate --progress`: what is measured is kept, so that an evaluation that was stopped goes on."""
+"""`evaluate --progress`: save intermediate results, so that an interrupted evaluation can be resumed."""
 
 import dataclasses
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def resumable(folder: str | None, shared: "Workers", model: "nn.Module", settings: object) -> "Workers":
-    """The same processes, which keep in `folder` what they measure of `model`, with these `settings`."""
+    """Return the processes with a store in `folder` for the results of `model` with these `settings`."""
     if folder is None:
         return shared
     from polyformer.applications.retrieval.fingerprints import model_fingerprint
@@ -24,12 +24,13 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
 
 
 def report(shared: "Workers") -> None:
-    """How much of this process's share had been measured before, on standard error."""
+    """Print on standard error how many results of this process were reused."""
     if shared.results is not None and shared.results.reused:
-        who = f"process {shared.rank + 1} of {shared.world}: " if shared.world > 1 else ""
+        prefix = f"process {shared.rank + 1} of {shared.world}: " if shared.world > 1 else ""
         every = shared.results.reused + shared.results.computed
         print(
-            f"polyformer: {who}{shared.results.reused:,} of {every:,} batches and texts had been measured, "
+            f"polyformer: {prefix}reused the results of {shared.results.reused:,} of {every:,} "
+            "batches and texts "
             f"in {shared.results.file.parent}",
             file=sys.stderr,
         )

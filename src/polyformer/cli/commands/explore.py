@@ -1,9 +1,9 @@
-"""Write a page to explore a model's attention on a text or an image: a single file that works offline.
+"""Write an interactive page of a model's attention on a text or an image: one file, which works offline.
 
-The page shows every layer and head, the weights between tokens, the numbers behind each weight, attention by
-distance, and paths through the layers. For an encoder-decoder the second text is the input of the decoder.
-Without it, and with --generate, the model generates the text, and the page shows the attention of each step.
---against adds a second model or a second text for comparison.
+The page shows every layer and head, the weights between tokens, the terms of each score, attention by
+distance, and paths through the layers. --target is the decoder's input of an encoder-decoder; without it, or
+with --generate, the model generates text, and the page shows the attention of each step. --against adds a
+second model or a second text to compare with.
 """
 
 from dataclasses import dataclass, replace
@@ -28,47 +28,44 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer explore` takes."""
+class ExploreOptions:
+    """Options of `polyformer explore`."""
 
     model: str = argument(
         "folder of a trained run, or of a model with its tokenizer; a GGUF file; or a preset, with random "
         "weights"
     )
     text: str | None = argument(
-        "text to read (or --file); for an image model the file of an image, or with --row of a data "
-        "set of images",
+        "input text (or --file); for an image model an image file, or with --row a data set of images",
         None,
         metavar="TEXT|IMAGE",
     )
-    file: str | None = option("read the text from this file", metavar="FILE")
+    file: str | None = option("read the input text from this file", metavar="FILE")
     row: int | None = option(
-        "read image N, from 1, of a data set; without IMAGE of the training data of the run", metavar="N"
+        "read image N, from 1, of the data set IMAGE (default: of the run's training data)", metavar="N"
     )
-    target: str | None = option("input of the decoder, for an encoder-decoder", metavar="TEXT")
-    generate: int | None = option(
-        "continue the text by at most N tokens, and show the steps", most=NEW_TOKENS
-    )
+    target: str | None = option("for an encoder-decoder: input of the decoder", metavar="TEXT")
+    generate: int | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS)
     segment: int | None = option(
-        "for a model with a memory: read the text in segments of N tokens, and show the last segment",
+        "for a model with a memory: read the text in segments of N tokens and show the last segment",
         metavar="N",
     )
     against: str | None = option(
-        "another model (a folder or a GGUF file), or another text or image, for comparison",
+        "model (a folder or a GGUF file), text or image to compare with",
         metavar="MODEL|TEXT|IMAGE",
     )
     transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
     megabytes: float = option(
-        "maximum size of the page; layers beyond it only have thumbnails (default: 20)", 20.0
+        "largest size of the page; further layers have only thumbnails (default: 20)", 20.0
     )
     out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE", "file")
     device: Device = device()
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
-    """Record and write the page."""
-    from polyformer.cli.commands.explore_readings import is_model, opened
+def run(options: ExploreOptions) -> None:
+    """Record the attention and write the page."""
+    from polyformer.cli.commands.explore_readings import is_model, open_model
     from polyformer.cli.plots.explorer import page_of
     from polyformer.core.files import write_output
 
@@ -79,46 +76,48 @@ def run(options: Options) -> None:
             raise InputError(f"--{name}: expected 1 or more, got {number}")
     if options.megabytes <= 0:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
-    read = opened(options, options.model)
+    read = open_model(options, options.model)
     readings = [read(text)]
     if other is not None and is_model(other):
-        readings.append(opened(options, other)(text))
-    elif other is not None:  # one model and two texts, which tell the readings apart
+        readings.append(open_model(options, other)(text))
+    elif other is not None:  # one model: name the readings after the texts
         readings.append(read(other))
-        names = (titled(options, text), shortened(other))
+        names = (page_title(options, text), excerpt(other))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
-    title = titled(options, text)
+    title = page_title(options, text)
     content = page_of(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
     write_output(options.out, content.encode())
     print(f"Written to {options.out} ({len(content) / 1e6:.1f} MB): open it in a browser")
 
 
-def text_of(options: Options) -> str | None:
-    """TEXT, or what --file holds, or None for an image of the run's data; raises `InputError` for both,
-    neither, or nothing in it."""
+def text_of(options: ExploreOptions) -> str | None:
+    """Return TEXT or the content of --file, or None for an image of the run's data.
+
+    Raises `InputError` for both, neither, or an empty text.
+    """
     if options.text is None and options.file is None and options.row is not None:
         return None
     if (options.text is None) == (options.file is None):
-        raise InputError("text: expected TEXT or --file FILE, one of the two")
+        raise InputError("text: expected either TEXT or --file FILE")
     if options.file is not None:
         try:
             text = Path(options.file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--file: {options.file} is no text that can be read: {error}") from error
+            raise InputError(f"--file: cannot read {options.file} as text: {error}") from error
     else:
         text = options.text or ""
     if not text.strip():
-        raise InputError("text: expected one or more words, got nothing")
+        raise InputError("text: expected a text, got only white space")
     return text
 
 
-def titled(options: Options, text: str | None) -> str:
-    """What the page is called: the text's first words, or which image it is."""
+def page_title(options: ExploreOptions, text: str | None) -> str:
+    """Return the title of the page: the first words of the text, or the number of the image."""
     row = "" if options.row is None else f"image {options.row}"
-    return row if text is None else ", ".join(filter(None, [shortened(text), row]))
+    return row if text is None else ", ".join(filter(None, [excerpt(text), row]))
 
 
-def shortened(text: str) -> str:
-    """A title: the first words of the text."""
+def excerpt(text: str) -> str:
+    """Return the first words of the text in quotes."""
     words = " ".join(text.split())
     return quote(words if len(words) <= 60 else f"{words[:57]}...")

@@ -1,4 +1,4 @@
-"""What `polyformer explore` reads, a text or an image: models of ours and of transformers, loaded once."""
+"""Models for `polyformer explore`, of polyformer or of transformers, that read texts or images."""
 
 import dataclasses
 import os
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from polyformer.training.tasks import ImageClassification
 
 Read = Callable[[str | None], "Reading"]
-"""A text, or the file of an image or of a data set of images; None for a run's own images."""
+"""Returns the reading of a text, an image file or a data set of images; None stands for the run's images."""
 
 
-def opened(options: Any, name: str) -> Read:
-    """What the model `name` reads."""
+def open_model(options: Any, name: str) -> Read:
+    """Load the model `name` and return its function from an input to a reading."""
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
@@ -36,95 +36,95 @@ def opened(options: Any, name: str) -> Read:
     classifier = image_classifier(name, options.device)
     if classifier is not None:
         return by_patches(options, name, *classifier)
-    return by_us(options, name)
+    return by_polyformer(options, name)
 
 
 def is_model(name: str) -> bool:
-    """Whether it is a model's folder or file, and neither a text nor an image."""
+    """Return whether `name` is the folder or file of a model, not a text or an image."""
     from polyformer.core.gguf import SUFFIX
 
-    # Unlike Path's, these say no of a text that is too long for a name.
+    # Unlike the methods of Path, these return False for a text that is too long for a file name.
     return os.path.isdir(name) or (name.lower().endswith(SUFFIX) and os.path.isfile(name))
 
 
-def by_us(options: Any, name: str) -> Read:
-    """Texts, by a model of ours."""
+def by_polyformer(options: Any, name: str) -> Read:
+    """Read texts with a model of polyformer."""
     from polyformer.cli.commands.model_and_texts import load
-    from polyformer.cli.plots.explorer.own_texts import OwnTexts
+    from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 
     source = load(name, None, options.device, preset_overrides(name, options.changes))
-    texts = OwnTexts(name, source.model, source.tokenizer)
-    return lambda text: texts.of_text(some_text(text), options.target, options.generate, options.segment)
+    texts = PolyformerTexts(name, source.model, source.tokenizer)
+    return lambda text: texts.of_text(required_text(text), options.target, options.generate, options.segment)
 
 
 def by_image_run(options: Any, run: "Run") -> Read:
-    """Images, by the model of a run of ours, brought to the size and the colours that it was trained on."""
-    from polyformer.cli.plots.explorer.own_images import OwnImages
+    """Read images with the image model of a run, converted to the size and colors of its training."""
+    from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
     from polyformer.training.tasks.image import ImageModelling
 
     check_images(options)
     task = run.task_of(ImageModelling)
     height, width, *colours = task.shape
-    images = OwnImages(str(run.folder), run.model(options.device), task.levels)
-    brought = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
-    return lambda path: images.of_pixels(image_of(options, run.recipe.data, brought, path))
+    images = PolyformerImages(str(run.folder), run.model(options.device), task.levels)
+    conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
+    return lambda path: images.of_pixels(image_of(options, run.recipe.data, conversion, path))
 
 
 def by_patches(options: Any, name: str, task: "ImageClassification", model: Any) -> Read:
-    """Read images by a Vision Transformer of ours, brought to the size and the colours that it reads."""
-    from polyformer.cli.plots.explorer.own_patches import OwnPatches
+    """Read images with a Vision Transformer of polyformer, converted to its size and colors."""
+    from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
     from polyformer.data import DataConfig
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     check_images(options)
-    images, is_run = OwnPatches(name, model), (Path(name) / RECIPE).is_file()
+    images, is_run = PolyformerPatches(name, model), (Path(name) / RECIPE).is_file()
     if options.row is not None and options.text is None and not is_run:
-        raise InputError(f"--row: {name} has no images of its own; name a file of images before it")
+        raise InputError(f"--row: {name} has no training images; name a file of images as IMAGE")
     own = Run.open(name).recipe.data if is_run else DataConfig()
-    brought = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
-    return lambda path: images.of_pixels(image_of(options, own, brought, path))
+    conversion = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
+    return lambda path: images.of_pixels(image_of(options, own, conversion, path))
 
 
-def image_of(options: Any, own: "DataConfig", brought: dict[str, Any], path: str | None) -> "np.ndarray":
-    """Return the image that is asked for, of a run's `own` data or of those in `path`, as `brought` says."""
+def image_of(options: Any, own: "DataConfig", conversion: dict[str, Any], path: str | None) -> "np.ndarray":
+    """Return the image --row of the run's data, or the image in `path`, converted as `conversion` defines."""
     from polyformer.data import DataConfig
 
     if path is None:
-        data = dataclasses.replace(own, streaming=True, test_fraction=0.0, **brought)
+        data = dataclasses.replace(own, streaming=True, test_fraction=0.0, **conversion)
         return pixels_of(data, own.path, options.row)
-    data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **brought)
+    data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **conversion)
     return pixels_of(data, path, options.row)
 
 
 def by_transformers(options: Any, name: str) -> Read:
-    """Texts or images, by a model of transformers as it is."""
-    from polyformer.cli.plots.explorer.other_images import OtherImages
-    from polyformer.cli.plots.explorer.other_texts import OtherTexts
+    """Read texts or images with an unconverted model of transformers."""
+    from polyformer.cli.plots.explorer.transformers_images import TransformersImages
+    from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
     from polyformer.data import DataConfig
 
     for option in ("generate", "segment"):
         if getattr(options, option) is not None:
-            raise InputError(f"--{option}: goes with models of ours; leave --transformers out")
+            raise InputError(f"--{option}: only for models of polyformer; leave out --transformers")
     image = options.row is not None or (options.text is not None and is_image(options.text))
-    model, reader = loaded(name, image)
+    model, reader = load_from_transformers(name, image)
     if model.main_input_name != "pixel_values":
-        texts = OtherTexts(name, model, reader)
-        return lambda text: texts.of_text(some_text(text), options.target)
+        texts = TransformersTexts(name, model, reader)
+        return lambda text: texts.of_text(required_text(text), options.target)
     check_images(options)
-    images = OtherImages(name, model, reader)
+    images = TransformersImages(name, model, reader)
     data = DataConfig(streaming=True, image_mode="rgb")
     return lambda path: images.of_pixels(pixels_of(data, path, options.row))
 
 
-def loaded(name: str, image: bool) -> tuple[Any, Any]:
+def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     """Return a model of transformers and its tokenizer or image processor.
 
-    Of a model that reads texts and images, return its part for an `image` or a text. Raises `InputError` for
-    what transformers cannot load, and for files that lack weights.
+    For a model of texts and images, return its part for an `image` or for text. Raises `InputError` if
+    transformers cannot load the model, and if weights are missing.
     """
-    from polyformer.cli.plots.explorer.other_images import part_for
-    from polyformer.models.attached.loading import load_by_transformers
+    from polyformer.cli.plots.explorer.transformers_images import part_for
+    from polyformer.core.transformers_loading import load_by_transformers
 
     model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
     model = part_for(model, image)
@@ -133,37 +133,37 @@ def loaded(name: str, image: bool) -> tuple[Any, Any]:
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise InputError(
-            f"{name}: its files lack {len(missing)} tensors of {type(model).__name__}, {missing[0]} among "
-            "them, and random numbers would be shown in their place; take a whole checkpoint"
+            f"{name}: {len(missing)} tensors of {type(model).__name__} are missing, such as "
+            f"{missing[0]}, and the page would show random weights; use a complete checkpoint"
         )
     return model, reader
 
 
-def some_text(text: str | None) -> str:
-    """A text, of which there must be some."""
+def required_text(text: str | None) -> str:
+    """Return the text; raise `InputError` if there is none."""
     if text is None:
-        raise InputError("--row: goes with a model of images; of this one give a TEXT")
+        raise InputError("--row: only for image models; give this model a TEXT")
     return text
 
 
 def is_image(path: str) -> bool:
-    """Whether it is the file of one image, by its name."""
-    from polyformer.data.pictures import SUFFIXES
+    """Return whether the name is that of an image file."""
+    from polyformer.data.image_decoding import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 
 
 def check_images(options: Any) -> None:
-    """Raises `InputError` for options of texts, where the model reads images, and for a row of one image."""
+    """Raise `InputError` for options of text models, and for --row with a single image."""
     if options.row is not None and options.text is not None and is_image(options.text):
-        raise InputError(f"--row: {options.text} is one image; leave it out")
+        raise InputError(f"--row: {options.text} is a single image; leave out --row")
     for name in ("file", "target", "generate", "segment"):
         if getattr(options, name) is not None:
-            raise InputError(f"--{name}: goes with a text, and this model reads images; leave it out")
+            raise InputError(f"--{name}: only for models of texts, and this model reads images; leave it out")
 
 
 def pixels_of(data: "DataConfig", path: str | None, row: int | None) -> "np.ndarray":
-    """The image `row`, from 1, of a source, or the one that it is: [H, W, C]."""
+    """Return an image [H, W, C]: number `row`, from 1, of a data set, or the single image in `path`."""
     import numpy as np
 
     from polyformer.data import read

@@ -1,6 +1,6 @@
-"""List recipes, presets, and the members of every axis of a model.
+"""List recipes, presets, and the registered classes of every kind: mechanisms, patterns, positions, ...
 
-Prints one line each: axis, name, description, source. A model selects a member by its name, for example
+Prints one line per entry: kind, name, description, source. Select a class by its name, for example with
 polyformer train --model.position rope --model.attention "Window(64)".
 """
 
@@ -13,19 +13,19 @@ from polyformer.core.names import unknown_name
 EXAMPLES = """examples:
   polyformer list
   polyformer list "decoder*"
-  polyformer list position      # a whole axis
+  polyformer list position      # all entries of a kind
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer list` takes."""
+class ListOptions:
+    """Options of `polyformer list`."""
 
-    pattern: str = argument("a name or an axis; * and ? match any characters (default: *)", "*")
+    pattern: str = argument("name or kind; * and ? match any characters (default: *)", "*")
 
 
-def run(options: Options) -> None:
-    """Print the entries whose name or axis matches."""
+def run(options: ListOptions) -> None:
+    """Print the entries with a matching name or kind."""
     rows = [
         row
         for row in entries()
@@ -39,7 +39,7 @@ def run(options: Options) -> None:
 
 
 def entries() -> list[tuple[str, str, str, str]]:
-    """Everything with a name: (axis, name, what it is, source)."""
+    """Return (kind, name, description, source) of all recipes, presets and registered classes."""
     from polyformer.cli.documentation import members, sentence
     from polyformer.models.presets import MODELS
     from polyformer.training.recipes.find import recipe_names, recipe_text

@@ -1,6 +1,6 @@
-"""A model and texts of one length for it to read: of a run, a checkpoint or a preset.
+"""Load a model from a run, a checkpoint or a preset, with texts of one length.
 
-Texts are concatenated and cut into rows of one length, so that no row is padded.
+The texts are concatenated and cut into rows of one length, so that no row is padded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from polyformer.models.architectures import Transformer
 
 CHARACTERS = 32
-"""Characters that are read of a long text for each token that is needed: few words are longer."""
+"""Characters of a long text to read per required token; few tokens are longer."""
 
 
 @dataclass(frozen=True)
 class ModelAndTexts:
-    """A model and the texts it reads: `columns` of `data`, the last for the decoder."""
+    """A model and its texts: `columns` of `data`, the last column for the decoder."""
 
     model: "Transformer"
     tokenizer: "Tokenizer"
@@ -31,9 +31,9 @@ class ModelAndTexts:
 
 
 def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | None = None) -> ModelAndTexts:
-    """A run, a checkpoint, or a preset with `overrides` and random weights, with the texts in `path`.
+    """Load a run, a checkpoint, or a preset with `overrides` and random weights, with the texts in `path`.
 
-    By default the texts are the run's training data, else the default text.
+    The default texts are the run's training data, or the default text.
     """
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
@@ -49,9 +49,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
         needs = run.recipe.task.needs
         columns = tuple(column for column in needs if column in ("text", "tokens", "source", "target"))
         if not columns:
-            raise InputError(
-                f"{folder}: a run of the task {quote(run.recipe.task.kind)}, which reads no text"
-            )
+            raise InputError(f"{folder}: the task {quote(run.recipe.task.kind)} of this run reads no text")
         model, tokenizer, data = run.model(device), run.tokenizer, run.recipe.data
     elif is_checkpoint(folder):
         model = from_pretrained(folder).to(choose_device(device))
@@ -59,14 +57,14 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     else:
         model, tokenizer = random_preset(name, overrides or {})
         model = model.to(choose_device(device))
-        print(f"{name}: a preset with random weights; its tokens are bytes")
+        print(f"{name}: preset with random weights; its tokens are bytes")
     if path is not None:
         data = DataConfig.from_dict(with_data(data.to_dict(), path), "data")
     return ModelAndTexts(model, tokenizer, data, columns)
 
 
 def random_preset(name: str, overrides: dict[str, Any]) -> "tuple[Transformer, Tokenizer]":
-    """The preset `name` with `overrides`, random weights of seed 0, and a tokenizer of bytes."""
+    """Return the preset `name` with `overrides`, random weights (seed 0), and a byte tokenizer."""
     import torch
 
     from polyformer.data import TokenizerConfig, build_tokenizer
@@ -75,18 +73,20 @@ def random_preset(name: str, overrides: dict[str, Any]) -> "tuple[Transformer, T
 
     config = model_config(name, overrides)
     if not isinstance(config, ModelConfig):
-        raise InputError(f"{name}: a model that reads no text")
+        raise InputError(f"{name}: this model reads no text")
     vocabulary = config.vocab_size
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="bytes"), [])
     if len(tokenizer) > vocabulary:
-        raise InputError(f"{name}: expected a vocabulary of {len(tokenizer)}, for bytes, got {vocabulary}")
+        raise InputError(
+            f"{name}: expected a vocabulary of {len(tokenizer)} or more for bytes, got {vocabulary}"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return create_model(name, **overrides), tokenizer
 
 
 def model_inputs(source: ModelAndTexts, length: int, number: int) -> "list[dict[str, Tensor]]":
-    """The model's arguments for each of at most `number` texts of `length` tokens."""
+    """Return the model inputs of at most `number` texts of `length` tokens."""
     import torch
 
     def rows(column: str) -> list[torch.Tensor]:
@@ -101,9 +101,10 @@ def model_inputs(source: ModelAndTexts, length: int, number: int) -> "list[dict[
 
 
 def token_rows(source: ModelAndTexts, column: str, length: int, number: int) -> list[list[int]]:
-    """At most `number` rows of `length` tokens from the concatenated texts of a column.
+    """Return at most `number` rows of `length` tokens from the concatenated texts of a column.
 
-    Each text ends with <eos> or <sep>, each row begins with <bos> or <cls>, where the tokenizer has them.
+    If the tokenizer has these tokens, each text ends with <eos> or <sep>, and each row begins with <bos> or
+    <cls>.
     """
     tokenizer = source.tokenizer
     begin = [token for token in (tokenizer.bos_id, tokenizer.cls_id) if token is not None][:1]
@@ -117,14 +118,14 @@ def token_rows(source: ModelAndTexts, column: str, length: int, number: int) -> 
     rows = [begin + tokens[i : i + step] for i in range(0, len(tokens) - step + 1, step)][:number]
     if not rows:
         raise InputError(
-            f"--length: the texts have {len(tokens)} tokens in all, too few for {length}; "
-            "name others with --data, or a smaller --length"
+            f"--length: the texts have {len(tokens)} tokens in total, too few for {length}; "
+            "use more text (--data) or a smaller --length"
         )
     return rows
 
 
 def texts(source: ModelAndTexts, column: str) -> Iterator[str]:
-    """The texts of a column, read one at a time."""
+    """Yield the texts of a column lazily."""
     from polyformer.data import read
 
     data = replace(source.data, streaming=True, test_fraction=0.0)

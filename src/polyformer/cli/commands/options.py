@@ -1,5 +1,7 @@
-"""From a command line to the dataclass `Options` of a command; its fields are declared by the functions
-here."""
+"""Parse a command line into the dataclass of a command's options.
+
+The fields of the dataclass are declared with `argument`, `option` and the other functions of this module.
+"""
 
 import argparse
 import contextlib
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from polyformer.cli.commands import options_class
 from polyformer.core.destinations import check_file, check_folder, descriptor
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.limits import SIZE
@@ -19,14 +22,14 @@ from polyformer.core.parsing import parse_yaml
 from polyformer.core.sizes import check_most
 
 DOTTED, BARE, MODEL = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+"
-"""Names of settings: those of a recipe have a dot, those of a bench need none."""
+"""Patterns of setting names: a recipe's settings contain a dot, a bench's need not."""
 
 METAVARS = {int: "N", float: "X"}
 Device = Literal["auto", "cpu", "cuda"]
 
 
 Output = Literal["file", "folder", "by name"]
-"""The kind of place that an option names for output; "by name" where the command decides by the name."""
+"""Kind of output that an option names; "by name" if the command decides by the name's suffix."""
 
 
 def argument(
@@ -35,7 +38,7 @@ def argument(
     metavar: str | None = None,
     output: Output | None = None,
 ) -> Any:
-    """Return a positional field: optional if it has a default, with several values if it is a tuple."""
+    """Declare a positional argument: optional if it has a default, with several values if it is a tuple."""
     metadata = {"help": help, "positional": True, "metavar": metavar, "output": output}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -49,62 +52,63 @@ def option(
     output: Output | None = None,
     most: int = SIZE,
 ) -> Any:
-    """Return a field given as --name VALUE; a `bool` is a flag, a tuple takes one value or more.
+    """Declare an option --name VALUE; a `bool` is a flag, a tuple takes one or more values.
 
-    most: the limit of an `int`.
+    most: the largest accepted `int`.
     """
     metadata = {"help": help, "positional": False, "metavar": metavar, "output": output, "most": most}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def device(default: Device | None = "auto") -> Any:
-    """The field --device."""
-    return option("where to compute (default: auto, which is cuda if there is a GPU, else cpu)", default)
+    """Declare the option --device."""
+    return option("device to compute on (default: auto, which is cuda if there is a GPU, else cpu)", default)
 
 
 def recipe_settings(example: str) -> Any:
-    """A field that collects --SECTION.NAME VALUE as a dict."""
-    title = "settings of the recipe", f"--SECTION.NAME VALUE  sets any value of the recipe, such as {example}"
+    """Declare a field that collects --SECTION.NAME VALUE as a dict."""
+    title = "recipe settings", f"--SECTION.NAME VALUE  sets any value of the recipe, for example {example}"
     return dataclasses.field(default_factory=dict, metadata={"settings": DOTTED, "group": title})
 
 
 def model_settings() -> Any:
-    """A field that collects --model.NAME VALUE as a dict, for a command that builds a preset."""
-    title = "settings of a preset", "--model.NAME VALUE  sets any option, such as --model.attention linformer"
+    """Declare a field that collects --model.NAME VALUE as a dict, for a command that builds a preset."""
+    title = "preset settings", "--model.NAME VALUE  sets any option, for example --model.attention linformer"
     return dataclasses.field(default_factory=dict, metadata={"settings": MODEL, "group": title})
 
 
 def preset_overrides(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` of `model_settings` as overrides of the preset `name`; `InputError` for a directory."""
+    """Return `settings` as overrides of the preset `name`; raise `InputError` if it is a directory."""
     if settings and Path(name).is_dir():
-        raise InputError(f"--{next(iter(settings))}: sets options of a preset; {name} is a saved model")
+        raise InputError(f"--{next(iter(settings))}: only presets have settings, and {name} is a saved model")
     return {option.removeprefix("model."): value for option, value in settings.items()}
 
 
-def experiment_settings(words: str) -> Any:
-    """A field that collects --NAME VALUE ... as a dict, for the command that begins with `words`."""
-    title = "settings of the experiment", f"--NAME VALUE ...  {words} --help lists them with their defaults"
+def experiment_settings(command: str) -> Any:
+    """Declare a field that collects --NAME VALUE ... as a dict. command: how the command line starts."""
+    title = "experiment settings", f"--NAME VALUE ...  {command} --help lists them with their defaults"
     return dataclasses.field(default_factory=dict, metadata={"settings": BARE, "group": title})
 
 
 def imports() -> Any:
-    """A field that collects the names after --import, which every command takes."""
+    """Declare a field that collects the names after --import, an option of every command."""
     return dataclasses.field(default=(), metadata={"imports": True})
 
 
-def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """ "100,200", the value of `flag`, as numbers; `InputError` for what are none."""
+def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Return the numbers in `text`, such as "100,200"; an `InputError` names `flag`."""
     try:
         return tuple(float(word) for word in text.split(","))
     except ValueError as error:
-        raise InputError(f"{flag}: expected numbers with commas between, got {quote(text)}") from error
+        raise InputError(f"{flag}: expected numbers separated by commas, got {quote(text)}") from error
 
 
 def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
-    """The options of one command from its part of the command line; raises `InputError`, exits for --help."""
+    """Return the options in the arguments of a command; raise `InputError`, or exit after --help."""
     collected: dict[str, Any] = {}
     argv, modules = split_imports(argv)
-    for field in dataclasses.fields(command.Options):
+    cls = options_class(command)
+    for field in dataclasses.fields(cls):
         if "imports" in field.metadata:
             collected[field.name] = modules
         if pattern := field.metadata.get("settings"):
@@ -112,37 +116,37 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     try:
         values = vars(parser(name, command, argv).parse_args(argv))
     except argparse.ArgumentError as error:
-        raise _readable(error, name, command.Options) from error
-    values.pop("import")  # removed from argv before, and in the parser for its help
+        raise _readable_error(error, name, cls) from error
+    values.pop("import")  # split_imports has handled it; the parser has it only for --help
     values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-    for field in dataclasses.fields(command.Options):
+    for field in dataclasses.fields(cls):
         if isinstance(value := values.get(field.name), int):
             check_most(flag(field), value, field.metadata.get("most", SIZE))
-    options = command.Options(**values, **collected)
-    for name, path in outputs(options, "file").items():
+    options = cls(**values, **collected)
+    for name, path in output_paths(options, "file").items():
         check_file(path, name)
-    for name, path in outputs(options, "folder").items():
+    for name, path in output_paths(options, "folder").items():
         check_folder(path, name)
     return options
 
 
-def outputs(options: Any, kind: Output) -> dict[str, str]:
-    """Return the places of one kind that the options name for output, by the names of the options."""
+def output_paths(options: Any, kind: Output) -> dict[str, str]:
+    """Return the output paths of one kind, by the names of their options."""
     fields = [field for field in dataclasses.fields(options) if field.metadata.get("output") == kind]
-    values = {word_of(field): getattr(options, field.name) for field in fields}
+    values = {display_name(field): getattr(options, field.name) for field in fields}
     return {name: path for name, path in values.items() if path is not None}
 
 
-def messages_of(options: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that prints to standard error where an option writes a file to standard output."""
-    files = {**outputs(options, "file"), **outputs(options, "by name")}
+def redirected_messages(options: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that prints to standard error if an option writes a file to standard output."""
+    files = {**output_paths(options, "file"), **output_paths(options, "by name")}
     if 1 in map(descriptor, files.values()):
         return contextlib.redirect_stdout(sys.stderr)
     return contextlib.nullcontext()
 
 
 def split_imports(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The command line without `--import NAME`, and the names, which are imported now."""
+    """Import the modules after `--import`; return the remaining arguments and the modules' names."""
     rest: list[str] = []
     names: list[str] = []
     words = list(argv)
@@ -163,9 +167,9 @@ def split_imports(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def split_settings(argv: list[str], pattern: str, several: bool = False) -> tuple[list[str], dict[str, Any]]:
-    """The command line without the `--name VALUE` pairs whose names match, and their values, read as YAML.
+    """Split the `--name VALUE` pairs that match `pattern` from `argv`; return the rest and the YAML values.
 
-    With `several`, a name takes all values up to the next one: none is true, and more than one are a list.
+    With `several`, a name takes all values up to the next name: no value means true, several are a list.
     """
     rest: list[str] = []
     settings: dict[str, Any] = {}
@@ -181,13 +185,13 @@ def split_settings(argv: list[str], pattern: str, several: bool = False) -> tupl
             texts.append(words.pop(0))
         if not texts and not several:
             raise InputError(f"{name}: expected a value after it")
-        values = [parse_yaml(text, name, "; put quotes around a text") for text in texts]
+        values = [parse_yaml(text, name, "; put quotes around a string") for text in texts]
         settings[name.removeprefix("--")] = (values[0] if len(values) == 1 else values) if values else True
     return rest, settings
 
 
 def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
-    """The parser of one command; its help includes `details(argv)` where the command has that function."""
+    """Return the parser of a command; its help includes `details(argv)` if the command has that function."""
     from jsonargparse import ArgumentParser
 
     assert command.__doc__
@@ -201,8 +205,9 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    hints = typing.get_type_hints(command.Options)
-    for field in dataclasses.fields(command.Options):
+    cls = options_class(command)
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
         if group := field.metadata.get("group"):
             result.add_argument_group(*group)
         elif "imports" not in field.metadata:
@@ -211,7 +216,7 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
         "--import",
         action="append",
         metavar="FILE",
-        help="import a Python file or module with members of your own; may be repeated",
+        help="import a Python file or module that registers your own classes; may be repeated",
     )
     return result
 
@@ -219,7 +224,7 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
 def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
     text = field.metadata["help"]
     options: dict[str, Any] = {"metavar": metavar(field, hint)}
-    if number := values_of(field, hint):
+    if number := nargs(field, hint):
         options["nargs"] = number
     if typing.get_origin(hint) is tuple:
         hint = typing.get_args(hint)[0]
@@ -232,8 +237,8 @@ def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
         parser.add_argument(name, type=hint, help=text, **options)
 
 
-def values_of(field: "dataclasses.Field[Any]", hint: Any) -> str | None:
-    """Return how many values a field takes, as argparse's `nargs`; None for one."""
+def nargs(field: "dataclasses.Field[Any]", hint: Any) -> str | None:
+    """Return the number of values of a field as argparse's `nargs`; None for a single value."""
     optional = field.metadata["positional"] and field.default is not dataclasses.MISSING
     if typing.get_origin(hint) is tuple:
         return "*" if optional else "+"
@@ -241,7 +246,7 @@ def values_of(field: "dataclasses.Field[Any]", hint: Any) -> str | None:
 
 
 def metavar(field: "dataclasses.Field[Any]", hint: Any) -> str:
-    """What stands for a value in the help: the field's own word, its choices, N, X or its name."""
+    """Return the placeholder of a value in the help: the field's metavar, its choices, N, X or its name."""
     words = choices(hint)
     types = [METAVARS[kind] for kind in (hint, *typing.get_args(hint)) if kind in METAVARS]
     if field.metadata["metavar"]:
@@ -252,34 +257,34 @@ def metavar(field: "dataclasses.Field[Any]", hint: Any) -> str:
 
 
 def choices(hint: Any) -> list[str]:
-    """The values of a Literal, or of one among the alternatives of a type."""
+    """Return the values of a Literal, or of the Literals in a union."""
     if typing.get_origin(hint) is Literal:
         return [str(value) for value in typing.get_args(hint)]
     return [word for part in typing.get_args(hint) for word in choices(part)]
 
 
-def place(field: "dataclasses.Field[Any]") -> str:
-    """What stands for a positional field in the usage."""
+def positional_name(field: "dataclasses.Field[Any]") -> str:
+    """Return the name of a positional argument in the usage line."""
     return field.metadata["metavar"] or field.name.upper()
 
 
-def word_of(field: "dataclasses.Field[Any]") -> str:
+def display_name(field: "dataclasses.Field[Any]") -> str:
     """Return the name of a field in messages."""
-    return place(field) if field.metadata["positional"] else flag(field)
+    return positional_name(field) if field.metadata["positional"] else flag(field)
 
 
 def flag(field: "dataclasses.Field[Any]") -> str:
-    """--name of a field."""
+    """Return the command-line option of a field, --name."""
     return "--" + field.name.rstrip("_").replace("_", "-")
 
 
 def field_name(key: str) -> str:
-    """The field of an option: one called by a word of Python's has an underscore behind it (`lambda_`)."""
+    """Return the field of an option; a Python keyword gets a trailing underscore (`lambda_`)."""
     return f"{key}_" if keyword.iskeyword(key) else key
 
 
-def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> InputError:
-    """The parser's error in one line, in the words of the other errors."""
+def _readable_error(error: argparse.ArgumentError, name: str, options: type[Any]) -> InputError:
+    """Translate an error of the parser into one line, worded like the other errors."""
     text = str(error)
     fields = {field.name: field for field in dataclasses.fields(options)}
     hints = typing.get_type_hints(options)
@@ -288,28 +293,32 @@ def _readable(error: argparse.ArgumentError, name: str, options: type[Any]) -> I
         if first.startswith("-"):
             flags = [flag(field) for field in fields.values() if not field.metadata.get("positional")]
             return unknown("option", first.partition("=")[0], flags)
-        places = " ".join(place(field) for field in fields.values() if field.metadata.get("positional"))
+        places = " ".join(
+            positional_name(field) for field in fields.values() if field.metadata.get("positional")
+        )
         return InputError(
             f"unexpected {quote(first)}: expected {places or 'nothing'} and options (see polyformer {name} "
             "--help); put quotes around a text of several words"
         )
     if missing := re.search(r'Key "(\w+)" is required|arguments are required: (\S+?),?(\s|$)', text):
         key = missing.group(1) or missing.group(2)
-        return InputError(f"{place(fields[key])} is missing; see polyformer {name} --help")
+        return InputError(f"{positional_name(fields[key])} is missing; see polyformer {name} --help")
     key = re.search(r'Parser key "(\w+)"', text)
     value = re.search(r"(?:Got value|Given value): (.*)", text)
     if key and value:
         name = field_name(key.group(1))
         field, hint = fields[name], hints[name]
-        return InputError(f"{word_of(field)}: expected {_words(hint)}, got {quote(value.group(1).strip())}")
-    if alone := re.search(r"argument (--\S+): expected one argument", text):
-        return InputError(f"{alone.group(1)}: expected a value after it")
+        return InputError(
+            f"{display_name(field)}: expected {_type_name(hint)}, got {quote(value.group(1).strip())}"
+        )
+    if without_value := re.search(r"argument (--\S+): expected one argument", text):
+        return InputError(f"{without_value.group(1)}: expected a value after it")
     return InputError(" ".join(text.split()))
 
 
-def _words(hint: Any) -> str:
-    """A type in words: `int | None` as "int", a literal as its choices."""
+def _type_name(hint: Any) -> str:
+    """Return the name of a type: "int" for `int | None`, the choices for a Literal."""
     alternatives = [part for part in typing.get_args(hint) if part is not type(None)]
     if not alternatives:
         return hint.__name__ if isinstance(hint, type) else repr(hint)
-    return " or ".join(map(_words, alternatives))
+    return " or ".join(map(_type_name, alternatives))

@@ -1,4 +1,4 @@
-"""The processes of a command: one, or those that torchrun started, which share data or one model."""
+"""The processes of a command: a single one, or those of torchrun, which share the data or the model."""
 
 import os
 import sys
@@ -22,36 +22,35 @@ if TYPE_CHECKING:
 
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
-    """The processes of this command, each on a device of its own where there are GPUs."""
+    """Yield the processes of this command, which are data parallel; with GPUs, each uses its own."""
     from polyformer.training.tasks.workers import Workers
 
     if not several():
         yield Workers()
         return
-    with _joined(device) as accelerator:
+    with _process_group(device) as accelerator:
         yield Workers.of(accelerator)  # type: ignore[arg-type]
 
 
 @contextmanager
-def divided(device: str) -> "Iterator[Shares]":
-    """The same for a command that writes with one model, of whose heads each process has some. What the
-    others print is dropped."""
+def tensor_parallel(device: str) -> "Iterator[ModelShard]":
+    """Yield the processes of a command with one tensor-parallel model. Only the first process prints."""
     if not several():
-        yield Shares()
+        yield ModelShard()
         return
     from torch.distributed.device_mesh import init_device_mesh
 
-    with _joined(device) as accelerator:
+    with _process_group(device) as accelerator:
         place, number = accelerator.device, accelerator.num_processes
         mesh = init_device_mesh(place.type, (number,), mesh_dim_names=("tensor",))
         first, nowhere = accelerator.is_main_process, Path(os.devnull)
         with nullcontext() if first else nowhere.open("w") as dropped, redirect_stdout(dropped or sys.stdout):
-            yield Shares(place, mesh)
+            yield ModelShard(place, mesh)
 
 
 @contextmanager
-def _joined(device: str) -> "Iterator[Accelerator]":
-    """The group of all processes, open, and closed at the end."""
+def _process_group(device: str) -> "Iterator[Accelerator]":
+    """Open the group of all processes, and close it at the end."""
     from accelerate import Accelerator
 
     from polyformer.training.recipes.run import choose_device
@@ -64,19 +63,21 @@ def _joined(device: str) -> "Iterator[Accelerator]":
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The device of this process and the mesh of all, where there are several."""
+class ModelShard:
+    """The part of a model in this process: its device, and the mesh of all processes if there are several."""
 
     device: "torch.device | None" = None
     mesh: "DeviceMesh | None" = None
 
-    def loading(self, device: str) -> str:
-        """Where to load a model, on `device` if one process has it: from the CPU each takes its part."""
+    def loading_device(self, device: str) -> str:
+        """Return the device to load a model on: the CPU if the model is then divided, else `device`."""
         return device if self.mesh is None else "cpu"
 
     def divide(self, model: "nn.Module") -> None:
-        """Leave this process's heads in `model`, and bring it to the device; `InputError` for a model or a
-        number of processes by which heads do not divide."""
+        """Keep this process's heads of `model` and move it to the device.
+
+        Raises `InputError` if the number of heads is not divisible by the number of processes.
+        """
         if self.mesh is not None:
             from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 
@@ -84,7 +85,7 @@ class Shares:
             model.to(self.device)
 
     def agree(self, number: int) -> int:
-        """The first process's `number`."""
+        """Return the `number` of the first process in all processes."""
         if self.mesh is None:
             return number
         from accelerate.utils import broadcast_object_list
@@ -93,11 +94,11 @@ class Shares:
 
 
 def refuse_several(what: str) -> None:
-    """Raises `InputError` where several processes run what is measured by one."""
+    """Raise `InputError` if several processes run a command for a single process."""
     if several():
-        raise InputError(f"{what}: measured by one process; run it without torchrun")
+        raise InputError(f"{what}: requires a single process; run it without torchrun")
 
 
 def several() -> bool:
-    """Whether a launcher started more processes than one."""
+    """Return whether a launcher started more than one process."""
     return launcher.world() > 1

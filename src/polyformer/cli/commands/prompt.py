@@ -1,11 +1,11 @@
-"""Answer the questions in a file with a causal language model that is not trained on them (few-shot prompts).
+"""Answer the questions in a file with a causal language model and few-shot prompts.
 
-Each question follows --shots demonstrations, all formatted by --template. The answer to a question with
-choices is the likeliest choice; otherwise the model generates the answer, up to --stop. A file has the
-columns input, target (if the answer is known) and choices (a list; in CSV separated by |). In a plain text
-each line is a question, with its answer after a tab. Prints each answer, or writes all of them to --out, and
-a table: accuracy, macro F1 and the accuracy of always choosing the most frequent target; exact match and F1
-of generated answers.
+Each prompt consists of --shots demonstrations and the question, formatted by --template. A question with
+choices is answer_questions by the most probable choice; the model generates the other answers up to --stop.
+The file has the columns input, target (if the answer is known) and choices (a list; in CSV separated by |).
+In plain text, each line is a question, with its answer after a tab. Prints the answers, or writes them to
+--out, and a table of metrics: for choices accuracy, macro F1 and the share of the most frequent target; for
+generated answers exact match and F1.
 """
 
 import json
@@ -32,52 +32,60 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer prompt` takes."""
+class PromptOptions:
+    """Options of `polyformer prompt`."""
 
     model: str = argument(
         "folder of a trained run of the task lm, or of a checkpoint with its tokenizer; or a GGUF file",
         metavar="RUN",
     )
-    file: str = argument("the questions: JSON lines, CSV, TSV, parquet or text", metavar="FILE")
-    shots: int = option("demonstrations before each question (default: 0)", 0)
+    file: str = argument("file of questions: JSON lines, CSV, TSV, parquet or text", metavar="FILE")
+    shots: int = option("number of demonstrations before each question (default: 0)", 0)
     examples: str | None = option(
-        "draw demonstrations from this file (default: from FILE, and the other rows are the questions)",
+        "file to sample demonstrations from (default: FILE, whose other rows are the questions)",
         metavar="FILE",
     )
     template: str | None = option(
-        r"a demonstration, \n for a new line (default: 'Input: {input}\nOutput: {target}')", metavar="TEXT"
+        r"format of a demonstration, with \n for a new line (default: 'Input: {input}\nOutput: "
+        r"{target}')",
+        metavar="TEXT",
     )
-    separator: str = option(r"text between two demonstrations (default: '\n\n')", r"\n\n", "TEXT")
+    separator: str = option(r"text between demonstrations (default: '\n\n')", r"\n\n", "TEXT")
     columns: str | None = option(
         "names of the columns input, target and choices in the files: '{input: text}'", metavar="NAMES"
     )
     header: str | None = option(
-        "the columns of a CSV or TSV file without a heading: '[input, target]'", metavar="NAMES"
+        "column names of a CSV or TSV file without a header line: '[input, target]'", metavar="NAMES"
     )
-    format: str | None = option("format of the files if their names do not show it")
+    format: str | None = option("format of the files, if their names do not show it")
     targets: str | None = option(
-        "words that replace the targets in the files, and choices: '{0: negative, 1: positive}'",
+        "words that replace the targets and choices in the files: '{0: negative, 1: positive}'",
         metavar="WORDS",
     )
-    choices: str | None = option("choices for questions without choices: '[yes, no]'", metavar="LIST")
+    choices: str | None = option(
+        "choices of questions without choices in the file: '[yes, no]'", metavar="LIST"
+    )
     normalize: Literal["none", "tokens", "bytes"] = option(
         "divide the log-likelihood of a choice by its number of tokens or bytes (default: none)", "none"
     )
-    limit: int | None = option("number of questions, drawn by the seed (default: all)", most=COUNT)
-    seed: int = option("seed of the random choices (default: 0)", 0, most=COUNT)
-    max_new_tokens: int = option("maximum tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS)
+    limit: int | None = option(
+        "largest number of questions, sampled with the seed (default: all)", most=COUNT
+    )
+    seed: int = option("random seed of the samples (default: 0)", 0, most=COUNT)
+    max_new_tokens: int = option(
+        "largest number of tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS
+    )
     stop: str = option(r"text that ends a generated answer (default: '\n')", r"\n", "TEXT")
     out: str | None = option(
-        "write a line of JSON for each question, with its answer", metavar="FILE", output="file"
+        "write one line of JSON per question, with its answer", metavar="FILE", output="file"
     )
     device: Device = device()
 
 
-def run(options: Options) -> None:
-    """Print answers and the table."""
+def run(options: PromptOptions) -> None:
+    """Print the answers and the table."""
     from polyformer.applications.prompting import read_examples, split_examples
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import LanguageModelling
 
@@ -87,10 +95,10 @@ def run(options: Options) -> None:
     others = None if options.examples is None else read_examples(options.examples, sources)
     shots, questions = split_examples(rows, others, options.shots, options.limit, options.seed)
     if len({bool(question.choices) for question in questions}) > 1:
-        raise InputError(f"{options.file}: some questions have choices and others none; ask them apart")
+        raise InputError(f"{options.file}: either all or no questions may have choices; split the file")
     task, model = writer(options.model, LanguageModelling, options.device)
-    with suited(model):
-        records = answered(task, model, template, shots, questions, options)
+    with model_threads(model):
+        records = answer_questions(task, model, template, shots, questions, options)
     if options.out is None:
         print("".join(f"{' '.join(record['answer'].split())}\n" for record in records), end="")
     else:
@@ -101,20 +109,20 @@ def run(options: Options) -> None:
     print_table(options, questions, [record["answer"] for record in records])
 
 
-def check(options: Options) -> None:
-    """Raises `InputError` for numbers out of range, and for a file of answers that would replace another."""
+def check(options: PromptOptions) -> None:
+    """Raise `InputError` for numbers out of range, and if --out exists."""
     for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("max_new_tokens", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
     if options.examples is not None and Path(options.examples) == Path(options.file):
-        raise InputError("--examples: names the file of the questions; leave it out to draw from that one")
+        raise InputError("--examples: expected another file than FILE; leave it out to sample from FILE")
     if options.out is not None and Path(options.out).is_file() and is_replaceable(Path(options.out)):
-        raise InputError(f"--out: {options.out} is there already; name another file")
+        raise InputError(f"--out: {options.out} already exists; choose another file")
 
 
-def template_of(options: Options) -> "Template":
-    """The template and its separator, with line breaks and tabs in the place of \\n and \\t."""
+def template_of(options: PromptOptions) -> "Template":
+    """Return the template and its separator, with line breaks and tabs for \\n and \\t."""
     from polyformer.applications.prompting import Template
 
     form = {} if options.template is None else {"form": unescaped(options.template)}
@@ -122,30 +130,30 @@ def template_of(options: Options) -> "Template":
 
 
 def unescaped(text: str) -> str:
-    """`text` with line breaks and tabs as they are typed on a command line."""
+    """Return `text` with line breaks and tabs for \\n and \\t."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def sources_of(options: Options) -> "Sources":
-    """How the files are read."""
+def sources_of(options: PromptOptions) -> "Sources":
+    """Return the settings to read the files."""
     from polyformer.applications.prompting import Sources
     from polyformer.data import DataConfig
 
     DataConfig.from_dict({"format": options.format})  # refuses an unknown one
-    words = {str(name): str(word) for name, word in parsed("targets", options.targets, dict).items()}
-    choices = tuple(map(str, parsed("choices", options.choices, list)))
+    words = {str(name): str(word) for name, word in yaml_option("targets", options.targets, dict).items()}
+    choices = tuple(map(str, yaml_option("choices", options.choices, list)))
     if choices and (len({*choices}) < len(choices) or len(choices) < 2):
-        raise InputError(f"--choices: expected two or more different ones, got {quote(options.choices)}")
-    header = tuple(map(str, parsed("header", options.header, list))) or None
-    columns = {str(role): str(name) for role, name in parsed("columns", options.columns, dict).items()}
+        raise InputError(f"--choices: expected two or more different choices, got {quote(options.choices)}")
+    header = tuple(map(str, yaml_option("header", options.header, list))) or None
+    columns = {str(role): str(name) for role, name in yaml_option("columns", options.columns, dict).items()}
     if stray := {*columns} - {"input", "target", "choices"}:
         raise InputError(f"--columns: expected names for input, target or choices, got {quote(stray.pop())}")
     chosen = choices or tuple(dict.fromkeys(words.values()))
     return Sources(options.format, header, columns, words, chosen if len(chosen) > 1 else ())
 
 
-def parsed(name: str, text: str | None, kind: type) -> Any:
-    """The YAML of an option, a `kind` (dict or list); an empty one where it was not given."""
+def yaml_option(name: str, text: str | None, kind: type) -> Any:
+    """Return the YAML value of an option, a `kind` (dict or list); empty without the option."""
     from polyformer.core.parsing import parse_yaml
 
     value = kind() if text is None else parse_yaml(text, f"--{name}")
@@ -155,15 +163,15 @@ def parsed(name: str, text: str | None, kind: type) -> Any:
     return value
 
 
-def answered(
+def answer_questions(
     task: Any,
     model: "Transformer",
     template: "Template",
     shots: "Sequence[Example]",
     questions: "Sequence[Example]",
-    options: Options,
+    options: PromptOptions,
 ) -> list[dict[str, Any]]:
-    """A record for each question: its input, target and answer, and the score of each choice."""
+    """Return a record per question: its input, target and answer, and the scores of its choices."""
     from polyformer.applications.prompting import choose_answers, write_answers
     from polyformer.applications.prompting.scoring import continuations
 
@@ -188,21 +196,21 @@ def answered(
 
 
 def check_lengths(
-    model: "Transformer", rows: "Sequence[Sequence[int]]", options: Options, room: int = 0
+    model: "Transformer", rows: "Sequence[Sequence[int]]", options: PromptOptions, new_tokens: int = 0
 ) -> None:
-    """Raises `InputError` where a prompt has more tokens than the model takes."""
+    """Raise `InputError` if a prompt has more tokens than the model supports."""
     from polyformer.training.recipes.reader import max_positions
 
-    limit, most = max_positions(model.config), max(map(len, rows)) + room
+    limit, most = max_positions(model.config), max(map(len, rows)) + new_tokens
     if limit is not None and most > limit:
         raise InputError(
             f"--shots: a prompt of {options.shots} demonstrations has {most} tokens with its answer, and "
-            f"{options.model} takes {limit}; take fewer, or shorter ones"
+            f"{options.model} supports {limit}; use fewer or shorter demonstrations"
         )
 
 
-def print_table(options: Options, questions: "Sequence[Example]", answers: list[str]) -> None:
-    """Print the metrics of the questions whose target is known, if there are any."""
+def print_table(options: PromptOptions, questions: "Sequence[Example]", answers: list[str]) -> None:
+    """Print the metrics of the questions with a known target, if there are any."""
     from polyformer.applications.prompting import choice_metrics, text_metrics
     from polyformer.training.recipes.report import table
 

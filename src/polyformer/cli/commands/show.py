@@ -1,9 +1,9 @@
 """Show a model's parameters, costs and modules, or a picture of an attention pattern or a position scheme.
 
-For a model: parameters, memory, FLOPs (one multiply-add is two) and cache by text length or for an image,
-and its modules.
-With --mesh: predicted memory and communication of each process of a distributed training.
-For a pattern: the keys that each query attends to. For a position scheme: its effect on scores or input.
+For a model: parameters, memory, FLOPs (a multiply-add counts as two) and cache by text length or for an
+image, and the modules. With --mesh: predicted memory and communication of each process in distributed
+training. For a pattern: the keys that each query attends to. For a position scheme: its effect on the scores
+or the input.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.cli.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.cost import Cost
@@ -35,51 +35,51 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer show` takes."""
+class ShowOptions:
+    """Options of `polyformer show`."""
 
     subject: str = argument(
-        "a preset (see `polyformer list preset`), or the directory of a run or a model; or the word "
-        "pattern or "
-        "position, with a NAME",
+        "a preset (see `polyformer list preset`), or the directory of a run or a model; or 'pattern' or "
+        "'position', followed by a NAME",
         metavar="MODEL",
     )
-    name: str | None = argument("the pattern as an expression, or the position scheme by its name", None)
+    name: str | None = argument("expression of the pattern, or name of the position scheme", None)
     mesh: str | None = option(
-        "predict memory and traffic of a training on these processes: data=N, shard=N, tensor=N, "
-        "context=N and pipeline=N (with stages=N in each, or pipeline_schedule=gpipe), separated by "
-        "commas; MODEL may then be the file of a recipe",
+        "predict memory and communication of training on this device mesh: data=N, shard=N, tensor=N, "
+        "context=N and pipeline=N (with stages=N per process, or pipeline_schedule=gpipe), "
+        "separated by commas; "
+        "MODEL may then be the file of a recipe",
         metavar="MESH",
     )
-    batch: int | None = option("with --mesh: texts per batch of a process (default: 1, or the recipe's)")
+    batch: int | None = option("with --mesh: batch size per process, in texts (default: 1, or the recipe's)")
     accumulate: int | None = option(
-        "with --mesh: batches per step, the microbatches of a pipeline (default: 1, or the recipe's)"
+        "with --mesh: batches per step (microbatches of a pipeline) (default: 1, or the recipe's)"
     )
     precision: Literal["bf16", "no"] | None = option(
-        "with --mesh: precision of matrix products (default: bf16, or the recipe's)"
+        "with --mesh: mixed precision (default: bf16, or the recipe's)"
     )
     length: int | None = option(
-        "tokens in the picture (default: 64; more if a pattern is not yet sparse); with --mesh: "
-        "tokens of a text"
+        "tokens in the picture (default: 64, or for a pattern the first length at which it is "
+        "sparse); with --mesh per text"
     )
     heads: int | None = option("heads in the picture; equal heads are drawn once (default: 4)")
     causal: bool = option("hide later tokens, as in a decoder", False)
-    block: int | None = option("for a pattern: queries in a block of the sparse layout (default: 16)")
-    layer: int | None = option(
-        "for a pattern: the layer, from 0, if the pattern differs by layer (default: 0)"
-    )
+    block: int | None = option("for a pattern: queries per block of the sparse layout (default: 16)")
+    layer: int | None = option("for a pattern that differs by layer: layer, from 0 (default: 0)")
     out: str | None = option(
-        "draw into this file, .png or .svg (default: print as text)", metavar="FILE", output="file"
+        "draw the picture into this file, .png or .svg (default: print as text)",
+        metavar="FILE",
+        output="file",
     )
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
-    """Print or draw what is asked for."""
+def run(options: ShowOptions) -> None:
+    """Print or draw the subject."""
     check(options)
     if options.mesh is not None and options.subject not in ("pattern", "position"):
         if options.name is not None:
-            raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
+            raise InputError(f"unexpected {quote(options.name)}: expected no argument after a model")
         changes = preset_overrides(options.subject, options.changes)
         recipe = is_recipe(options.subject)
         return show_prediction(None if recipe else config_of(options.subject, changes), options)
@@ -87,18 +87,18 @@ def run(options: Options) -> None:
         from polyformer.cli.commands.show_pictures import show_pattern, show_position
 
         for name in options.changes:
-            raise InputError(f"--{name}: belongs to a preset, not to `show {options.subject}`")
+            raise InputError(f"--{name}: only for presets, not for `show {options.subject}`")
         show = show_pattern if options.subject == "pattern" else show_position
         return show(options.name, **set_options(options))
     if options.name is not None:
-        raise InputError(f"unexpected {quote(options.name)}: after a model nothing else is expected")
+        raise InputError(f"unexpected {quote(options.name)}: expected no argument after a model")
     for name in set_options(options):
-        raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to a model")
+        raise InputError(f"--{name}: only for `show pattern` and `show position`, not for a model")
     show_model(options.subject, preset_overrides(options.subject, options.changes))
 
 
-def set_options(options: Options) -> dict[str, Any]:
-    """The options that differ from their defaults, without `subject`, `name` and `changes`."""
+def set_options(options: ShowOptions) -> dict[str, Any]:
+    """Return the options with other values than the defaults, without `subject`, `name` and `changes`."""
     values = {field.name: getattr(options, field.name) for field in fields(options)[2:-1]}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -118,12 +118,13 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         model = build_model(config)
         plain = build_model(replace(config, weights=None)) if rounded else model
     weights = 4 * parameters(plain)
-    print(f"{name}: {parameters(plain):,} parameters, {size(weights)} in float32")
+    print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-        print(f"weights are int8: {size(stored)}, and it does not train\n")
+        print(f"weights in int8: {format_bytes(stored)}; int8 weights cannot be trained\n")
     else:
-        print(f"training with Adam: {size(4 * weights)} (gradients, two moments) and the activations\n")
+        adam = format_bytes(4 * weights)
+        print(f"training with Adam: {adam} (weights, gradients, two moments) plus activations\n")
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens
@@ -136,7 +137,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 
 
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
-    """The configuration of a preset with `overrides`, or of the model in a directory."""
+    """Return the configuration of a preset with `overrides`, or of the model in a directory."""
     from polyformer.models.architectures import read_config
     from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.models.presets import model_config
@@ -149,16 +150,16 @@ def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
 
 
 def longest_text(config: "ModelConfig") -> int:
-    """Tokens of the longest text: the number of learned positions, or the last of `LENGTHS`."""
+    """Return the largest number of tokens per text: the learned positions, or the last of `LENGTHS`."""
     from polyformer.models.config import max_positions
 
     return max_positions(config) or LENGTHS[-1]
 
 
 def costs(rows: "list[Cost]") -> str:
-    """Return the costs as a table, a row for each length."""
+    """Return the costs as a table with one row per length."""
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
     for row in rows:
-        cache = "" if row.cache is None else size(row.cache)
-        lines.append(f"{row.length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
+        cache = "" if row.cache is None else format_bytes(row.cache)
+        lines.append(f"{row.length:>8}{row.flops:>16.3g}{format_bytes(row.activations):>14}{cache:>12}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The pictures of `polyformer show`: drawn into a file, or as text as wide as the terminal."""
+"""The pictures of `polyformer show`: drawn into a file, or printed as text in the width of the terminal."""
 
 import shutil
 import sys
@@ -38,7 +38,8 @@ def show_pattern(
 
     if expression is None:
         raise InputError(
-            "show pattern: name one, such as 'Window(8) | Global(2)'; see `polyformer list pattern`"
+            "NAME is missing: expected a pattern such as 'Window(8) | Global(2)'; see "
+            "`polyformer list pattern`"
         )
     path = output_file(out)
     pattern = Pattern.from_text(expression)
@@ -53,7 +54,7 @@ def show_pattern(
 
 
 def sparse_length(pattern: "Pattern", causal: bool, layer: int) -> int:
-    """The first length at which the mask is sparse (see `FULLEST`), else `LENGTH`."""
+    """Return the first length at which the mask is sparse (see `FULLEST`), or `LENGTH` if there is none."""
     from polyformer.cli.plots.pattern import pictures
     from polyformer.core.sequence.context import Context
 
@@ -85,10 +86,12 @@ def show_position(
     from polyformer.cli.plots.position_text import position_text
 
     if scheme is None:
-        raise InputError("show position: name one, such as 'alibi'; see `polyformer list position`")
+        raise InputError(
+            "NAME is missing: expected a position scheme such as 'alibi'; see `polyformer list position`"
+        )
     for name, value in (("block", block), ("layer", layer)):
         if value is not None:
-            raise InputError(f"--{name}: belongs to `show pattern`, not to a position scheme")
+            raise InputError(f"--{name}: only for `show pattern`, not for a position scheme")
     path = output_file(out)
     picture = position_picture(PositionConfig.from_dict(as_data(scheme), "position"), length, heads, causal)
     if path:
@@ -99,12 +102,12 @@ def show_position(
 
 
 def as_data(text: str) -> object:
-    """YAML as data."""
+    """Parse YAML."""
     return parse_yaml(text, "position", "; expected a kind, or a mapping in YAML")
 
 
 def output_file(out: str | None) -> Path | None:
-    """The file to draw into; raises `InputError` for an unknown format."""
+    """Return the file to draw into; raise `InputError` for an unknown format."""
     if out is None:
         return None
     if Path(out).suffix.lower() not in FORMATS:

@@ -1,9 +1,9 @@
-"""`show MODEL --mesh ...`: memory and traffic of each process of a training, predicted."""
+"""`show MODEL --mesh ...`: predict memory and communication of each process in distributed training."""
 
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from polyformer.training.distributed.predict import Prediction, TrainingSetup
 
 USUAL = 2048
-"""Tokens of a text where none is said and the model takes any number."""
+"""Default tokens per text of a model without a limit."""
 
 
 def is_recipe(name: str) -> bool:
-    """Whether `name` is that of a recipe's file."""
+    """Return whether `name` is the file of a recipe."""
     return name.endswith((".yaml", ".yml"))
 
 
 def show_prediction(config: "AnyConfig | None", options: Any) -> None:
-    """Print the prediction for a model of `config`; None: of the recipe that `options` name.
+    """Print the prediction for a model of `config`, or for the recipe that `options` name if it is None.
 
-    A recipe says what is not said on the command line: its batches, precision and optimizer.
+    The recipe's batches, precision and optimizer are the defaults of the options.
     """
     from rich.console import Console
 
@@ -35,11 +35,11 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     recipe = read_recipe(name) if config is None else None
     config = recipe["model"] if recipe is not None else config
     if not isinstance(config, ModelConfig):
-        raise InputError(f"{name}: not a model of texts, of which memory and traffic are predicted")
+        raise InputError(f"{name}: predictions are available only for models of texts")
     limit = max_positions(config)
     length = options.length or (recipe or {}).get("length") or limit or USUAL
     if limit is not None and length > limit:
-        raise InputError(f"--length: {name} takes {limit} tokens at most, got {length}")
+        raise InputError(f"--length: {name} supports at most {limit} tokens, got {length}")
     settings = {
         name: value for name, value in (recipe or {}).items() if name in ("half", "passes", "optimizer")
     }
@@ -57,7 +57,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """What of a recipe's file a prediction reads."""
+    """Return the values of a recipe's file that a prediction needs."""
     from polyformer.training.recipes.find import find_recipe
     from polyformer.training.recipes.recipe import Recipe
 
@@ -78,48 +78,52 @@ def read_recipe(name: str) -> dict[str, Any]:
 def report(
     name: str, config: "ModelConfig", setting: "TrainingSetup", prediction: "Prediction"
 ) -> "list[str | Table]":
-    """Lines and tables: what is trained how, memory, traffic."""
+    """Return the settings as lines, and tables of memory and communication."""
     from rich.table import Table
 
     mesh = (
         " x ".join(f"{way} {number}" for way, number in setting.sizes.items() if number > 1) or "one process"
     )
-    precision = "products in bf16, weights float32" if setting.half else "float32"
+    precision = "mixed precision (bf16, weights in float32)" if setting.half else "float32"
     lines = [
         f"{name} on {setting.world:,} GPUs: {mesh}; {precision}; {setting.optimizer}",
-        f"a step: {setting.passes} x {setting.batch} texts of {setting.length:,} tokens for each of "
-        f"{setting.sizes['data'] * setting.sizes['shard']:,} batches, {setting.tokens:,} tokens in all",
+        f"one step: {setting.passes} x {setting.batch} texts of {setting.length:,} tokens for each of "
+        f"{setting.sizes['data'] * setting.sizes['shard']:,} batches, {setting.tokens:,} tokens in total",
     ]
     if setting.sizes["pipeline"] > 1:
-        lines.append(f"of the processes along the pipeline, number {prediction.stage + 1} needs most")
-    memory = Table(title="memory of a process", title_justify="left")
-    for heading in ("what", "activations kept", "layers computed again"):
+        lines.append(f"pipeline stage {prediction.stage + 1} needs the most memory")
+    memory = Table(title="memory per process", title_justify="left")
+    for heading in ("what", "activations kept", "activation checkpointing"):
         memory.add_column(heading, justify="left" if heading == "what" else "right")
     kept = prediction.memory
     for what in ("parameters", "gradients", "optimizer"):
-        memory.add_row(what, *2 * [size(getattr(kept, what))])
+        memory.add_row(what, *2 * [format_bytes(getattr(kept, what))])
     if kept.gathered:
-        memory.add_row("gathered weights (shard)", *2 * [size(kept.gathered)])
-    memory.add_row("activations", size(kept.activations), size(kept.recomputed), end_section=True)
-    memory.add_row("sum", size(kept.total(again=False)), size(kept.total(again=True)))
-    traffic = Table(title="sent by a process in a step (as much is received)", title_justify="left")
-    for heading in ("along", "what", "activations kept", "layers computed again"):
+        memory.add_row("gathered weights (shard)", *2 * [format_bytes(kept.gathered)])
+    memory.add_row(
+        "activations", format_bytes(kept.activations), format_bytes(kept.recomputed), end_section=True
+    )
+    memory.add_row("sum", format_bytes(kept.total(again=False)), format_bytes(kept.total(again=True)))
+    traffic = Table(
+        title="bytes sent per process and step (the same amount is received)", title_justify="left"
+    )
+    for heading in ("along", "what", "activations kept", "activation checkpointing"):
         traffic.add_column(heading, justify="right" if "a" in heading[:2] and heading != "along" else "left")
     for row, again in zip(prediction.exchanges, prediction.exchanges_again):
-        traffic.add_row(row.dimension, row.what, size(row.sent), size(again.sent))
+        traffic.add_row(row.dimension, row.what, format_bytes(row.sent), format_bytes(again.sent))
     return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
 
 
 def check(options: Any) -> None:
-    """Raises `InputError` for options that go with --mesh alone, or that a prediction does not take."""
+    """Raise `InputError` for options of --mesh without it, and for options that --mesh does not support."""
     if options.mesh is None:
         for name in ("batch", "accumulate", "precision"):
             if getattr(options, name) is not None:
-                raise InputError(f"--{name}: goes with --mesh, such as --mesh data=8,shard=8")
+                raise InputError(f"--{name}: requires --mesh, for example --mesh data=8,shard=8")
         return
     for name in ("heads", "causal", "block", "layer", "out"):
         if getattr(options, name) not in (None, False):
-            raise InputError(f"--{name}: belongs to `show pattern` and `show position`, not to --mesh")
+            raise InputError(f"--{name}: only for `show pattern` and `show position`, not with --mesh")
     for name in ("batch", "accumulate", "length"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InputError(f"--{name}: expected 1 or more, got {quote(getattr(options, name))}")

@@ -1,8 +1,9 @@
 """Show the singular values of a model's attention matrices, by layer and head.
 
-Prints, by layer, the share of the largest quarter of the singular values in their sum. It is near 1 if
-attention is close to low rank (Wang et al. 2020, Linformer, section 3). Texts are concatenated and cut into
-rows of one length without padding. For an encoder-decoder both stacks are shown, without cross-attention.
+Prints for each layer the share of the largest quarter of the singular values in their sum. A share near 1
+means that attention is close to low rank (Wang et al. 2020, Linformer, section 3). Texts are concatenated and
+cut into rows of one length without padding. For an encoder-decoder, both stacks are shown, without
+cross-attention.
 """
 
 import importlib.util
@@ -29,21 +30,21 @@ LENGTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer spectrum` takes."""
+class SpectrumOptions:
+    """Options of `polyformer spectrum`."""
 
     model: str = argument(
         "folder of a trained run, or of a model with its tokenizer; or a preset, with random weights"
     )
     data: str | None = option(
-        "file or directory of texts (default: the training data of the run, else the default text)",
+        "file or directory of texts (default: the training data of the run, or the default text)",
         metavar="PATH",
     )
-    length: int | None = option("tokens per text (default: 512, or the maximum of the model)")
-    texts: int = option("maximum number of texts for the mean (default: 8)", 8)
+    length: int | None = option("tokens per text (default: 512, or the model's limit if smaller)")
+    texts: int = option("largest number of texts to average over (default: 8)", 8)
     out: str | None = option(
-        "write the curves to this file, .png, .svg or .csv; a figure also has a .csv of the same name "
-        "(default: spectrum.png in the model's folder; nothing for a preset)",
+        "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv file of the same name "
+        "(default: spectrum.png in the model's folder; no file for a preset)",
         metavar="FILE",
         output="file",
     )
@@ -51,7 +52,7 @@ class Options:
     changes: dict[str, Any] = model_settings()
 
 
-def run(options: Options) -> None:
+def run(options: SpectrumOptions) -> None:
     """Print the table and write the curves."""
     from polyformer.cli.plots.spectrum import LEAST, check, spectra
     from polyformer.cli.plots.spectrum_figure import spectrum_table
@@ -71,14 +72,14 @@ def run(options: Options) -> None:
         number = "1 text" if spectrum.texts == 1 else f"{spectrum.texts} texts"
         print(
             f"\n{stack}, {number} of {length} tokens: "
-            f"the share of the greatest {spectrum.quarter} singular values in the sum of all\n"
+            f"share of the largest {spectrum.quarter} singular values in their sum\n"
         )
         print(spectrum_table(spectrum))
     if path:
         write(path, results, options.model, atomic_write if options.out is None else write_output)
 
 
-def output_file(options: Options) -> Path | None:
+def output_file(options: SpectrumOptions) -> Path | None:
     """Return the file to write, None for no file; raise `InputError` for an unknown format."""
     if options.out is None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None
@@ -89,14 +90,14 @@ def output_file(options: Options) -> Path | None:
 
 
 def default_length(model: "Transformer") -> int:
-    """`LENGTH`, or the most that the model takes."""
+    """Return `LENGTH`, or the model's limit if smaller."""
     from polyformer.cli.commands.show import longest_text
 
     return min(LENGTH, longest_text(model.config))
 
 
 def write(path: Path, results: "dict[str, Spectrum]", title: str, save: "Write") -> None:
-    """Write the curves by `save`, as .csv and, unless `path` is a .csv, as a figure."""
+    """Write the curves with `save` as .csv and, unless `path` is a .csv, as a figure."""
     from polyformer.cli.plots.spectrum_figure import draw_spectra, spectrum_csv
 
     table = path.with_suffix(".csv")
@@ -105,7 +106,7 @@ def write(path: Path, results: "dict[str, Spectrum]", title: str, save: "Write")
     if path.suffix.lower() == ".csv":
         return
     if importlib.util.find_spec("matplotlib") is None:
-        print("Not drawn: that needs matplotlib; pip install 'polyformer[plot]'")
+        print("Not drawn: requires matplotlib; pip install 'polyformer[plot]'")
         return
     draw_spectra(results, title, path, save)
     print(f"Drawn in {path}")

@@ -1,6 +1,7 @@
-"""Tag the words of texts with a trained model: the arguments, or every line of standard input.
+"""Tag the words of texts with a trained model.
 
-Prints one line per word: the word, a tab, and its tag. An empty line follows each text (the CoNLL format).
+The texts are arguments, or the lines of standard input. Prints one line per word: the word, a tab, its tag;
+and an empty line after each text (the CoNLL format).
 """
 
 import re
@@ -13,15 +14,15 @@ EXAMPLES = """examples:
   polyformer tag runs/wnut17-1 < sentences.txt > tagged.conll
 """
 
-WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; other marks alone
+WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer tag` takes."""
+class TagOptions:
+    """Options of `polyformer tag`."""
 
     run: str = argument(
-        "folder of a trained run of the task tag, or of a checkpoint with such a head", metavar="RUN"
+        "folder of a trained run of the task tag, or of a checkpoint with a tagging head", metavar="RUN"
     )
     text: tuple[str, ...] = argument(
         "texts to tag, each in quotes (default: every line of standard input)", ()
@@ -29,15 +30,15 @@ class Options:
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: TagOptions) -> None:
     """Print words and tags."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             sentences = [WORD.findall(text) for text in batch]
             for words, tags in zip(sentences, task.tag(model, sentences)):

@@ -1,17 +1,17 @@
 """Train a model from a recipe.
 
 RECIPE is the name of a recipe in the package (see `polyformer list recipe`) or your own YAML file. The
-default is `demo`: it trains a small language model on the sources of Python's library and writes a page about
-the run. With only --data, format, columns and task are guessed from the data, and the guess is printed
-(docs/data.md). The folder of the run contains everything that `evaluate`, `generate` and other commands need
-(docs/runs.md).
+default is `demo`: it trains a small language model on the source code of Python's standard library and writes
+a page about the run. With only --data, format, columns and task are guessed from the data, and the guess is
+printed (docs/data.md). The folder of the run contains everything that `evaluate`, `generate` and other
+commands need (docs/runs.md).
 """
 
 import os
 from pathlib import Path
 from typing import Any
 
-from polyformer.cli.commands.recipe_options import Options, recipe_data, recipe_name
+from polyformer.cli.commands.recipe_options import TrainOptions, recipe_data, recipe_name
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
@@ -29,19 +29,18 @@ EXAMPLES = """examples:
 """
 
 
-def after_restart(options: Options) -> Options:
-    """The options of a process that torchrun started again: it goes on with the run that the first one began
-    in --out, whose recipe says all else."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if not again or options.out is None or options.stages is not None:
+def after_restart(options: TrainOptions) -> TrainOptions:
+    """Return the options; a process that torchrun restarted resumes the run in --out with its recipe."""
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if not restarted or options.out is None or options.stages is not None:
         return options
     if not (Path(options.out) / "recipe.yaml").is_file():
         return options
-    return Options(resume=options.out, imports=options.imports)
+    return TrainOptions(resume=options.out, imports=options.imports)
 
 
-def run(options: Options) -> None:
-    """Train, and print metrics and a sample."""
+def run(options: TrainOptions) -> None:
+    """Train the model, and print metrics and a sample."""
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
@@ -52,7 +51,7 @@ def run(options: Options) -> None:
     if options.print:
         print(recipe.to_yaml(), end="")
         return
-    recipe.model_config()  # an unknown preset or option is refused before data are read
+    recipe.model_config()  # raises errors of the model before data are read
     how: dict[str, Any] = {"from_step": options.from_step, "changed_data": options.changed_data}
     if options.stages is not None:
         if options.resume is not None:

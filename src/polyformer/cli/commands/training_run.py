@@ -1,4 +1,4 @@
-"""A training from the command line: its folder, what an interrupt prints, and what the end prints."""
+"""Training from the command line: its folder, its interruption, and the output at its end."""
 
 import contextlib
 import sys
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **how: Any) -> "Fitted":
-    """Train in the folder `out` or `resume`, by default a new one named after `name`; `how`: see `fit`.
+    """Train in the folder `out` or `resume`, by default a new folder named after `name`; `how`: see `fit`.
 
-    After a signal it exits with status 128 + the signal's number, as is usual.
+    After a signal, exit with the usual status, 128 + the signal's number.
     """
     from polyformer.core.launcher import world
     from polyformer.training.recipes.fit import fit
@@ -26,27 +26,27 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
     choose_device(recipe.training.engine.device)
     path = resume or out
     if path is None and world() > 1:
-        raise InputError("--out: with several processes, name the folder of the run")
+        raise InputError("--out is missing: with several processes, name the folder of the run")
     folder = Path(path) if path else new_folder(Path(name).stem)
     try:
         if "stages" in how:
             return fit_stages(recipe, folder, how["stages"])[-1]
         return fit(recipe, folder, resume=resume is not None, **how)
     except Interrupted as error:
-        way = (
+        command = (
             f"the same command and --out {folder}"
             if "stages" in how
             else f"polyformer train --resume {folder}"
         )
-        print(f"polyformer: {error}; go on with: {way}", file=sys.stderr)
+        print(f"polyformer: {error}; resume with: {command}", file=sys.stderr)
         raise SystemExit(128 + error.signal) from None
     except KeyboardInterrupt:
-        way = (
-            f"; go on with: polyformer train --resume {folder}"
+        command = (
+            f"; resume with: polyformer train --resume {folder}"
             if any(folder.glob("checkpoints/step-*"))
             else ""
         )
-        print(f"\npolyformer: interrupted{way}", file=sys.stderr)
+        print(f"\npolyformer: interrupted{command}", file=sys.stderr)
         raise SystemExit(130) from None
     finally:
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
 
 def conclude(fitted: Any, seed: int) -> None:
-    """Print the metrics, beside baselines where there are some, a sample of the model, and the folder."""
+    """Print the metrics with baselines, if any, a sample of the model, and the folder."""
     from polyformer.training.recipes.report import baselines, sample, table
     from polyformer.training.recipes.sheet import image_baselines
     from polyformer.training.tasks import ActionPrediction, ImageModelling, LanguageModelling
@@ -84,24 +84,24 @@ def conclude(fitted: Any, seed: int) -> None:
 
 
 def try_out_if_possible(fitted: Any) -> str:
-    """A Decision Transformer in its environment: the returns it achieves, in lines of text, or why not."""
-    from polyformer.cli.commands.evaluate_acting import tried
+    """Evaluate a Decision Transformer in its environment; return its results as text, or the error."""
+    from polyformer.cli.commands.evaluate_acting import evaluate_returns
 
     try:
-        text, results = tried(fitted.run, fitted.model.eval())
+        text, results = evaluate_returns(fitted.run, fitted.model.eval())
     except InputError as error:  # the environment is not here; the run is complete without it
-        return f"Not tried in its environment: {error}"
+        return f"Not evaluated in its environment: {error}"
     fitted.run.record(achieved={f"{asked:.6g}": returns for asked, returns in results.items()})
     return text
 
 
 def draw_images(fitted: Any, seed: int) -> str:
-    """Draw completed images into the run's folder; returns a line that says where, or why not."""
+    """Draw completed images into the run's folder; return a line with the path, or the error."""
     from polyformer.training.recipes.sheet import write_sheet
 
     path = fitted.run.folder / "images.png"
     try:
         write_sheet(path, fitted.task, fitted.model, fitted.splits, seed)
     except InputError as error:  # matplotlib is missing; the run is complete without it
-        return f"No sheet of images: {error}"
-    return f"Held-out images, their upper halves, and these completed: {path}"
+        return f"No image sheet: {error}"
+    return f"Held-out images, their upper halves, and the completed images: {path}"

@@ -1,6 +1,7 @@
-"""Translate texts with a trained model, or summarise them: the arguments, or each line of standard input.
+"""Translate or summarize texts with a trained model.
 
-A run generates the kind of text that it was trained on, a translation or a summary.
+The texts are arguments, or the lines of standard input. A run generates for each text the kind of output that
+it was trained on: a translation or a summary.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `polyformer translate` takes."""
+class TranslateOptions:
+    """Options of `polyformer translate`."""
 
     run: str = argument(
         "folder of a trained run of the task translate or summarize, or of an encoder-decoder checkpoint",
@@ -28,21 +29,21 @@ class Options:
         "texts to translate, each in quotes (default: every line of standard input)", ()
     )
     num_beams: int | None = option(
-        "beams of beam search; 1 is greedy (default: from the run's recipe or the checkpoint)"
+        "number of beams; 1 is greedy decoding (default: as in the run's recipe or the checkpoint)"
     )
     source_language: str | None = option(
-        "code of the text's language, such as en; for multilingual checkpoints", metavar="CODE"
+        "for multilingual checkpoints: code of the texts' language, such as en", metavar="CODE"
     )
     target_language: str | None = option(
-        "code of the language to translate into; for multilingual checkpoints", metavar="CODE"
+        "for multilingual checkpoints: code of the language to translate into", metavar="CODE"
     )
     device: Device = device()
 
 
-def run(options: Options) -> None:
+def run(options: TranslateOptions) -> None:
     """Print the translations."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
@@ -57,6 +58,6 @@ def run(options: Options) -> None:
             f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
         )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             print("\n".join(task.translate(model, batch, beam)), flush=True)

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from polyformer.core.tap import Tap
+from polyformer.core.recorder import Recorder
 
-_tap: Tap[Tensor] = Tap("attention_tap")
+_recorder: Recorder[Tensor] = Recorder("attention_tap")
 
 
 def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -44,21 +44,21 @@ def safe_logsumexp(scores: Tensor) -> Tensor:
 
 def recorded() -> AbstractContextManager[list[Tensor]]:
     """Collect the attention probabilities of every call inside, in order; `attend` then runs densely."""
-    return _tap.collected()
+    return _recorder.collect()
 
 
 def recording() -> bool:
     """Return whether probabilities are being collected."""
-    return _tap.records is not None
+    return _recorder.records is not None
 
 
 def record(probabilities: Tensor) -> None:
     """Pass `probabilities` [..., Tq, Tk] to the collector, if any."""
-    _tap.show(probabilities.detach())
+    _recorder.record(probabilities.detach())
 
 
 def amend(change: Callable[[Tensor], Tensor]) -> None:
     """Replace the last record, if a part of that call was computed separately."""
-    records = _tap.records
+    records = _recorder.records
     if records:
         records[-1] = change(records[-1])

@@ -12,9 +12,9 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.errors import InputError
-from polyformer.core.marks import SINK, mark
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
+from polyformer.core.token_records import SINK, record_mark
 from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask
 from polyformer.models.attached.mask_functions import combine
@@ -114,7 +114,7 @@ def _with_sink(
         return attend(q, k, v, **settings), None
     out, lse = attend(q, k, v, return_lse=True, **settings)
     share = torch.sigmoid(lse - sink.view(1, -1, 1)).unsqueeze(-1)
-    mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
+    record_mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
     return (out * share).to(out.dtype), share
 
 

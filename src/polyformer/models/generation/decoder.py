@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.packed_weights import Copies, PackedWeights, kept_copies
+from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.dola import Dola
@@ -191,7 +191,7 @@ class Decoder:
         """
         if self.max_new_tokens >= PACK_FOR_STEPS:
             self.packed = PackedWeights(
-                Copies() if self.weights_owner is None else kept_copies(self.weights_owner)
+                PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
             )
         if self.model.encoder is None:
             state = self.model.new_state(input_ids.shape[1] + self.max_new_tokens)

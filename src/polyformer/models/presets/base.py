@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from polyformer.core.config import Config
-from polyformer.core.names import announce
+from polyformer.core.names import register_names
 from polyformer.core.registry import Registry
 from polyformer.models.architectures import AnyConfig, Transformer, build_model
 from polyformer.models.config import ModelConfig
@@ -18,7 +18,7 @@ MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
 """Preset name to the function that returns its configuration; the function's docstring cites the source."""
 
 register = MODELS.register
-announce("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
+register_names("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
 
 
 def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Callable[[B], B]:

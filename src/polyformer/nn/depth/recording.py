@@ -8,21 +8,21 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from polyformer.core.tap import Tap
+from polyformer.core.recorder import Recorder
 
-_depths: Tap[Tensor] = Tap("depths")
-_states: Tap[list[Tensor]] = Tap("states")
+_depths: Recorder[Tensor] = Recorder("depths")
+_states: Recorder[list[Tensor]] = Recorder("states")
 _full: contextvars.ContextVar[bool] = contextvars.ContextVar("full_depth", default=False)
 
 
 def recorded_depths() -> AbstractContextManager[list[Tensor]]:
     """Collect the number of layers of each token, [B, T] for every call of a stack; 0 for padding."""
-    return _depths.collected()
+    return _depths.collect()
 
 
 def record_depths(depths: Tensor) -> None:
     """Pass the `depths` [B, T] of a call to active recordings."""
-    _depths.show(depths.detach())
+    _depths.record(depths.detach())
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def is_full_depth() -> bool:
 def recorded_states() -> Iterator[list[list[Tensor]]]:
     """Collect the states [B, T, E] after every exit's layer and after the last layer (before the final norm),
     in a list for each call of a stack with exits inside `with`. Early exits are disabled there."""
-    with full_depth(), _states.collected() as records:
+    with full_depth(), _states.collect() as records:
         yield records
 
 

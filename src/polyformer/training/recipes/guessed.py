@@ -94,7 +94,7 @@ def _for_model(
     if reads is None or reads <= USUAL:
         return recipe
     length = min(reads, task.get("batch_tokens", reads))
-    guessed.say("max_length", length, f"as the model reads texts of {reads} tokens", "--task.max_length")
+    guessed.explain("max_length", length, f"as the model reads texts of {reads} tokens", "--task.max_length")
     return merged(recipe, {"task": {"kind": guessed.kind, "max_length": length}})
 
 

@@ -164,9 +164,7 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
                 f"--task.kind {KINDS.get(wanted, wanted)}"
             )
         )
-        raise InputError(
-            f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
-        )
+        raise InputError(f"{folder}: its head is {quote(config.head.kind)}, which cannot {wanted}; {way}")
 
 
 def set_special_tokens(tokenizer: Tokenizer, single: str, pair: str) -> None:

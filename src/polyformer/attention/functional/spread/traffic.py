@@ -3,7 +3,7 @@
 import dataclasses
 from contextlib import AbstractContextManager
 
-from polyformer.core.tap import Tap
+from polyformer.core.recorder import Recorder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,14 +15,14 @@ class Transfer:
     received: int
 
 
-_tap: Tap[Transfer] = Tap("transfers")
+_recorder: Recorder[Transfer] = Recorder("transfers")
 
 
 def counted_transfers() -> AbstractContextManager[list[Transfer]]:
     """Collect the exchanges in the context, in order, including a backward pass that runs in it."""
-    return _tap.collected()
+    return _recorder.collect()
 
 
 def count_transfer(what: str, sent: int, received: int) -> None:
     """Pass an exchange to all active collectors."""
-    _tap.show(Transfer(what, sent, received))
+    _recorder.record(Transfer(what, sent, received))

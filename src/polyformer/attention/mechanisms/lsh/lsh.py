@@ -46,12 +46,12 @@ from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.marks import mark
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class LSHAttention(Mechanism):
         with without_autocast(q):
             buckets = self.hash(k)
             for number in range(self.config.rounds):
-                mark(f"bucket, round {number + 1}", partial(torch.select, buckets, 2, number))
+                record_mark(f"bucket, round {number + 1}", partial(torch.select, buckets, 2, number))
             buckets = self._append_first_round(buckets, context)
         if state is not None:
             assert isinstance(state, HashedCache)

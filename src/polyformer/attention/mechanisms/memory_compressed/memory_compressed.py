@@ -33,11 +33,11 @@ from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.marks import SlotKeys, say
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import take_tokens
 from polyformer.core.state import State
+from polyformer.core.token_records import SlotKeys, record_lookup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class MemoryCompressed(Mechanism):
             k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
         new, visible = self._plan(context, past, fresh, k.device)
         if past is None or past.ends is None:
-            say(lambda: SlotKeys(new.tokens(context.kv_len)))
+            record_lookup(lambda: SlotKeys(new.tokens(context.kv_len)))
         keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
         if past is not None:
             keys, values, cache = past.slots.append(keys, values)

@@ -36,11 +36,11 @@ from polyformer.attention.mechanisms.routing.single_query import single_query
 from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.marks import mark
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,8 +189,8 @@ class Routing(Mechanism):
             q, k = normed(q.to(exact)), normed(k.to(exact))
             query_clusters, key_clusters = self.centroids(q), self.centroids(k)
         spread = (0, 0, self.num_local, 0)  # local heads have no clusters
-        mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
-        mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
+        record_mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
+        record_mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
         queries = slice(context.offset, context.offset + context.q_len)
         new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
         self.centroids.update_after_backward(

@@ -55,11 +55,11 @@ from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, 
 from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.marks import Lookup, mark, say
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.core.token_records import Lookup, record_lookup, record_mark
 
 SORTED = "blocks sorted into its place"
 """The name of the soft permutation in visualizations."""
@@ -289,9 +289,9 @@ class Sinkhorn(Mechanism):
         """
         if not blocks.all_new:
             return
-        mark("block", lambda: blocks.query_block_numbers().unsqueeze(1))
+        record_mark("block", lambda: blocks.query_block_numbers().unsqueeze(1))
         rows = blocks.query_block_numbers() if own else None
-        say(lambda: Lookup(SORTED, s.detach(), s.shape[3], rows=rows, tokens=blocks.tokens()))
+        record_lookup(lambda: Lookup(SORTED, s.detach(), s.shape[3], rows=rows, tokens=blocks.tokens()))
 
     def _permutation(
         self, means: Tensor, blocks: Blocks, column_sums: Tensor | None, causal: bool

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.allowed_keys import AllowedKeys
-from polyformer.cli.plots.explorer.exact_weights import Tile, beside_sink, tiles, with_rows
+from polyformer.cli.plots.explorer.exact_weights import Tile, tiles, with_rows, with_sink
 from polyformer.cli.plots.explorer.summaries import Summaries
 from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix
-from polyformer.core.marks import SINK, Mark, Said
+from polyformer.core.token_records import SINK, Mark, TokenRecord
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Call:
     mix: Mix | None = None
     values: Tensor | None = None
     projected: tuple[Tensor, Request] | None = None
-    marks: list[Said] = dataclasses.field(default_factory=list)
+    marks: list[TokenRecord] = dataclasses.field(default_factory=list)
     weights: Callable[[], Tensor] | None = None
     slots: Tensor | None = None
 
@@ -46,9 +46,11 @@ class Call:
     def tiles(self) -> Iterator[Tile]:
         """Return an iterator over the weights of softmax attention by ranges of queries."""
         assert self.request is not None
-        sink = next((said for said in self.marks if isinstance(said, Mark) and said.name == SINK), None)
+        sink = next(
+            (record for record in self.marks if isinstance(record, Mark) and record.name == SINK), None
+        )
         if sink is not None:
-            return beside_sink(tiles(self.request), sink.values[0].float())
+            return with_sink(tiles(self.request), sink.values[0].float())
         if self.projected is None:
             return tiles(self.request)
         rows, request = self.projected
@@ -61,7 +63,7 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredCall:
     """A call's summaries; `lse` [H, Tq] of softmax attention, `matrix` [H, Tq, Tk] of any other."""
 
     call: Call
@@ -87,7 +89,7 @@ class Measured:
         return weights
 
 
-def measured(call: Call) -> Measured:
+def measure_call(call: Call) -> MeasuredCall:
     """Return the measurements of a call, from one pass over it."""
     if call.request is not None:
         return _of_pairs(call, call.request)
@@ -96,7 +98,7 @@ def measured(call: Call) -> Measured:
     apart = call.cross or call.slots is not None
     summaries = Summaries(heads, queries, keys, 0 if apart else keys - queries)
     summaries.add(0, torch.arange(keys), matrix)
-    return Measured(call, (heads, queries, keys), summaries, matrix=matrix)
+    return MeasuredCall(call, (heads, queries, keys), summaries, matrix=matrix)
 
 
 def _matrix(call: Call) -> Tensor:
@@ -108,7 +110,7 @@ def _matrix(call: Call) -> Tensor:
     return value_matrix(call.mix, call.values)
 
 
-def _of_pairs(call: Call, request: Request) -> Measured:
+def _of_pairs(call: Call, request: Request) -> MeasuredCall:
     heads, queries, keys = request.q.shape[1], request.context.q_len, request.context.kv_len
     summaries = Summaries(heads, queries, keys, 0 if call.cross else request.context.offset)
     allowed, lse = AllowedKeys(keys), []
@@ -116,4 +118,4 @@ def _of_pairs(call: Call, request: Request) -> Measured:
         summaries.add(tile.start, tile.columns, tile.weights)
         allowed.add(tile.columns, tile.allowed)
         lse.append(tile.lse.cpu())
-    return Measured(call, (heads, queries, keys), summaries, allowed, torch.cat(lse, 1).numpy())
+    return MeasuredCall(call, (heads, queries, keys), summaries, allowed, torch.cat(lse, 1).numpy())

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.buffers import Buffers
-from polyformer.cli.plots.explorer.calls import Measured
+from polyformer.cli.plots.explorer.calls import MeasuredCall
 from polyformer.cli.plots.explorer.score_changes import changes, numbers
 
 PRECISIONS = {"float32": 4, "float16": 2, "int8": 1}
 """The bytes per number of q and k; int8 has a scale for each vector."""
 
 
-def size(site: Measured, precision: str) -> int:
+def size(site: MeasuredCall, precision: str) -> int:
     """Return the bytes of a site's detail."""
     heads, queries, keys = site.shape
     if site.call.request is None:
@@ -28,23 +28,23 @@ def size(site: Measured, precision: str) -> int:
     return total
 
 
-def planned(sites: Sequence[Measured], room: int) -> tuple[str, list[int]]:
-    """Return the finest precision in which the details of all sites take at most `room` bytes, and these
+def planned(sites: Sequence[MeasuredCall], budget: int) -> tuple[str, list[int]]:
+    """Return the finest precision in which the details of all sites take at most `budget` bytes, and these
     sites.
 
     If even the coarsest precision takes more, the sites are the most that fit, evenly spread.
     """
     for precision in PRECISIONS:
-        if sum(size(site, precision) for site in sites) <= room:
+        if sum(size(site, precision) for site in sites) <= budget:
             return precision, list(range(len(sites)))
     for count in range(len(sites) - 1, 0, -1):
         picked = [i * len(sites) // count for i in range(count)]
-        if sum(size(sites[i], precision) for i in picked) <= room:
+        if sum(size(sites[i], precision) for i in picked) <= budget:
             return precision, picked
     return precision, []
 
 
-def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
+def written(site: MeasuredCall, precision: str, buffers: Buffers) -> dict[str, Any]:
     """Return the site's detail, with its arrays in `buffers`."""
     if site.call.request is None:
         return {"kind": "weights", "values": buffers.add(site.weights().half().numpy())}
@@ -77,13 +77,13 @@ def written(site: Measured, precision: str, buffers: Buffers) -> dict[str, Any]:
     }
 
 
-def _requests(site: Measured) -> list[Request]:
+def _requests(site: MeasuredCall) -> list[Request]:
     """Return the requests of the call: its own, and the request of queries with separate projections."""
     own, projected = site.call.request, site.call.projected
     return [] if own is None else [own] if projected is None else [own, projected[1]]
 
 
-def _vectors(site: Measured) -> Iterator[tuple[str, Tensor]]:
+def _vectors(site: MeasuredCall) -> Iterator[tuple[str, Tensor]]:
     """Yield the vectors of the dot products [H, T, D], by their name on the page.
 
     These are queries and keys, and vectors of distances with the vectors that are multiplied by them, unless

@@ -65,7 +65,7 @@ def tiles(request: Request) -> Iterator[Tile]:
         yield Tile(start, stop, columns, weights.float(), allowed, lse.float(), tuple(changes))
 
 
-def beside_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
+def with_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
     """Yield the tiles with the share `sink` [H, Tq], float32, of each query's attention taken from the
     keys.
     """

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from polyformer.cli.plots.explorer.buffers import Buffers
-from polyformer.cli.plots.explorer.calls import Call, Measured, measured
+from polyformer.cli.plots.explorer.calls import Call, MeasuredCall, measure_call
 from polyformer.cli.plots.explorer.detail import planned, written
 from polyformer.cli.plots.explorer.page import asset, write
 from polyformer.cli.plots.explorer.reading import Picture, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.errors import InputError
-from polyformer.core.marks import Lookup, Mark
+from polyformer.core.token_records import Lookup, Mark
 
 MEGABYTES = 20
 """The default size of a page in megabytes."""
@@ -35,13 +35,13 @@ def page_of(
     if not 1 <= len(readings) <= 2:
         raise InputError(f"readings: expected 1, or 2 to compare, got {len(readings)}")
     buffers = Buffers()
-    sites = [[measured(call) for call in _calls(reading)] for reading in readings]
+    sites = [[measure_call(call) for call in _calls(reading)] for reading in readings]
     runs = [_summarized(reading, own, buffers) for reading, own in zip(readings, sites)]
     everything = [site for own in sites for site in own]
     header = {"version": 1, "title": title, "subtitle": subtitle, "runs": runs}
     script = sum(len(asset(name)) for name in ("explorer.js", "explorer.css"))
-    room = int((megabytes * 1e6 - script) * 3 / 4 - 1.1 * buffers.size) - 2000 * len(everything)
-    precision, chosen = planned(everything, room)
+    budget = int((megabytes * 1e6 - script) * 3 / 4 - 1.1 * buffers.size) - 2000 * len(everything)
+    precision, chosen = planned(everything, budget)
     described = [site for run in runs for site in run["sites"]]
     for number in chosen:
         described[number]["detail"] = written(everything[number], precision, buffers)
@@ -63,7 +63,7 @@ def _calls(reading: Reading) -> list[Call]:
     return calls
 
 
-def _summarized(reading: Reading, sites: Sequence[Measured], buffers: Buffers) -> dict[str, Any]:
+def _summarized(reading: Reading, sites: Sequence[MeasuredCall], buffers: Buffers) -> dict[str, Any]:
     """Return a run of the page, without details."""
     parameters = sum(parameter.numel() for parameter in reading.model.parameters())
     layers = len({(site.call.stack, site.call.layer) for site in sites})
@@ -95,7 +95,7 @@ def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
     }
 
 
-def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, Any]:
+def _described(site: MeasuredCall, reading: Reading, buffers: Buffers) -> dict[str, Any]:
     """Return a site of the page, without its detail."""
     call, summaries = site.call, site.summaries
     allowed = {"allowed": None} if site.allowed is None else site.allowed.written(buffers, site.shape[0])
@@ -125,17 +125,17 @@ def _described(site: Measured, reading: Reading, buffers: Buffers) -> dict[str, 
         ],
         "memory": site.memory,
         "slots": None if call.slots is None else buffers.add(call.slots.cpu().int().numpy()),
-        "lookups": [_lookup(said, buffers) for said in call.marks if isinstance(said, Lookup)],
+        "lookups": [_lookup(record, buffers) for record in call.marks if isinstance(record, Lookup)],
     }
 
 
-def _lookup(said: Lookup, buffers: Buffers) -> dict[str, Any]:
+def _lookup(record: Lookup, buffers: Buffers) -> dict[str, Any]:
     """Return the lookups of the queries of the first row."""
-    integers = {"entries": said.entries, "rows": said.rows, "tokens": said.tokens}
+    integers = {"entries": record.entries, "rows": record.rows, "tokens": record.tokens}
     return {
-        "name": said.name,
-        "count": said.count,
-        "weights": buffers.add(said.weights[0].float().cpu().numpy()),
+        "name": record.name,
+        "count": record.count,
+        "weights": buffers.add(record.weights[0].float().cpu().numpy()),
         **{
             name: None if table is None else buffers.add(table[0].int().cpu().numpy())
             for name, table in integers.items()
@@ -143,11 +143,11 @@ def _lookup(said: Lookup, buffers: Buffers) -> dict[str, Any]:
     }
 
 
-def _marks(site: Measured, reading: Reading) -> list[Mark]:
+def _marks(site: MeasuredCall, reading: Reading) -> list[Mark]:
     """Return, by name, the last mark with a value per token of the call, and a mark for a memory's keys."""
     _, queries, keys = site.shape
     lengths = {"tokens": queries, "queries": queries, "keys": keys}
-    marks = [said for said in site.call.marks if isinstance(said, Mark)]
+    marks = [record for record in site.call.marks if isinstance(record, Mark)]
     fitting = [mark for mark in marks if mark.values.shape[2] == lengths[mark.of]]
     if site.memory:
         slots = torch.arange(keys)

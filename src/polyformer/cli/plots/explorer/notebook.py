@@ -10,17 +10,17 @@ import numpy as np
 from torch import Tensor, nn
 
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
-from polyformer.cli.plots.explorer.other_images import OtherImages, part_for
-from polyformer.cli.plots.explorer.other_texts import OtherTexts
-from polyformer.cli.plots.explorer.own_images import OwnImages
-from polyformer.cli.plots.explorer.own_patches import OwnPatches
-from polyformer.cli.plots.explorer.own_texts import OwnTexts
+from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
+from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
+from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for
+from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
+from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
-from polyformer.models.attached.loading import load_by_transformers
 
 HEIGHT = 780
 """The height of a page within a notebook, in CSS pixels."""
@@ -93,19 +93,27 @@ def reading(
     if sees is not None and pixels is None:
         raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
     if sees is not None and pixels is not None:
-        return OwnPatches(name, sees).of_pixels(pixels)
+        return PolyformerPatches(name, sees).of_pixels(pixels)
     part = model if own is not None else part_for(model, pixels is not None)
     if pixels is not None:
         if own is not None:
-            return OwnImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
-        return OtherImages(name, part, tokenizer or _theirs(model, "AutoImageProcessor")).of_pixels(pixels)
+            return PolyformerImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
+        return TransformersImages(
+            name, part, tokenizer or _transformers_reader(model, "AutoImageProcessor")
+        ).of_pixels(pixels)
     if isinstance(what, Mapping):
         what, target = what.get("input_ids"), what.get("decoder_input_ids")
         options = {**options, **({} if target is None else {"target": _ids(target)})}
     if tokenizer is None:
         needed = isinstance(what, str)
-        tokenizer = _theirs(model, "AutoTokenizer", needed) if own is None else _ours(own)
-    texts: Any = OtherTexts(name, part, tokenizer) if own is None else OwnTexts(name, own, tokenizer)
+        tokenizer = (
+            _transformers_reader(model, "AutoTokenizer", needed)
+            if own is None
+            else _polyformer_tokenizer(own)
+        )
+    texts: Any = (
+        TransformersTexts(name, part, tokenizer) if own is None else PolyformerTexts(name, own, tokenizer)
+    )
     return texts.of_text(what, **options) if isinstance(what, str) else texts.of_ids(_ids(what), **options)
 
 
@@ -132,7 +140,7 @@ def _ids(what: Any) -> list[int]:
     return list(what)
 
 
-def _ours(model: Transformer) -> Any:
+def _polyformer_tokenizer(model: Transformer) -> Any:
     """Return the tokenizer in the folder of a model; None if there is no folder or no tokenizer."""
     if model.folder is None:
         return None
@@ -142,7 +150,7 @@ def _ours(model: Transformer) -> Any:
         return None
 
 
-def _theirs(model: Any, kind: str, needed: bool = True) -> Any:
+def _transformers_reader(model: Any, kind: str, needed: bool = True) -> Any:
     """Return the tokenizer or image processor next to the weights of a model of transformers."""
     folder = getattr(model, "name_or_path", None)
     try:

@@ -16,8 +16,8 @@ from polyformer.cli.plots.explorer.calls import Call
 from polyformer.cli.plots.explorer.reading import run_alone
 from polyformer.cli.plots.explorer.windows import Windows
 from polyformer.core.errors import InputError
-from polyformer.core.marks import Mark, Said, SlotKeys, marked
 from polyformer.core.ops.softmax import recorded
+from polyformer.core.token_records import Mark, SlotKeys, TokenRecord, collect_marks
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.nn.depth.recording import recorded_depths
@@ -31,81 +31,81 @@ IMPLEMENTATION = "polyformer"
 def recorded_calls(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Call]:
     """Return every call of attention, in order, while `model` reads `inputs` (one row) in evaluation mode.
 
-    model: a model of ours, wrapped for transformers or not, or a model of transformers. Raises `InputError`
-    for a model that does not dispatch through `AttentionInterface`.
+    model: a model of polyformer, wrapped for transformers or not, or a model of transformers. Raises
+    `InputError` for a model that does not dispatch through `AttentionInterface`.
     """
     training = model.training
     model.eval()
     try:
         kinds = Transformer, VisionTransformer
         own = next((part for part in model.modules() if isinstance(part, kinds)), None)
-        return _of_theirs(model, inputs) if own is None else _of_ours(model, own, inputs)
+        return _transformers_calls(model, inputs) if own is None else _polyformer_calls(model, own, inputs)
     finally:
         model.train(training)
 
 
-def _of_ours(
+def _polyformer_calls(
     model: nn.Module, own: Transformer | VisionTransformer, inputs: Mapping[str, Tensor]
 ) -> list[Call]:
     calls: list[Call] = []
-    beside: list[_FeedForwardHooks] = []
+    feedforwards: list[_FeedForwardHooks] = []
     with contextlib.ExitStack() as stack:
         requests = stack.enter_context(observed())
         depths = stack.enter_context(recorded_depths())
-        marks = stack.enter_context(marked())
+        marks = stack.enter_context(collect_marks())
         for side, module in (("encoder", own.encoder), ("decoder", getattr(own, "decoder", None))):
             if module is None:
                 continue
-            rest = _FeedForwardHooks(side=side, requests=requests, calls=calls, marks=marks)
-            beside.append(rest)
+            feedforward = _FeedForwardHooks(side=side, requests=requests, calls=calls, marks=marks)
+            feedforwards.append(feedforward)
             for layer in dict.fromkeys(module.sequence):  # layers of a group share one module
-                stack.enter_context(hooked(layer.feedforward, rest.before, rest.after))
+                stack.enter_context(hooked(layer.feedforward, feedforward.before, feedforward.after))
                 kinds = {side: (layer.attention, module.mechanism)}
                 if layer.cross_attention is not None:
                     kinds["encoder"] = (layer.cross_attention, module.mechanism.cross())
                 for keys, (attention, config) in kinds.items():
-                    hooks = _Hooks(
+                    hooks = _PolyformerHooks(
                         side=side, keys=keys, config=config, requests=requests, calls=calls, marks=marks
                     )
                     stack.enter_context(hooked(attention.mechanism, hooks.before, hooks.after))
                     stack.enter_context(hooked(attention, None, hooks.rest))
         model(**inputs)
     for call in calls:
-        for rest in beside:
-            if call.stack == call.keys == rest.side:
-                call.marks.extend(rest.of_layers[call.layer] if call.layer < len(rest.of_layers) else [])
+        for hooks in feedforwards:
+            if call.stack == call.keys == hooks.side:
+                call.marks.extend(hooks.of_layers[call.layer] if call.layer < len(hooks.of_layers) else [])
         call.marks.extend(Mark("layers run", each[:, None].long(), "queries") for each in depths)
     return calls
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class _Watching:
+class _RecordingHooks:
     """Hooks around a module that add to `calls` its requests to `attend`, and the marks of its tokens."""
 
     requests: list[Request]
     calls: list[Call]
-    marks: list[Said] = dataclasses.field(default_factory=list)
-    begun: int = 0
-    said: int = 0
+    marks: list[TokenRecord] = dataclasses.field(default_factory=list)
+    first_request: int = 0
+    first_mark: int = 0
 
     def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Record where the module's own requests and marks begin."""
-        self.begun, self.said = len(self.requests), len(self.marks)
+        self.first_request, self.first_mark = len(self.requests), len(self.marks)
 
     @property
     def own(self) -> list[Request]:
         """The requests since the module was called."""
-        return self.requests[self.begun :]
+        return self.requests[self.first_request :]
 
-    def new_marks(self) -> list[Said]:
+    def new_marks(self) -> list[TokenRecord]:
         """Return the marks since the module was called, or since the last call of this method."""
-        new, self.said = self.marks[self.said :], len(self.marks)
+        new, self.first_mark = self.marks[self.first_mark :], len(self.marks)
         return new
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class _Hooks(_Watching):
-    """Hooks that add every call of a mechanism of ours; its layer is the number of earlier such calls."""
+class _PolyformerHooks(_RecordingHooks):
+    """Hooks that add every call of a mechanism of polyformer; its layer is the number of earlier calls."""
 
     side: str
     keys: str
@@ -118,7 +118,7 @@ class _Hooks(_Watching):
         config = self.config.for_layer(layer)
         pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
         text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
-        slots = next((said.tokens[0] for said in marks if isinstance(said, SlotKeys)), None)
+        slots = next((record.tokens[0] for record in marks if isinstance(record, SlotKeys)), None)
         call = Call(self.side, self.keys, layer, config.kind, text, marks=marks, slots=slots)
         # If the only request has the call's own context, the mechanism is softmax attention to its tokens.
         softmax = isinstance(mechanism, SoftmaxAttention) or slots is not None
@@ -143,7 +143,7 @@ class _Hooks(_Watching):
         """Add to the call the computations of its heads outside the mechanism."""
         call = self.calls[-1]
         call.marks.extend(self.new_marks())
-        marks = [said for said in call.marks if isinstance(said, Mark)]
+        marks = [record for record in call.marks if isinstance(record, Mark)]
         flags = next((mark.values for mark in marks if mark.name == GLOBAL), None)
         if flags is not None and call.request is not None and len(self.own) == 2:
             rows = (flags[0, 0] >= 0).nonzero().flatten()
@@ -151,11 +151,11 @@ class _Hooks(_Watching):
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class _FeedForwardHooks(_Watching):
+class _FeedForwardHooks(_RecordingHooks):
     """Hooks that collect the marks of a stack's feed-forward layers, by layer."""
 
     side: str
-    of_layers: list[list[Said]] = dataclasses.field(default_factory=list)
+    of_layers: list[list[TokenRecord]] = dataclasses.field(default_factory=list)
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Add the marks of the next layer."""
@@ -175,12 +175,12 @@ def hooked(module: nn.Module, before: Any, after: Any) -> Iterator[None]:
             handle.remove()
 
 
-def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
+def _transformers_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     layers = attention_layers(model)
     if not layers:
         raise InputError(
-            f"model: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
-            "convert it with 'polyformer convert', or take another"
+            f"model: no layer of {type(model).__name__} dispatches through transformers' AttentionInterface; "
+            "convert the model with 'polyformer convert', or use another model"
         )
     import polyformer.models.transformers_attention  # noqa: F401  registers the implementation
 
@@ -188,11 +188,13 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     model.set_attn_implementation(IMPLEMENTATION)
     calls: list[Call] = []
     try:
-        with contextlib.ExitStack() as stack, observed() as requests, marked() as marks:
+        with contextlib.ExitStack() as stack, observed() as requests, collect_marks() as marks:
             windows = Windows(model)
             stack.enter_context(windows.watched())
             for layer in layers:
-                hooks = _TheirHooks(layer=layer, requests=requests, calls=calls, marks=marks, windows=windows)
+                hooks = _TransformersHooks(
+                    layer=layer, requests=requests, calls=calls, marks=marks, windows=windows
+                )
                 stack.enter_context(hooked(layer.module, hooks.before, hooks.after))
             run_alone(model, inputs)
     finally:
@@ -201,7 +203,7 @@ def _of_theirs(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class _TheirHooks(_Watching):
+class _TransformersHooks(_RecordingHooks):
     """Hooks that add the call of `attend` by a layer of transformers."""
 
     layer: Layer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.score_steps import steps_of
-from polyformer.cli.plots.explorer.calls import Measured
+from polyformer.cli.plots.explorer.calls import MeasuredCall
 from polyformer.cli.plots.explorer.exact_weights import tiles
 
 
@@ -26,7 +26,7 @@ class Change:
     values: np.ndarray
 
 
-def changes(site: Measured) -> Iterator[Change]:
+def changes(site: MeasuredCall) -> Iterator[Change]:
     """Yield every step of the site's score functions; queries with separate projections come last."""
     own, projected = site.call.request, site.call.projected
     assert own is not None
@@ -41,7 +41,7 @@ def changes(site: Measured) -> Iterator[Change]:
         yield dataclasses.replace(change, rows=rows)
 
 
-def numbers(site: Measured) -> int:
+def numbers(site: MeasuredCall) -> int:
     """Return the largest number of values of all steps."""
     own, projected = site.call.request, site.call.projected
     assert own is not None

@@ -9,7 +9,7 @@ from polyformer.data.batching import Batch, Position
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedBatches:
     """Numbered batches, `count` per epoch, each {"number": [[epoch, number in it]]}."""
 
     count: int

@@ -1,4 +1,4 @@
-"""Texts that a model of ours reads, as readings."""
+"""Texts that a model of polyformer reads, as readings."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NEW_TOKENS = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnTexts:
+class PolyformerTexts:
     """A reader of texts with `model`; without a `tokenizer` tokens are shown as their ids."""
 
     name: str
@@ -39,7 +39,7 @@ class OwnTexts:
         number of tokens; the page shows the last segment.
         """
         if self.tokenizer is None:
-            raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
+            raise InputError("tokenizer: a text requires a tokenizer; pass tokenizer=...")
         ids = self.tokenizer.encode_for_model(text)[0]
         if self.model.decoder is not None and not self.both:
             ids = [*_present(self.tokenizer.bos_id), *self.tokenizer.encode(text)]
@@ -58,9 +58,9 @@ class OwnTexts:
             self._check_segment(segment, target is None and generate is None)
             return self._last_segment(ids, segment)
         if target is not None and not self.both:
-            raise InputError("target: goes with an encoder-decoder")
+            raise InputError("target: only for encoder-decoder models; leave it out")
         if generate is not None and self.model.decoder is None:
-            raise InputError("generate: an encoder generates nothing; leave it out")
+            raise InputError("generate: an encoder cannot generate; leave it out")
         place, prompt = next(self.model.parameters()).device, None
         inputs: dict[str, Any] = {"input_ids": torch.tensor([[*ids]], device=place)}
         own = "decoder_input_ids" if self.both else "input_ids"
@@ -82,7 +82,7 @@ class OwnTexts:
     def _check_segment(self, segment: int, alone: bool) -> None:
         decoder = self.model.decoder
         if decoder is None or self.both or decoder.memory is None:
-            raise InputError("segment: goes with a decoder that has a memory; leave it out")
+            raise InputError("segment: only for decoders with a memory; leave it out")
         if not alone or segment < 1:
             raise InputError(f"segment: expected 1 token or more, without target and generate, got {segment}")
 

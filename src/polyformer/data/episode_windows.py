@@ -12,7 +12,7 @@ from polyformer.data.episodes import Episodes
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class EpisodeWindows:
     """Windows of at most `context` steps, left-padded, in batches of `batch_size`.
 
     With shuffling, an epoch has a window from every step on, so that episodes are drawn in proportion to

@@ -14,8 +14,8 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import FILE_OF_A_LABEL
-from polyformer.data.opening import opened
-from polyformer.data.pictures import SUFFIXES, read_image
+from polyformer.data.compressed_files import opened
+from polyformer.data.image_decoding import SUFFIXES, read_image
 
 Row = dict[str, Any]
 
@@ -51,7 +51,7 @@ def folder_rows(path: Path) -> Iterator[Row]:
         for file in _entries(folder):
             if not _holds(file):
                 kind = "a folder" if file.is_dir() else "neither a .txt nor an image"
-                raise InputError(f"{file}: {kind}; in a folder per label expected texts or images alone")
+                raise InputError(f"{file}: {kind}; expected only texts or images in the folder of a label")
             yield {**_content(file), **label}
 
 

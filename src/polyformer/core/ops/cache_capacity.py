@@ -8,7 +8,7 @@ ON_ACCELERATOR = 1 << 26
 """Values per part on an accelerator, limited by its memory instead of its caches."""
 
 
-def room(like: Tensor) -> int:
+def cache_capacity(like: Tensor) -> int:
     """Return the number of values in the dtype of `like` that fit a core's private cache; more on an
     accelerator.
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import polyformer
 from attention_cases import LargestTensor
-from polyformer.core.ops import workers
-from polyformer.core.ops.workers import spread, usual_threads
+from polyformer.core.ops import cpu_threads
+from polyformer.core.ops.cpu_threads import parallel_map, suitable_threads
 
 
 @pytest.fixture(autouse=True)
@@ -24,25 +24,25 @@ def four_threads() -> Iterator[None]:
 
 def test_tiny_models_are_trained_by_one_thread() -> None:
     """What counts is the largest matrix of a layer, not vectors or tables of tokens."""
-    assert usual_threads(polyformer.create_model("decoder-tiny", vocab_size=8192)) == 1
-    assert usual_threads(nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(1 << 20))) == 1
-    assert usual_threads(nn.Linear(256, 257)) == 4
-    assert usual_threads(nn.Identity()) == 1
+    assert suitable_threads(polyformer.create_model("decoder-tiny", vocab_size=8192)) == 1
+    assert suitable_threads(nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(1 << 20))) == 1
+    assert suitable_threads(nn.Linear(256, 257)) == 4
+    assert suitable_threads(nn.Identity()) == 1
 
 
 def test_groups_are_consecutive_and_in_order() -> None:
-    assert spread(list, range(10)) == [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]
-    assert spread(list, range(3)) == [[0], [1], [2]]
-    assert spread(list, [5]) == [[5]]
-    assert spread(list, []) == [[]]
+    assert parallel_map(list, range(10)) == [[0, 1], [2, 3, 4], [5, 6], [7, 8, 9]]
+    assert parallel_map(list, range(3)) == [[0], [1], [2]]
+    assert parallel_map(list, [5]) == [[5]]
+    assert parallel_map(list, []) == [[]]
 
 
 def test_each_thread_computes_alone_and_the_others_as_before() -> None:
     def threads(group: Sequence[int]) -> tuple[int, bool]:
         return torch.get_num_threads(), threading.current_thread() is threading.main_thread()
 
-    assert spread(threads, range(4)) == [(1, False)] * 4
-    assert spread(threads, range(2)) == [(2, False)] * 2
+    assert parallel_map(threads, range(4)) == [(1, False)] * 4
+    assert parallel_map(threads, range(2)) == [(2, False)] * 2
     assert torch.get_num_threads() == 4
     fresh: list[int] = []
     thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
@@ -53,21 +53,23 @@ def test_each_thread_computes_alone_and_the_others_as_before() -> None:
 
 def test_one_thread_needs_no_other() -> None:
     torch.set_num_threads(1)
-    assert spread(lambda group: threading.current_thread() is threading.main_thread(), range(4)) == [True]
+    assert parallel_map(lambda group: threading.current_thread() is threading.main_thread(), range(4)) == [
+        True
+    ]
 
 
 def test_modes_are_those_of_the_caller() -> None:
     def modes(group: Sequence[int]) -> tuple[bool, bool]:
         return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-    assert spread(modes, range(2)) == [(False, False)] * 2
+    assert parallel_map(modes, range(2)) == [(False, False)] * 2
     with torch.inference_mode():
-        assert spread(modes, range(2)) == [(True, False)] * 2
+        assert parallel_map(modes, range(2)) == [(True, False)] * 2
 
 
 def test_who_watches_operations_sees_them_all() -> None:
     with LargestTensor() as seen:
-        spread(lambda group: torch.zeros(1000), range(4))
+        parallel_map(lambda group: torch.zeros(1000), range(4))
     assert seen.largest == 1000
 
 
@@ -76,13 +78,13 @@ def test_errors_come_back() -> None:
         raise KeyError(group[0])
 
     with pytest.raises(KeyError):
-        spread(fails, range(4))
-    assert spread(len, range(4)) == [1] * 4, "and the workers live on"
+        parallel_map(fails, range(4))
+    assert parallel_map(len, range(4)) == [1] * 4, "and the workers live on"
 
 
 def test_a_forked_process_makes_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = workers._pool(os.getpid(), 4, 4)
-    assert workers._pool(os.getpid(), 4, 4) is pool
-    monkeypatch.setattr(workers.os, "getpid", lambda: -1)
-    assert spread(len, range(4)) == [1] * 4
-    assert workers._pool(-1, 4, 4) is not pool
+    pool = cpu_threads._pool(os.getpid(), 4, 4)
+    assert cpu_threads._pool(os.getpid(), 4, 4) is pool
+    monkeypatch.setattr(cpu_threads.os, "getpid", lambda: -1)
+    assert parallel_map(len, range(4)) == [1] * 4
+    assert cpu_threads._pool(-1, 4, 4) is not pool

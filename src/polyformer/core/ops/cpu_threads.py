@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def usual_threads(model: nn.Module) -> int:
+def suitable_threads(model: nn.Module) -> int:
     """Return the number of CPU threads that suits `model`: 1 if all of its matrices are small, else torch's
     choice.
 
@@ -56,12 +56,12 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def suited(model: nn.Module) -> AbstractContextManager[None]:
+def model_threads(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context with the number of threads that suits `model`."""
-    return threads(usual_threads(model))
+    return threads(suitable_threads(model))
 
 
-def spread(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:
+def parallel_map(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:
     """Return the results of `function` on consecutive groups of `items`, in order, one group per thread.
 
     A single group, in the calling thread, if there is one thread or item, or if a dispatch mode observes this
@@ -88,7 +88,7 @@ def _pool(process: int, workers: int, threads: int) -> ThreadPoolExecutor:
     """Return workers that share torch's `threads`; a forked process cannot use its parent's and makes new
     ones.
     """
-    pool = ThreadPoolExecutor(workers, "attend", initializer=_settle, initargs=(threads // workers,))
+    pool = ThreadPoolExecutor(workers, "attend", initializer=_set_threads, initargs=(threads // workers,))
     ready = threading.Barrier(workers + 1)
     for _ in range(workers):
         pool.submit(ready.wait)
@@ -97,6 +97,6 @@ def _pool(process: int, workers: int, threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _settle(threads: int) -> None:
+def _set_threads(threads: int) -> None:
     torch.get_num_threads()  # torch sets up a new thread on first use and overrides earlier settings
     torch.set_num_threads(threads)

@@ -1,11 +1,11 @@
-"""Images that a Vision Transformer of ours reads, as readings: patches are tokens."""
+"""Images that a Vision Transformer of polyformer reads, as readings: patches are tokens."""
 
 import dataclasses
 
 import numpy as np
 import torch
 
-from polyformer.cli.plots.explorer.own_images import image
+from polyformer.cli.plots.explorer.polyformer_images import image
 from polyformer.cli.plots.explorer.reading import Picture, Reading
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import VisionTransformer
@@ -15,8 +15,8 @@ BEFORE = "class", "distillation"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnPatches:
-    """A reader of images with a `model` of ours."""
+class PolyformerPatches:
+    """A reader of images with a `model` of polyformer."""
 
     name: str
     model: VisionTransformer

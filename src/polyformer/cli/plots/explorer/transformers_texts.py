@@ -12,7 +12,7 @@ from polyformer.core.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OtherTexts:
+class TransformersTexts:
     """A reader of texts with a `model` of transformers; without its `tokenizer` tokens are shown as ids."""
 
     name: str
@@ -24,7 +24,7 @@ class OtherTexts:
         `text`.
         """
         if self.tokenizer is None:
-            raise InputError("tokenizer: a text needs one, and this model was given none; give tokenizer=...")
+            raise InputError("tokenizer: a text requires a tokenizer; pass tokenizer=...")
         inputs = dict(self.tokenizer(text, return_tensors="pt", return_attention_mask=False))
         goal = self.tokenizer(target, return_tensors="pt").input_ids if target is not None else None
         return self._reading(inputs, goal)
@@ -40,7 +40,7 @@ class OtherTexts:
         if self.model.config.is_encoder_decoder:
             rows["decoder"] = inputs["decoder_input_ids"] = ids if target is None else target
         elif target is not None:
-            raise InputError("target: goes with an encoder-decoder")
+            raise InputError("target: only for encoder-decoder models; leave it out")
         device = next(self.model.parameters()).device
         inputs = {name: value.to(device) for name, value in inputs.items()}
         return Reading(name=self.name, model=self.model, inputs=inputs, tokens=shown(rows, self._token))

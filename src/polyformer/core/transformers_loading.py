@@ -1,11 +1,12 @@
 """Loading through transformers, in a single function that never runs code of a checkpoint."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
-from polyformer.models.attached.transformers_logging import quiet_transformers
 
 ADAPTER = "adapter_config.json"
 
@@ -23,7 +24,7 @@ def load_by_transformers(kind: str, name: str | Path, **options: Any) -> Any:
         raise InputError(f"{name}: needs transformers to be read; pip install 'polyformer[hub]'") from error
     safe: dict[str, Any] = {**options, "trust_remote_code": False}
     try:
-        with quiet_transformers():
+        with _only_errors_logged():
             if kind.startswith("AutoModel"):
                 safe |= {"config": _config(transformers, name, options), "use_safetensors": True}
             return getattr(transformers, kind).from_pretrained(name, **safe)
@@ -36,6 +37,22 @@ def load_by_transformers(kind: str, name: str | Path, **options: Any) -> Any:
                 "that transformers reads without trust_remote_code"
             ) from error
         raise InputError(f"{name}: transformers cannot read it by {kind}: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """Suppress transformers' progress bars, and its messages except errors, within the context."""
+    from transformers.utils import logging
+
+    progress, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if progress:
+            logging.enable_progress_bar()
 
 
 def _config(transformers: Any, name: str | Path, options: dict[str, Any]) -> Any:

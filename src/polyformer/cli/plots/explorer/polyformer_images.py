@@ -1,4 +1,4 @@
-"""Images that an image model of ours reads, as readings: a token for each level of each pixel."""
+"""Images that an image model of polyformer reads, as readings: a token for each level of each pixel."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ COLOURS = " red", " green", " blue"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnImages:
+class PolyformerImages:
     """A reader of images with a `model` of the task `image` with `levels` levels per colour."""
 
     name: str

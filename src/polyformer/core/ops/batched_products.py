@@ -7,10 +7,10 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.linear import onednn_takes
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.stopwatch import least_seconds
-from polyformer.core.ops.workers import threads
 
 NEVER = 1 << 62
 
@@ -40,19 +40,19 @@ class BatchedProducts(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProductWay:
+class BatchedKernel:
     """The library for products of matrices like the arguments of `of`."""
 
     plain: int
     transposed: int
 
     @staticmethod
-    def of(a: Tensor, b: Tensor) -> "ProductWay":
+    def of(a: Tensor, b: Tensor) -> "BatchedKernel":
         """Return the current choices, if oneDNN may compute products of two such matrices at all."""
         if not onednn_takes(a, b):
-            return BLAS_ALONE
+            return ONLY_BLAS
         choice = BATCHED_PRODUCTS()
-        return ProductWay(choice.plain, choice.transposed)
+        return BatchedKernel(choice.plain, choice.transposed)
 
     def by_onednn(self, a: Tensor, b: Tensor) -> bool:
         """Return whether oneDNN should compute each product of a [N, M, K] and b [N, K, P]."""
@@ -69,12 +69,12 @@ class ProductWay:
         return torch.stack(parts) if out is None else torch.stack(parts, out=out)
 
 
-BLAS_ALONE = ProductWay(NEVER, NEVER)
+ONLY_BLAS = BatchedKernel(NEVER, NEVER)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return a [N, M, K] @ b [N, K, P]: [N, M, P], written to `out` if given; not differentiable."""
-    return ProductWay.of(a, b)(a, b, out)
+    return BatchedKernel.of(a, b)(a, b, out)
 
 
 def _onednn(x: Tensor, y: Tensor) -> Tensor:

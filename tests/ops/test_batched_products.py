@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.core.ops import products
-from polyformer.core.ops.products import BATCHED_PRODUCTS, BatchedProducts, product
+from polyformer.core.ops import batched_products
+from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, BatchedProducts, product
 
 HEADS = torch.randn(1, 512, 4, 64, generator=torch.Generator().manual_seed(0)).transpose(1, 2)[0]
 """Heads [4, 512, 64] as a model has them: cut out of [tokens, heads, width], with gaps between the rows."""
@@ -43,9 +43,9 @@ def test_every_way_gives_the_product(transposed: bool, number: int, into: bool):
     torch.manual_seed(0)
     a = torch.randn(number, 7, 5).mT if transposed else torch.randn(number, 5, 7)
     b = torch.randn(number, 7, 3)
-    onednn = BatchedProducts(plain=products.NEVER, transposed=1)
+    onednn = BatchedProducts(plain=batched_products.NEVER, transposed=1)
     if not transposed:
-        onednn = BatchedProducts(plain=1, transposed=products.NEVER)
+        onednn = BatchedProducts(plain=1, transposed=batched_products.NEVER)
     for choice, by_onednn in ((onednn, number), (BatchedProducts(), 0)):
         out = torch.empty(number, 5, 3) if into else None
         with BATCHED_PRODUCTS.using(choice), Weights() as weights:
@@ -56,20 +56,20 @@ def test_every_way_gives_the_product(transposed: bool, number: int, into: bool):
 
 
 def test_the_measured_choice_is_the_least_size_from_which_onednn_always_wins(monkeypatch: pytest.MonkeyPatch):
-    wins = {sizes: sizes[0] == 64 or sizes[1] == 1024 for sizes in products.TILES}
-    monkeypatch.setattr(products, "_gain", lambda *sizes, transposed: 2.0 if wins[sizes] else 0.5)
+    wins = {sizes: sizes[0] == 64 or sizes[1] == 1024 for sizes in batched_products.TILES}
+    monkeypatch.setattr(batched_products, "_gain", lambda *sizes, transposed: 2.0 if wins[sizes] else 0.5)
     choice = BATCHED_PRODUCTS.measured()
     assert choice == BatchedProducts(plain=256 * 1024 * 64, transposed=256 * 1024 * 64)
-    monkeypatch.setattr(products, "_gain", lambda *sizes, transposed: 1.0)
-    assert BATCHED_PRODUCTS.measured().plain == products.NEVER
+    monkeypatch.setattr(batched_products, "_gain", lambda *sizes, transposed: 1.0)
+    assert BATCHED_PRODUCTS.measured().plain == batched_products.NEVER
 
 
 def test_it_is_measured_with_one_thread_and_leaves_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch):
     seen = []
     monkeypatch.setattr(
-        products, "_gain", lambda *sizes, transposed: seen.append(torch.get_num_threads()) or 1
+        batched_products, "_gain", lambda *sizes, transposed: seen.append(torch.get_num_threads()) or 1
     )
-    with products.threads(2):
+    with batched_products.threads(2):
         BATCHED_PRODUCTS.measured()
         assert torch.get_num_threads() == 2
     assert set(seen) == {1}

@@ -1,10 +1,10 @@
-"""Marks: data about single tokens that parts of a model show to visualizations: buckets, clusters, experts,
-spans.
+"""Records about single tokens that a model passes to visualizations: buckets, clusters, experts, spans.
 
-    mark("bucket, round 1", lambda: buckets[:, :, 0])
+    record_mark("bucket, round 1", lambda: buckets[:, :, 0])
 
-marks all tokens of a call. `say` shows the entries that queries look up, and the tokens behind keys that are
-not tokens. Without a collector nothing is computed, and a traced graph shows nothing.
+records a number for each token of a call. `record_lookup` records the entries that queries look up, and the
+tokens that keys represent if the keys are not tokens. Without an observer nothing is computed, and a traced
+graph records nothing.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from polyformer.core.tap import Tap
+from polyformer.core.recorder import Recorder
 
 Of = Literal["tokens", "queries", "keys"]
 
@@ -62,23 +62,25 @@ class SlotKeys:
     tokens: Tensor
 
 
-Said = Mark | Lookup | SlotKeys
+TokenRecord = Mark | Lookup | SlotKeys
 
-_tap: Tap[Said] = Tap("marks")
-
-
-def marked() -> AbstractContextManager[list[Said]]:
-    """Collect all marks and lookups shown inside, in order."""
-    return _tap.collected()
+_recorder: Recorder[TokenRecord] = Recorder("marks")
 
 
-def mark(name: str, values: Callable[[], Tensor], of: Of = "tokens", names: tuple[str, ...] = ()) -> None:
-    """Pass a mark to the collector; `values` is called only if there is a collector."""
-    if _tap.records is not None:
-        _tap.show(Mark(name, values().detach(), of, names))
+def collect_marks() -> AbstractContextManager[list[TokenRecord]]:
+    """Collect all records of tokens within the context, in order."""
+    return _recorder.collect()
 
 
-def say(said: Callable[[], Lookup | SlotKeys]) -> None:
-    """Pass a lookup or slot keys to the collector; `said` is called only if there is a collector."""
-    if _tap.records is not None:
-        _tap.show(said())
+def record_mark(
+    name: str, values: Callable[[], Tensor], of: Of = "tokens", names: tuple[str, ...] = ()
+) -> None:
+    """Record a number for each token; `values` is called only if there is an observer."""
+    if _recorder.records is not None:
+        _recorder.record(Mark(name, values().detach(), of, names))
+
+
+def record_lookup(lookup: Callable[[], Lookup | SlotKeys]) -> None:
+    """Record a lookup or slot keys; `lookup` is called only if there is an observer."""
+    if _recorder.records is not None:
+        _recorder.record(lookup())

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import IMAGE_BYTES, PIXELS
+from polyformer.data.compressed_files import opened_bytes
 from polyformer.data.images import IMAGE
-from polyformer.data.opening import opened_bytes
 
 Row = dict[str, Any]
 Mode = Literal["grey", "rgb"]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.explorer.own_images import image
+from polyformer.cli.plots.explorer.polyformer_images import image
 from polyformer.cli.plots.explorer.reading import Picture, Reading, run_alone
 from polyformer.cli.plots.explorer.windows import Windows
 from polyformer.core.errors import InputError
@@ -25,7 +25,7 @@ def part_for(model: Any, images: bool) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OtherImages:
+class TransformersImages:
     """A reader of images with a `model` of transformers for pixels, and its image `processor`."""
 
     name: str

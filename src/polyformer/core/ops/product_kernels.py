@@ -3,7 +3,7 @@ machine.
 
 BLAS is often tuned for the processors of another vendor; there oneDNN, which compiles its kernels for the
 current processor, is twice as fast. On other processors oneDNN loses half of its speed for transposed
-matrices, as in gradients. This cannot be predicted, so every product is tried in every way.
+matrices, as in gradients. This cannot be predicted, so every product is tried with every kernel.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ lengths.
 """
 
 CLEARLY, AT_LEAST = 1.07, 5e-6
-"""The factor and the seconds by which another way must be faster than plain torch to be chosen."""
+"""The factor and the seconds by which another kernel must be faster than plain torch to be chosen."""
 
 ROUNDS, DECIDED, SECONDS = 3, 1.3, 0.75
-"""The most tries of a product; the factor between ways above which one try suffices; the seconds of CPU time.
+"""The most tries of a product; the factor between kernels above which one try suffices; seconds of CPU time.
 
-Sizes that are not measured in this time use the way of the nearest measured size.
+Sizes that are not measured in this time use the kernel of the nearest measured size.
 """
 
 Size = tuple[int, int, int]
@@ -68,50 +68,53 @@ CANDIDATES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductWays(Config):
-    """The fastest way of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; empty: plain torch."""
+class ProductKernels(Config):
+    """The fastest kernel of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; empty: plain torch."""
 
     forward: dict[str, str] = dataclasses.field(default_factory=dict)
     grad_input: dict[str, str] = dataclasses.field(default_factory=dict)
     grad_weight: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._measured  # noqa: B018 - raises the error of an invalid size or way now
+        self._measured  # noqa: B018 - raises the error of an invalid size or kernel now
 
-    def layer_ways(self, x: Tensor, weight: Tensor) -> "Ways":
-        """Return `ways` for the layer with this weight [O, I] and the input x [..., I]."""
+    def layer_kernels(self, x: Tensor, weight: Tensor) -> "LayerKernels":
+        """Return the kernels of the layer with this weight [O, I] and the input x [..., I]."""
         key = x.numel(), weight.shape
-        ways = self._known.get(key)
-        if ways is None:
+        kernels = self._known.get(key)
+        if kernels is None:
             if len(self._known) >= 4096:
                 self._known.clear()
             outputs, inputs = weight.shape
-            ways = self._known[key] = self.ways(x.numel() // inputs, inputs, outputs)
-        return ways
+            kernels = self._known[key] = self.kernels(x.numel() // inputs, inputs, outputs)
+        return kernels
 
-    def ways(self, rows: int, inputs: int, outputs: int) -> "Ways":
-        """Return how to compute a layer of these sizes: each pass as for the nearest measured size."""
-        return Ways(*(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES))
+    def kernels(self, rows: int, inputs: int, outputs: int) -> "LayerKernels":
+        """Return the kernels of a layer of these sizes: each pass as for the nearest measured size."""
+        return LayerKernels(*(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES))
 
     @functools.cached_property
-    def _known(self) -> "dict[tuple[int, torch.Size], Ways]":
+    def _known(self) -> "dict[tuple[int, torch.Size], LayerKernels]":
         return {}
 
     @functools.cached_property
     def _measured(self) -> dict[str, dict[Size, str]]:
         passes = {name: getattr(self, name) for name in PASSES}
-        return {name: {_size(size): _way(way) for size, way in ways.items()} for name, ways in passes.items()}
+        return {
+            name: {_size(size): _kernel(kernel) for size, kernel in kernels.items()}
+            for name, kernels in passes.items()
+        }
 
 
-class Ways(NamedTuple):
-    """The way of each pass of a layer."""
+class LayerKernels(NamedTuple):
+    """The kernel of each pass of a layer."""
 
     forward: str
     grad_input: str
     grad_weight: str
 
 
-PLAIN = Ways(BLAS, BLAS, BLAS)
+PLAIN = LayerKernels(BLAS, BLAS, BLAS)
 
 
 def _nearest(measured: dict[Size, str], size: Size) -> str:
@@ -128,10 +131,10 @@ def _size(text: str) -> Size:
     return rows, inputs, outputs
 
 
-def _way(way: str) -> str:
-    if way not in (BLAS, ONEDNN, ONEDNN_COPIED):
-        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {quote(way)}")
-    return way
+def _kernel(kernel: str) -> str:
+    if kernel not in (BLAS, ONEDNN, ONEDNN_COPIED):
+        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {quote(kernel)}")
+    return kernel
 
 
 def _distance(size: Size, other: Size) -> float:
@@ -153,42 +156,42 @@ def _padded(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, missing)) if missing and len(rows) > ROW_STEP else rows
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, way: str) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, kernel: str) -> Tensor:
     """Return y = x [N, I] weight [O, I]^T + bias [O]."""
-    if way == BLAS:
+    if kernel == BLAS:
         return F.linear(x, weight, bias)
-    return onednn_product(x, weight if way == ONEDNN else weight.contiguous(), bias)
+    return onednn_product(x, weight if kernel == ONEDNN else weight.contiguous(), bias)
 
 
-def grad_input(grad: Tensor, weight: Tensor, way: str) -> Tensor:
+def grad_input(grad: Tensor, weight: Tensor, kernel: str) -> Tensor:
     """Return grad [N, O] weight [O, I], the gradient of a layer's input, [N, I]."""
-    if way == BLAS:
+    if kernel == BLAS:
         return grad @ weight
-    return onednn_product(grad, weight.T if way == ONEDNN else weight.T.contiguous())
+    return onednn_product(grad, weight.T if kernel == ONEDNN else weight.T.contiguous())
 
 
-def grad_weight(grad: Tensor, x: Tensor, way: str) -> Tensor:
+def grad_weight(grad: Tensor, x: Tensor, kernel: str) -> Tensor:
     """Return grad [N, O]^T x [N, I], the gradient of a layer's weight, [O, I]."""
-    if way == BLAS:
+    if kernel == BLAS:
         return grad.T @ x
     return onednn_product(_padded(grad).T, _padded(x).T)
 
 
-def measure() -> ProductWays:
-    """Measure every pass of some layers in every way, the passes in turn, within the time limit."""
-    ways: dict[str, dict[str, str]] = {name: {} for name in PASSES}
+def measure() -> ProductKernels:
+    """Measure every pass of some layers with every kernel, the passes in turn, within the time limit."""
+    kernels: dict[str, dict[str, str]] = {name: {} for name in PASSES}
     if not torch.backends.mkldnn.is_available():
-        return ProductWays()
+        return ProductKernels()
     end = time.thread_time() + SECONDS  # CPU time: a busy machine measures the same work
     for sizes in itertools.zip_longest(*SIZES.values()):
         for name, size in zip(SIZES, sizes):
             if size is not None and time.thread_time() < end:
-                ways[name]["x".join(map(str, size))] = _fastest(_pass(name, size), CANDIDATES[name])
-    return ProductWays(**ways)
+                kernels[name]["x".join(map(str, size))] = _fastest(_pass(name, size), CANDIDATES[name])
+    return ProductKernels(**kernels)
 
 
 def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
-    """Return one pass of a layer of this size as a function of the way."""
+    """Return one pass of a layer of this size as a function of the kernel."""
     rows, inputs, outputs = size
     x, weight, grad = (
         torch.full(shape, 0.5, device="cpu", dtype=torch.float32)
@@ -201,10 +204,12 @@ def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
     return functools.partial(grad_weight, grad, x)
 
 
-def _fastest(compute: Callable[[str], Tensor], ways: tuple[str, ...]) -> str:
-    """Return the way that took the least time; plain torch, the first, unless another is clearly faster."""
-    least = least_seconds({way: functools.partial(compute, way) for way in ways}, ROUNDS, _decided)
-    best = min(ways, key=lambda way: least[way])
+def _fastest(compute: Callable[[str], Tensor], kernels: tuple[str, ...]) -> str:
+    """Return the kernel that took the least time; plain torch, the first, if none is clearly faster."""
+    least = least_seconds(
+        {kernel: functools.partial(compute, kernel) for kernel in kernels}, ROUNDS, _decided
+    )
+    best = min(kernels, key=lambda kernel: least[kernel])
     return best if least[BLAS] > max(CLEARLY * least[best], least[best] + AT_LEAST) else BLAS
 
 
@@ -213,4 +218,4 @@ def _decided(least: Mapping[str, float]) -> bool:
     return not 1 < least[BLAS] / min(least.values()) < DECIDED
 
 
-PRODUCTS = Section("products", ProductWays(), measure)
+PRODUCTS = Section("products", ProductKernels(), measure)
