@@ -1,7 +1,7 @@
-"""Vectors of texts, and a search by meaning among them.
+"""Text embeddings and semantic search.
 
-    python examples/embeddings.py                            # a tiny encoder, trained here in seconds
-    python examples/embeddings.py MINILM-DIR "how do I open a file?"   # a sentence encoder of the hub
+    python examples/embeddings.py                            # trains a tiny encoder in seconds
+    python examples/embeddings.py MINILM-DIR "how do I open a file?"   # a sentence encoder from the hub
 
 The texts are the paragraphs of Python's language reference, which comes with Python.
 """
@@ -17,11 +17,11 @@ from polyformer.data.default_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.training.objectives.contrastive import contrastive_loss
 
-LONGEST = 64  # tokens of a text that are read
+LONGEST = 64  # texts are cut to this number of tokens
 
 
 def embed(model, tokenizer, texts: list[str]) -> torch.Tensor:
-    """Vectors [texts, E] of length 1: a batch is padded, and what is padded is not read."""
+    """Return normalized embeddings [texts, E]. The attention mask excludes padding."""
     rows = [tokenizer.encode_for_model(text)[0][:LONGEST] for text in texts]
     ids = torch.full((len(rows), max(map(len, rows))), tokenizer.pad_id)
     mask = torch.zeros_like(ids)
@@ -31,7 +31,7 @@ def embed(model, tokenizer, texts: list[str]) -> torch.Tensor:
 
 
 def tiny_encoder(texts: list[str], steps: int = 60):
-    """Trained so that the two halves of a paragraph find one another among those of 32."""
+    """Train an encoder to match the two halves of each paragraph in a batch of 32."""
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=2000), texts)
     model = polyformer.create_model("encoder-tiny", vocab_size=len(tokenizer), head="embed")
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -50,7 +50,7 @@ def tiny_encoder(texts: list[str], steps: int = 60):
 
 
 def halves(words: list[str]) -> tuple[list[str], list[str]]:
-    """Every second word on either side."""
+    """Return the words at even and at odd positions."""
     return words[::2], words[1::2]
 
 

@@ -1,4 +1,4 @@
-"""Lightning trains a model of ours: a module of a dozen lines, the rest is Lightning's.
+"""Train a polyformer model with Lightning, by a short LightningModule.
 
 pip install lightning
 python examples/lightning_module.py [STEPS]
@@ -17,7 +17,7 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 150
 
 
 class Classifier(lightning.LightningModule):
-    """An encoder that tells which of two tokens comes first: a question of positions."""
+    """An encoder that classifies which of two tokens comes first, which needs positions."""
 
     def __init__(self, **options):
         super().__init__()
@@ -26,27 +26,27 @@ class Classifier(lightning.LightningModule):
         )
 
     def training_step(self, batch, index):
-        """The loss of a batch (ids [B, T], labels [B])."""
+        """Return the loss of a batch (ids [B, T], labels [B])."""
         ids, labels = batch
         loss = self.model(ids, labels=labels).loss
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def test_step(self, batch, index):
-        """The share of right answers."""
+        """Log the accuracy."""
         ids, labels = batch
         self.log("accuracy", (self.model(ids).logits.argmax(-1) == labels).float().mean())
 
     def configure_optimizers(self):
-        """Any of torch's; `polyformer.training.optimizers` has more."""
+        """Return a torch optimizer; `polyformer.training.optimizers` has more."""
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
 def rows(number: int, seed: int, length: int = 12):
-    """Rows with one 3 and one 4 among other tokens; the label is whether the 3 comes first."""
+    """Return rows with a 3 and a 4 among other tokens; the label is 1 if the 3 comes first."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, 16, (number, length), generator=draw)
-    places = torch.rand(number, length, generator=draw).argsort(1)[:, :2]  # two different ones
+    places = torch.rand(number, length, generator=draw).argsort(1)[:, :2]  # two distinct positions
     ids.scatter_(1, places, torch.tensor([3, 4]).expand(number, 2))
     return list(zip(ids, (places[:, 0] < places[:, 1]).long()))
 
@@ -67,5 +67,5 @@ if __name__ == "__main__":
         trainer.fit(module, DataLoader(rows(64 * STEPS, seed=0), batch_size=64))
         trainer.test(module, DataLoader(rows(512, seed=1), batch_size=64), verbose=False)
         print(f"accuracy: {trainer.callback_metrics['accuracy']:.3f}")
-        module.model.save_pretrained(f"{folder}/saved")  # the model alone, without Lightning's wrapping
+        module.model.save_pretrained(f"{folder}/saved")  # only the model, without the LightningModule
         polyformer.from_pretrained(f"{folder}/saved")

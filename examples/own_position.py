@@ -1,10 +1,10 @@
-"""A position scheme of one's own, in one class: a learned bias that falls with the logarithm of the distance.
+"""Your own position scheme in one class: a learned bias that decreases with the log of the distance.
 
     python examples/own_position.py
 
-The class registers itself: afterwards `position="log_distance"` is a choice like any other, in Python, in
-recipes, and on the command line (`polyformer train --import examples/own_position.py
---model.position log_distance`). An installable package of members: examples/own-member.
+The class registers itself. Then `position="log_distance"` works in Python, in recipes, and on the command
+line (`polyformer train --import examples/own_position.py --model.position log_distance`). The folder
+examples/own-member is an installable package of members.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from polyformer.attention.positions import Position, PositionConfig, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogDistanceConfig(PositionConfig):
-    """`start`: the slope of every head before training."""
+    """`start`: the initial slope of every head."""
 
     start: float = 1.0
 
@@ -27,7 +27,7 @@ class LogDistanceConfig(PositionConfig):
     paper = "examples/own_position.py"
 
     def build(self, shape: Shape) -> Position:
-        """The scheme for the heads of one stack."""
+        """Return the scheme for the heads of a stack."""
         return LogDistance(shape.num_heads, self.start)
 
 
@@ -39,7 +39,7 @@ class LogDistance(Position):
         self.slopes = nn.Parameter(torch.full((num_heads, 1), start))
 
     def relative(self, q, k, context, site):
-        """A bias [H, R] for each of the R distances that this call has."""
+        """Return the bias [H, R] of the R distances in this call."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device, dtype=q.dtype).abs()
         return Relative(first=least, bias=-self.slopes * torch.log1p(distance))
@@ -51,7 +51,9 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(1, 61):
         steps = torch.randint(0, 2, (16, 24)) * 2 - 1
-        ids = 8 + steps.cumsum(1) % 48  # each token is next to the one before it, up or down: log 2 = 0.693
+        ids = (
+            8 + steps.cumsum(1) % 48
+        )  # each token differs from its predecessor by +-1: the minimum loss is log 2 = 0.693
         loss = model(ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -59,7 +61,7 @@ if __name__ == "__main__":
         if step % 20 == 0:
             print(f"step {step}: loss {loss:.3f}")
 
-    # It combines with every other axis: here with a window, and on a text four times as long.
+    # It combines with all other axes: here with a window, on a text of four times the length.
     windowed = polyformer.create_model(
         "decoder-tiny", vocab_size=64, position="log_distance", attention="Window(8, 0)"
     )

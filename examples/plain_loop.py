@@ -1,8 +1,8 @@
-"""A loop of one's own: nothing of polyformer but the model.
+"""Train a polyformer model in a plain PyTorch loop.
 
     python examples/plain_loop.py [STEPS]
 
-A character-level decoder on the text that comes with Python; what it has learnt is written at the end.
+The model is a character-level decoder of the text included in Python. The end prints a sample.
 """
 
 import sys
@@ -24,7 +24,7 @@ train, valid = ids[: -LENGTH * 200], ids[-LENGTH * 200 :]
 
 
 def batch(data: torch.Tensor) -> torch.Tensor:
-    """[BATCH, LENGTH] from random places of the text."""
+    """Return [BATCH, LENGTH] tokens from random positions of the text."""
     starts = torch.randint(len(data) - LENGTH, (BATCH,))
     return torch.stack([data[start : start + LENGTH] for start in starts])
 
@@ -35,7 +35,7 @@ schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_ste
 
 for step in range(1, STEPS + 1):
     rows = batch(train)
-    loss = model(rows, labels=rows).loss  # labels are shifted inside: each token predicts the next
+    loss = model(rows, labels=rows).loss  # the model shifts the labels: each token predicts the next
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -1,12 +1,12 @@
-"""A model behind HTTP: FastAPI answers many clients at once, each in a thread, all with the same weights.
+"""Serve a model over HTTP: FastAPI answers many clients concurrently, in threads that share the weights.
 
     pip install fastapi uvicorn
     polyformer train --out runs/demo
     MODEL=runs/demo uvicorn --app-dir examples serve:app
     curl localhost:8000/generate -H 'content-type: application/json' -d '{"prompt": "class Stack:"}'
 
-`generate` keeps what it remembers of a text in the call, so threads share a model without a lock. A sample is
-drawn from a generator of its own by `seed`: what other clients ask for at the time does not change it.
+The KV cache belongs to the call of `generate`, so threads share a model without a lock. Each request has its
+own random generator, seeded by `seed`, so concurrent requests do not change a sample.
 """
 
 import os
@@ -19,23 +19,23 @@ import polyformer
 from polyformer.data.tokenizer_loading import load_tokenizer
 
 FOLDER = os.environ["MODEL"]
-torch.set_num_threads(1)  # clients, not matrix products, share out the cores
+torch.set_num_threads(1)  # parallel requests use the cores, not parallel matrix products
 model = polyformer.from_pretrained(FOLDER).eval()
 tokenizer = load_tokenizer(FOLDER)
 app = FastAPI(title="polyformer")
 
 
 class Request(BaseModel):
-    """What a client asks for."""
+    """A request for a continuation."""
 
     prompt: str = Field(min_length=1, max_length=10_000)
     max_new_tokens: int = Field(default=32, ge=1, le=1024)
     temperature: float = Field(default=1.0, gt=0)
-    seed: int | None = None  # None: the likeliest token each time
+    seed: int | None = None  # None: greedy decoding
 
 
 class Answer(BaseModel):
-    """What follows the prompt, and the mean log-probability of its tokens."""
+    """The continuation and the mean log-probability of its tokens."""
 
     text: str
     score: float
@@ -43,7 +43,7 @@ class Answer(BaseModel):
 
 @app.post("/generate")
 def generate(request: Request) -> Answer:
-    """FastAPI runs a plain `def` in a thread of its pool."""
+    """Return the continuation. FastAPI runs a plain `def` in its thread pool."""
     drawn = {"do_sample": True, "temperature": request.temperature, "seed": request.seed}
     try:
         generated = model.generate(
@@ -51,7 +51,7 @@ def generate(request: Request) -> Answer:
             max_new_tokens=request.max_new_tokens,
             **(drawn if request.seed is not None else {}),
         )
-    except polyformer.InputError as error:  # such as a prompt that is too long: the client's fault, and said
+    except polyformer.InputError as error:  # a client error, such as a prompt that is too long
         raise HTTPException(422, str(error)) from error
     text = generated.texts(tokenizer.decode)[0]
     return Answer(text=text, score=float(generated.scores[0] / generated.lengths[0]))

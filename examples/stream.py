@@ -1,6 +1,6 @@
-"""Text as it is written: a model that generates in a thread of its own, read like any iterator.
+"""Stream generated text: a thread generates, and an iterator yields the text.
 
-polyformer train --out runs/demo            # two minutes; or any checkpoint with its tokenizer
+polyformer train --out runs/demo            # two minutes; or use any checkpoint with its tokenizer
 python examples/stream.py runs/demo "class Stack:"
 """
 
@@ -17,7 +17,7 @@ from polyformer.models.generation import TextStreamer
 
 
 def pieces(model, tokenizer, prompt: str, **settings) -> Iterator[str]:
-    """What follows the prompt, piece by piece: only whole characters, and nothing of a stop string."""
+    """Yield the continuation of the prompt in whole characters, without stop strings."""
     queue: SimpleQueue[str | BaseException | None] = SimpleQueue()
     streamer = TextStreamer(tokenizer.decode, settings.get("stop", ()), queue.put)
 
@@ -27,7 +27,7 @@ def pieces(model, tokenizer, prompt: str, **settings) -> Iterator[str]:
             model.generate(ids, streamer=streamer, decode=tokenizer.decode, **settings)
             streamer.finish()
             queue.put(None)
-        except BaseException as error:  # the reader is told, rather than left waiting
+        except BaseException as error:  # otherwise the reader would wait forever
             queue.put(error)
 
     threading.Thread(target=write, daemon=True).start()

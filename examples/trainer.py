@@ -1,9 +1,9 @@
-"""transformers' Trainer trains a model of ours: any attention, any position scheme.
+"""Train a polyformer model, with any attention and position scheme, with transformers' Trainer.
 
     python examples/trainer.py [STEPS]
 
-Needs transformers (`pip install 'polyformer[hub]'`). `wrap` makes the model one of transformers' own, so that
-Trainer, PEFT, `pipeline` and `push_to_hub` take it.
+Needs transformers (`pip install 'polyformer[hub]'`). `wrap` returns a transformers model,
+which works with Trainer, PEFT, `pipeline` and `push_to_hub`.
 """
 
 import sys
@@ -58,7 +58,7 @@ with tempfile.TemporaryDirectory() as folder:
     trainer.train()
     print(f"held-out loss: {before:.3f} before, {trainer.evaluate()['eval_loss']:.3f} after {STEPS} steps")
 
-    # What it saved opens as a model of transformers, and as one of ours.
+    # Both libraries can load the saved model.
     trainer.save_model(folder)
     print(type(transformers.AutoModelForCausalLM.from_pretrained(folder)).__name__)
     print(type(polyformer.from_pretrained(folder)).__name__)

@@ -1,6 +1,7 @@
 """The examples run, and do what they say; examples/own-member has tests of its own (test_own_member.py)."""
 
 import json
+import math
 import os
 import re
 import runpy
@@ -60,6 +61,26 @@ def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     first, last = numbers(r"held out (\S+)", text)
     assert last < first - 0.1
     assert "\nThe " in text
+
+
+def test_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "mine.txt").write_text("\n\n".join(default_documents()[:20]), encoding="utf-8")
+    out = tmp_path / "run"
+    text = run("own_data.py", monkeypatch, capsys, str(tmp_path / "mine.txt"), str(out), "30")
+    (loss,) = numbers(r"validation loss: (\S+)", text)
+    assert loss < 6.0 < math.log(1000)
+    assert "\nThe " in text
+    assert polyformer.from_pretrained(out).config.vocab_size <= 1000
+
+
+def test_plain_transformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Its model has tests of its own (test_plain_transformer.py)."""
+    text = run("plain_transformer.py", monkeypatch, capsys, "150")
+    first, _, last = numbers(r"loss (\S+)", text)
+    assert last < first - 1
+    (right,) = numbers(r"(\d+) of 100 new sentences", text)
+    assert right > 10
+    assert len(re.findall(r"(?m)^\w.* -> \w", text)) == 5
 
 
 def test_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

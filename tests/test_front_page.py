@@ -21,10 +21,17 @@ def blocks(language: str) -> list[str]:
 
 
 def test_its_python_runs(tmp_path: Path):
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     done = run_python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my-model" / "config.json").is_file()
+
+
+def test_its_program_is_the_example():
+    """test_examples.py runs it."""
+    _, code = blocks("python")
+    assert code == (ROOT / "examples" / "own_data.py").read_text(encoding="utf-8")
+    assert len([line for line in code.splitlines() if line]) <= 20
 
 
 def test_its_commands_exist():

@@ -53,14 +53,14 @@ SHARED = {
     "training.objectives": {"base"},
     "training.tasks": {
         "base",
-        "joining",
-        "keeping",
+        "cached_results",
         "labels",
         "masking",
         "metrics",
+        "pair_encoder",
+        "seq2seq",
         "text",
         "workers",
-        "writing",
     },
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""

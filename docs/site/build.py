@@ -1,9 +1,8 @@
-"""Builds the site: `python docs/site/build.py [--external]`, into build/site/html.
+"""Build the site into build/site/html: `python docs/site/build.py [--external]`.
 
-The pages are those of `docs` and `examples`, which read well without the site too, and what is generated from
-the registry, the docstrings, the parsers and the recipes. Warnings are errors, nothing is fetched, and every
-link within the site is followed. `--external` asks for the addresses of other sites instead, which needs a
-network.
+The site contains the pages of `docs` and `examples`, and pages generated from the registry, the docstrings,
+the parsers and the recipes. Warnings are errors, nothing is downloaded, and all internal links are checked.
+`--external` checks the links to other sites instead and needs a network.
 """
 
 import os
@@ -24,11 +23,11 @@ SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 BUILD = ROOT / "build" / "site"
 APART = ("site/", "members/")
-"""Folders of `docs` that are no pages by themselves."""
+"""Folders of `docs` that contain no complete pages."""
 
 
 def sources() -> dict[str, str | Path]:
-    """Every file of the site's source by its path: a text, or a file to copy."""
+    """Return every source file of the site by its path: a text, or a file to copy."""
     docs = ROOT / "docs"
     files = [path for path in sorted(docs.rglob("*")) if path.is_file()]
     names = [(path, path.relative_to(docs).as_posix()) for path in files]
@@ -58,20 +57,20 @@ def sources() -> dict[str, str | Path]:
 
 
 def example(path: Path) -> str:
-    """A program as a page, which the page of all examples leads to."""
+    """Return the page of an example program; the page of all examples links to it."""
     code = path.read_text(encoding="utf-8").rstrip()
     return f"---\norphan: true\n---\n\n# {path.name}\n\n[All examples](README.md)\n\n```python\n{code}\n```\n"
 
 
 def generated_pages() -> dict[str, str]:
-    """The pages that are made from the code, as Markdown by their paths."""
+    """Return the pages generated from the code, as Markdown by path."""
     members = (ROOT / "docs" / "members.md").read_text(encoding="utf-8")
     result = {"members.md": member_pages.with_links(members), "survey.md": survey_page.page()}
     return result | member_pages.pages() | reference_pages.pages()
 
 
 def assemble(folder: Path) -> None:
-    """Write the sources, changing only what differs, so that Sphinx reads again only that."""
+    """Write the sources that changed, so that Sphinx only reads these again."""
     wanted = {folder / name: content for name, content in sources().items()}
     for path in [path for path in folder.rglob("*") if path.is_file() and path not in wanted]:
         path.unlink()
@@ -83,7 +82,7 @@ def assemble(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status of Sphinx, or of the links' check."""
+    """Return the exit status of Sphinx, or of the link check."""
     from sphinx.cmd.build import main as sphinx
 
     source, html = BUILD / "source", BUILD / "html"

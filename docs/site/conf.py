@@ -1,4 +1,4 @@
-"""Sphinx's configuration; `docs/site/build.py` puts the sources together and calls Sphinx."""
+"""Sphinx configuration; `docs/site/build.py` writes the sources and calls Sphinx."""
 
 import sys
 from pathlib import Path
@@ -59,12 +59,12 @@ copybutton_selector = "div:not(.printed) > div.highlight > pre"
 
 
 def docstring_to_rst(app, what, name, obj, options, lines):
-    """Docstrings here are prose with indented equations, not reStructuredText."""
+    """Convert docstrings, which are prose with indented equations, to reStructuredText."""
     lines[:] = rst("\n".join(lines)).splitlines()
 
 
 def setup(app):
-    """Connect what this file defines, and name the languages of fences that Pygments does not know."""
+    """Register the docstring converter, and lexers for code languages that Pygments does not know."""
     app.add_lexer("jsonl", JsonLexer)
     for language in ("csv", "tsv"):
         app.add_lexer(language, TextLexer)

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown and as reStructuredText: prose, code in backticks, indented equations."""
+"""Convert docstrings to Markdown and reStructuredText: prose, code in backticks, indented equations."""
 
 import re
 import textwrap
@@ -8,9 +8,9 @@ CODE = re.compile(r"(`[^`\n]+(?:\n[^`\n]+)?`)")
 
 
 def blocks(doc: str) -> Iterator[tuple[bool, list[str]]]:
-    """(whether it is an indented block, its lines): an equation may hold empty lines, a paragraph not.
+    """Yield (whether the block is indented, its lines). Only an indented block may contain empty lines.
 
-    `doc` is without the indentation that a class gives its docstring (`inspect.cleandoc`).
+    `doc` must have no common indentation (`inspect.cleandoc`).
     """
     lines, indented = [], False
     for line in doc.splitlines():
@@ -32,12 +32,12 @@ def blocks(doc: str) -> Iterator[tuple[bool, list[str]]]:
 
 
 def markdown(doc: str) -> str:
-    """A docstring as Markdown; what would be markup by accident is escaped."""
+    """Return a docstring as Markdown, with accidental markup escaped."""
     return _joined(doc, _markdown_prose, lambda code: f"```text\n{code}\n```")
 
 
 def rst(doc: str) -> str:
-    """A docstring as reStructuredText."""
+    """Return a docstring as reStructuredText."""
     return _joined(doc, _rst_prose, lambda code: "::\n\n" + _indented(code))
 
 
@@ -50,7 +50,7 @@ def _joined(doc: str, prose: Callable[[str], str], literal: Callable[[str], str]
 
 
 def _continues(line: str) -> bool:
-    """Whether a line is an item of a list, whose text may go on indented."""
+    """Return whether a line is a list item, which may continue with indented lines."""
     return line.startswith("- ")
 
 

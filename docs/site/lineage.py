@@ -1,6 +1,6 @@
-"""What the registry does not say of papers: what they are called, and which builds on which.
+"""Names of papers, and which paper builds on which; the registry does not contain this.
 
-An arrow stands for what the later paper says of itself: that it extends, joins or replaces the earlier.
+An edge means that the later paper states that it extends, combines or replaces the earlier paper.
 """
 
 NAMES = {

@@ -1,7 +1,7 @@
-"""Links of the site: made to fit when pages are copied, and checked in the pages that were built.
+"""Rewrite links when pages are copied to the site, and check the links of the built pages.
 
-`python docs/site/links.py FOLDER` names every link within a built site that leads nowhere, and everything
-that a page would fetch from elsewhere.
+`python docs/site/links.py FOLDER` lists all broken internal links of a built site, and all resources that a
+page would load from other sites.
 """
 
 import json
@@ -18,10 +18,10 @@ FENCE = re.compile(r"^(```|~~~)")
 
 
 def rewritten(text: str, source: str, pages: dict[str, str], others: set[str]) -> str:
-    """Links of the Markdown file `source` as they are in the site.
+    """Return the text of the Markdown file `source` with links that work in the site.
 
-    `pages` maps files of the repository to pages of the site, `others` are further files that the site has.
-    What the site does not have is named by its path in the repository.
+    `pages` maps files of the repository to pages of the site; `others` are other files of the site. A link to
+    a file outside the site is replaced by the path of the file in the repository.
     """
     here, inside, lines = posixpath.dirname(pages[source]), False, []
 
@@ -45,7 +45,7 @@ def rewritten(text: str, source: str, pages: dict[str, str], others: set[str]) -
 
 
 class Page(HTMLParser):
-    """What a built page links to, what it would fetch, and the anchors that it has."""
+    """The links, the loaded resources and the anchors of a built page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes the attributes that name or lead somewhere."""
+        """Collect the anchors and links of a tag."""
         values = {name: value or "" for name, value in attrs}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
@@ -66,7 +66,7 @@ class Page(HTMLParser):
 
 
 def broken(folder: Path) -> list[str]:
-    """Every link within the site that leads nowhere, and every address that a page would fetch."""
+    """Return all broken internal links, and all external resources that a page would load."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
     missing: dict[str, set[str]] = defaultdict(set)
     for path, page in pages.items():
@@ -87,7 +87,7 @@ def broken(folder: Path) -> list[str]:
 
 
 def answers(report: str) -> str:
-    """What Sphinx's report, a JSON object a line, says of the addresses of other sites, in one line."""
+    """Summarize Sphinx's report on links to other sites (one JSON object per line) in one line."""
     rows = [json.loads(line) for line in report.splitlines()]
     states = {row["uri"]: row["status"] for row in rows if row["uri"].startswith(("http:", "https:"))}
     silent = sum(state in ("broken", "timeout") for state in states.values())
@@ -96,7 +96,7 @@ def answers(report: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Status 1 and a line for each where something is broken."""
+    """Print all broken links; return status 1 if there are any."""
     folder = Path(arguments[0]).resolve()
     lines = broken(folder)
     number = len(list(folder.rglob("*.html")))

@@ -1,4 +1,4 @@
-"""Equations as MathML, made when the site is built: nothing is fetched or computed by a browser."""
+"""Convert equations to MathML when the site is built, so that the browser needs no script."""
 
 import re
 
@@ -10,12 +10,14 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def mathml(latex: str, display: str) -> str:
-    """One equation; `ExtensionError`, which ends the build, for what is no TeX, and for commands that would
-    be shown as they are written."""
+    """Return an equation as MathML.
+
+    Raises `ExtensionError`, which stops the build, for invalid TeX and for unknown commands.
+    """
     try:
         result = convert(latex, display=display)
     except Exception as error:
-        raise ExtensionError(f"no equation that latex2mathml reads: {latex}", error) from error
+        raise ExtensionError(f"latex2mathml cannot read the equation {latex}", error) from error
     unread = re.findall(r">(\\[A-Za-z]+)<", result)
     if unread:
         raise ExtensionError(f"latex2mathml does not know {', '.join(unread)}: {latex}")
@@ -23,18 +25,18 @@ def mathml(latex: str, display: str) -> str:
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
-    """$..$ in a line."""
+    """Write an inline equation, $..$."""
     self.body.append(mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    """$$..$$ on lines of its own; wide ones scroll."""
+    """Write a block equation, $$..$$; wide equations scroll."""
     self.body.append(f'<div class="equation" tabindex="0">{mathml(node.astext(), "block")}</div>\n')
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the renderer under the name that conf.py gives."""
+    """Register the renderer under the name in conf.py."""
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,8 @@
-"""A page for each member: what its file in docs/members says, and what the code knows by itself.
+"""Generate a page for each member from its file in docs/members and from the code.
 
-docs/members/AXIS/NAME.md has the title, the equation, and when to take the member; one without that file,
-as of an installed package, has a page of its docstring. The rest is generated: facts, picture, code, options.
+docs/members/AXIS/NAME.md contains the title, the equation, and when to use the member. A member without this
+file, such as a member of an installed package, gets a page from its docstring. Facts, picture, code and
+options are generated.
 """
 
 import dataclasses
@@ -37,16 +38,16 @@ TITLES = {
     "Schedule": "Schedules",
     "Trunk": "Trunks of policies",
 }
-"""The axes in the order of the contents; others follow."""
+"""The axes in the order of the table of contents; other axes follow."""
 
 
 def path(axis: str, name: str) -> str:
-    """Of a member's page under `docs`, in the site and, where it has a file, in the repository."""
+    """Return the path of a member's page under `docs`, in the site and in the repository."""
     return f"members/{axis.lower()}/{name}.md"
 
 
 def pages() -> dict[str, str]:
-    """The page of every member, and one for each axis."""
+    """Return the pages of all members and of all axes."""
     everything = list(members())
     result = {path(member.axis, member.name): page(member) for member in everything}
     axes = [*TITLES, *sorted({member.axis for member in everything} - {*TITLES})]
@@ -57,7 +58,7 @@ def pages() -> dict[str, str]:
 
 
 def axis_page(axis: str, mine: list[Member]) -> str:
-    """The members of an axis with their sources, and the contents below it."""
+    """Return the page of an axis: its members with their sources, and a table of contents."""
     rows = [
         f"| [{title(member)}]({member.name}.md) | `{member.name}` | {member.cls.paper} |" for member in mine
     ]
@@ -77,19 +78,19 @@ def axis_page(axis: str, mine: list[Member]) -> str:
 
 
 def prose(member: Member) -> str | None:
-    """What docs/members says of a member."""
+    """Return the member's file in docs/members, or None."""
     file = DOCS / path(member.axis, member.name)
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def title(member: Member) -> str:
-    """The first line of its file, else its name."""
+    """Return the first line of the member's file, or its name."""
     text = prose(member)
     return text.splitlines()[0].removeprefix("# ") if text else f"`{member.name}`"
 
 
 def docstring(member: Member) -> str:
-    """The docstring that says the idea: of a pattern's class, of a configuration's module."""
+    """Return the docstring with the idea: from the class of a pattern, or the module of a configuration."""
     own = inspect.cleandoc(member.cls.__doc__ or "")
     if issubclass(member.cls, Pattern):
         return own
@@ -98,13 +99,13 @@ def docstring(member: Member) -> str:
 
 
 def has_equation(member: Member) -> bool:
-    """Whether its file has a typeset equation, or its docstring one in letters."""
+    """Return whether the member's file or docstring has an equation."""
     text = prose(member)
     return (text is not None and "$$" in text) or any(equation for equation, _ in blocks(docstring(member)))
 
 
 def page(member: Member) -> str:
-    """The page of one member."""
+    """Return the page of a member."""
     text = prose(member)
     head, body = text.split("\n", 1) if text else (f"# {title(member)}", "")
     parts = [
@@ -122,20 +123,20 @@ def page(member: Member) -> str:
 
 
 def in_full(member: Member, skip: bool) -> str:
-    """The docstring, without its first paragraph where that stands above."""
+    """Return the docstring; `skip` omits its first paragraph, which the page shows above."""
     doc = docstring(member)
     doc = doc.partition("\n\n")[2] if skip else doc
     return f"## In full\n\n{markdown(doc)}" if doc.strip() else ""
 
 
 def facts(member: Member) -> str:
-    """The axis, how the member is written, where it comes from, and what it cannot do."""
+    """Return the axis, name, source and limitations of a member."""
     cls = member.cls
     rows = [f"**Axis** [{TITLES.get(member.axis, member.axis)}](index.md)", f"**Written** `{member.name}`"]
     if cls.paper:
         rows.append(f"**Source** {cls.paper}")
     if getattr(cls, "causal", True) is False:
-        rows.append("**Encoders alone**, it has no causal form")
+        rows.append("**Encoders only**, it has no causal form")
     eager = getattr(cls, "eager", None)
     if eager:
         rows.append(f"**Not in one compiled graph**: {eager}")
@@ -145,24 +146,24 @@ def facts(member: Member) -> str:
 
 
 def picture(member: Member) -> str:
-    """The drawn pattern or scheme, where there is one."""
+    """Return the picture of a pattern or position scheme, if it exists."""
     folder = {"Pattern": "patterns", "Position": "positions"}.get(member.axis)
     if folder is None or not (DOCS / folder / f"{member.name}.svg").is_file():
         return ""
-    what = "Rows are queries, columns keys" if folder == "patterns" else "By distance, a line for each head"
+    what = "Rows are queries, columns are keys" if folder == "patterns" else "By distance, one line per head"
     legend = f"{what}; [how to read it](../../{folder}.md)."
     return f"## Picture\n\n![{member.name}](../../{folder}/{member.name}.svg)\n\n{legend}"
 
 
 def code(member: Member) -> str:
-    """The member in Python, where it is part of a model, and on the command line."""
+    """Return code that uses the member: in Python, if it is part of a model, and on the command line."""
     text = python(member)
     fences = [f"```python\n{text}\n```"] if text else []
     return "\n\n".join(["## In code", *fences, f"```sh\n{shell(member)}\n```"])
 
 
 def options(member: Member) -> str:
-    """Its options with types and defaults."""
+    """Return the table of options with types and defaults."""
     fields = [field for field in dataclasses.fields(member.cls) if not field.name.startswith("_")]
     if not fields:
         return ""
@@ -177,7 +178,7 @@ def options(member: Member) -> str:
 
 
 def default(field: dataclasses.Field) -> str:
-    """A default as it is written in a file; nothing where the option must be given."""
+    """Return a default as written in a file, or "required"."""
     if field.default is not dataclasses.MISSING:
         return f"`{expression(field.default)}`".replace("|", "\\|")
     if field.default_factory is not dataclasses.MISSING:
@@ -186,7 +187,7 @@ def default(field: dataclasses.Field) -> str:
 
 
 def field_comments(cls: type[Config] | type[Pattern]) -> dict[str, str]:
-    """The comments behind the fields of a dataclass and of those above it."""
+    """Return the comments on the fields of a dataclass and its base classes."""
     result: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -196,27 +197,20 @@ def field_comments(cls: type[Config] | type[Pattern]) -> dict[str, str]:
 
 
 def measured(member: Member) -> str:
-    """Links to the sections of results.md that name the member."""
-    sections, heading = [], ""
+    """Return links to the pages of docs/results that mention the member."""
     title_words = re.sub(r"[`*]", "", title(member)).lower()
     names = [f"`{member.name}`", f"`{member.name}(", f"{member.name}(", f'"{member.name}"']
-    for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            heading = line[3:]
-        named = any(name in line for name in names) or (len(title_words) > 4 and title_words in line.lower())
-        if heading and named and heading not in sections:
-            sections.append(heading)
-    links = [f"[{heading}](../../results.md#{slug(heading)})" for heading in sections]
-    return f"## MeasuredCall\n\nResults: {', '.join(links)}." if links else ""
-
-
-def slug(heading: str) -> str:
-    """The anchor of a heading, as viewers of Markdown make it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    links = []
+    for file in sorted((DOCS / "results").glob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        if any(name in text for name in names) or (len(title_words) > 4 and title_words in text.lower()):
+            heading = text.partition("\n")[0].removeprefix("# ")
+            links.append(f"[{heading}](../../results/{file.name})")
+    return f"## Measured\n\nResults: {', '.join(links)}." if links else ""
 
 
 def with_links(table: str) -> str:
-    """The table of members with a link to the page of each."""
+    """Return the table of members with links to their pages."""
     known = {(member.axis, member.name) for member in members()}
 
     def linked(match: re.Match[str]) -> str:

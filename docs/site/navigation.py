@@ -1,11 +1,14 @@
-"""What stands where in the site: the parts of its contents, in the order in which they are read.
+"""The table of contents of the site: its parts and their pages in reading order.
 
-A page of `docs` that no part names appears under "More", so that a new page is never lost.
+A page of `docs` that is not listed appears under "More".
 """
 
 import fnmatch
 
 from member_pages import TITLES
+
+PACKAGES = ["core", "data", "attention", "nn", "models", "training", "applications", "cli"]
+"""The packages, in the order of their imports; each has a page of the design."""
 
 PARTS: dict[str, list[str]] = {
     "Start": ["start"],
@@ -35,8 +38,9 @@ PARTS: dict[str, list[str]] = {
         "examples",
     ],
     "Members": ["members", "survey", "members/*/index", "patterns", "positions", "presets"],
-    "Explanation": ["design", "errata"],
-    "Reference": ["reference/api", "reference/cli", "reference/recipes", "results", "claims", "glossary"],
+    "Explanation": ["design", *(f"design/{package}" for package in PACKAGES), "errata"],
+    "Reference": ["reference/api", "reference/cli", "reference/recipes", "claims", "glossary"],
+    "Results": ["results", "results/*"],
     "Tiếng Việt": ["vi/README", "vi/start", "vi/survey", "vi/tutorials/*", "vi/errata", "vi/glossary"],
     "Project": ["project/changelog", "project/contributing", "project/security", "screenshots"],
 }
@@ -47,15 +51,15 @@ REPOSITORY = {
     "SECURITY.md": "project/security.md",
     "examples/README.md": "examples.md",
 }
-"""Pages that lie beside `docs`, and where they are in the site."""
+"""Pages outside `docs`, with their paths in the site."""
 
 
 HOME = {"README.md": "index.md"}
-"""What the site has in the place of a file of the repository: links to it lead there."""
+"""Files of the repository that the site replaces by another page; links to them lead there."""
 
 
 def contents(pages: set[str]) -> str:
-    """The contents as Sphinx reads them, of those pages (names without an ending) that there are."""
+    """Return the table of contents for Sphinx. `pages`: names of the existing pages without suffix."""
     parts, named = [], set()
     for title, names in PARTS.items():
         listed: list[str] = []
@@ -69,7 +73,7 @@ def contents(pages: set[str]) -> str:
 
 
 def _place(page: str) -> tuple[int, str]:
-    """Axes in the order of `TITLES`, everything else by name."""
+    """Return a sort key: axes in the order of `TITLES`, other pages by name."""
     axes = [f"members/{axis.lower()}/index" for axis in TITLES]
     return axes.index(page) if page in axes else len(axes), page
 

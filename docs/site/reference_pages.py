@@ -1,4 +1,4 @@
-"""The reference: every public name with its types, every command with its options, every recipe."""
+"""Generate the reference: public names with types, commands with options, and recipes."""
 
 import argparse
 import importlib
@@ -37,11 +37,11 @@ PACKAGES = (
     "calibration",
     "datastore",
 )
-"""Subpackages whose `__all__` is public, from attention to whole trainings."""
+"""Subpackages with a public `__all__`, from attention to training."""
 
 
 def pages() -> dict[str, str]:
-    """The pages of the reference by their paths."""
+    """Return the pages of the reference by path."""
     result = {"reference/cli.md": command_page(), "reference/recipes.md": recipe_page()}
     seen: dict[Any, str] = {}
     result["reference/api/polyformer.md"] = package_page(polyformer, _own_names(), seen)
@@ -55,9 +55,8 @@ def pages() -> dict[str, str]:
 
 API = """# API
 
-Public names with their types, from their docstrings. What most programs need is in
-[polyformer](api/polyformer.md) itself; the subpackages have
-the configuration of every part, and what a part of one's own is derived from.
+Public names with their types and docstrings. Most programs only need [polyformer](api/polyformer.md). The
+subpackages contain the configuration of every part, and the base classes for your own parts.
 
 ```{{toctree}}
 :titlesonly:
@@ -68,13 +67,13 @@ the configuration of every part, and what a part of one's own is derived from.
 
 
 def _own_names() -> list[str]:
-    """The names of `polyformer` itself; its patterns have a page of their own."""
+    """Return the names of `polyformer` without its patterns, which have a separate page."""
     patterns = importlib.import_module("polyformer.attention.patterns").__all__
     return [name for name in polyformer.__all__ if name not in patterns]
 
 
 def package_page(package: ModuleType, names: list[str], seen: dict[Any, str]) -> str:
-    """The public names of a package; those that another page has are only named here."""
+    """Return the page of a package. Names with an entry on another page are only listed."""
     home = package.__name__
     elsewhere, directives = [], []
     for name in sorted(names, key=str.lower):
@@ -91,7 +90,7 @@ def package_page(package: ModuleType, names: list[str], seen: dict[Any, str]) ->
 
 
 def directive(name: str, thing: Any) -> str:
-    """What autodoc is asked for: no members of configurations and patterns, whose signature has them."""
+    """Return the autodoc directive of a name; signatures show the members of configurations and patterns."""
     if not isinstance(thing, type):
         return f".. auto{'function' if callable(thing) else 'data'}:: {name}\n"
     plain = issubclass(thing, Config | Pattern) and thing not in (Config, Pattern)
@@ -100,9 +99,9 @@ def directive(name: str, thing: Any) -> str:
 
 
 def command_page() -> str:
-    """Every command: what it does, its options as a table, its examples."""
-    intro = "Made from the parsers: `polyformer COMMAND --help` says the same."
-    parts = [f"# Commands\n\n{intro} How they work together is in [the command line](../cli.md)."]
+    """Return the page of all commands with their options and examples."""
+    intro = "Generated from the parsers: `polyformer COMMAND --help` prints the same."
+    parts = [f"# Commands\n\n{intro} [The command line](../cli.md) shows how they work together."]
     for name in COMMANDS:
         module = load_command(name)
         command = parser(name, module, [])
@@ -117,7 +116,7 @@ def command_page() -> str:
 
 
 def option_rows(command: argparse.ArgumentParser) -> list[str]:
-    """A row for each option of a parser, and for each group of settings."""
+    """Return a table row for each option of a parser and for each group of settings."""
     formatter = command._get_formatter()
     rows = []
     for action in command._actions:
@@ -134,9 +133,9 @@ def option_rows(command: argparse.ArgumentParser) -> list[str]:
 
 
 def recipe_page() -> str:
-    """Every recipe in the package, as YAML."""
-    intro = "A recipe is a training, from data to a finished run; any value is set from the command line."
-    parts = [f"# Recipes\n\n{intro}\n\n`polyformer train NAME --print` prints one with all of its values."]
+    """Return the page of all recipes in the package, as YAML."""
+    intro = "A recipe describes a training, from data to a finished run. The command line can set any value."
+    parts = [f"# Recipes\n\n{intro}\n\n`polyformer train NAME --print` prints a recipe with all values."]
     for name in recipe_names():
         parts.append(f"## {name}\n\n```yaml\n{recipe_text(name).strip()}\n```")
     return "\n\n".join(parts) + "\n"

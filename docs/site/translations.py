@@ -1,14 +1,14 @@
-"""Translations, and which of them are behind what they translate.
+"""Check whether translations are up to date.
 
-A page of docs/vi says by marks which English text it follows, and the fingerprint of that text as it was:
+Marks in a page of docs/vi name the English text that it follows, with the fingerprint of that text:
 
     <!-- ../start.md#install 0123456789abcdef -->        the section "Install", up to the next heading
     <!-- ../errata.md 0123456789abcdef -->               a whole page
     <!-- ../../tutorials/a.py#3 0123456789abcdef -->     the third text of a tutorial
 
-A mark stands below the heading of the text that it is for. `python docs/site/translations.py` names what is
-stale, and after the text was brought up to date `python docs/site/translations.py --renewed PAGE` renews the
-marks of that page and copies the code of its sections from the English ones.
+A mark is below the heading of its text. `python docs/site/translations.py` lists outdated texts. After you
+update a text, `python docs/site/translations.py --renewed PAGE` renews the marks of the page and copies the
+code of its sections from the English page.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 
 def pages() -> list[Path]:
-    """Every page of docs/vi."""
+    """Return all pages of docs/vi."""
     return sorted((DOCS / "vi").rglob("*.md"))
 
 
 def original(translation: Path, mark: re.Match[str]) -> str:
-    """The English text that a mark names; `ValueError` where there is none."""
+    """Return the English text of a mark; raises `ValueError` if there is none."""
     path = translation.parent / mark["path"]
     if not path.is_file():
         raise ValueError(f"no file {mark['path']}")
@@ -45,13 +45,13 @@ def original(translation: Path, mark: re.Match[str]) -> str:
 
 
 def texts(script: str) -> dict[str, str]:
-    """The texts of a tutorial, numbered from 1."""
+    """Return the texts of a tutorial, numbered from 1."""
     prose = [cell.text for cell in cells(script) if cell.prose]
     return {str(number): text for number, text in enumerate(prose, 1)}
 
 
 def sections(text: str) -> dict[str, str]:
-    """The text below each heading, up to the next of any level, by the heading's anchor."""
+    """Return the text between each heading and the next, by the anchor of the heading."""
     code = [match.span() for match in FENCE.finditer(text)]
     headings = [
         match
@@ -66,17 +66,17 @@ def sections(text: str) -> dict[str, str]:
 
 
 def anchor(heading: str) -> str:
-    """As GitHub and the site make it."""
+    """Return the anchor of a heading, as on GitHub and in the site."""
     return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def fingerprint(text: str) -> str:
-    """Of a text, however its lines are broken."""
+    """Return the fingerprint of a text, independent of its line breaks."""
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
 
 
 def stale() -> list[str]:
-    """A line for each text that changed after it was translated, with the way out."""
+    """Return a line for each text that changed after its translation, with the command to fix it."""
     lines = []
     for path in pages():
         name = path.relative_to(DOCS.parent)
@@ -93,7 +93,7 @@ def stale() -> list[str]:
 
 
 def renew(path: Path) -> None:
-    """Write the present fingerprints into a page, and the present code into its sections."""
+    """Update the fingerprints of a page and the code of its sections."""
     text = path.read_text(encoding="utf-8")
     marks = list(MARK.finditer(text))
     parts = [text[: marks[0].start()]] if marks else [text]
@@ -106,31 +106,31 @@ def renew(path: Path) -> None:
 
 
 def with_code_of(english: str, ours: str, where: str) -> str:
-    """`ours` with its fenced code replaced by that of the English text, block by block."""
+    """Return `ours` with its code blocks replaced by the blocks of the English text."""
     theirs = FENCE.findall(english)
     if len(FENCE.findall(ours)) != len(theirs):
-        raise ValueError(f"{where}: the English text has {len(theirs)} blocks of code; have as many")
+        raise ValueError(
+            f"{where}: the English text has {len(theirs)} blocks of code, expected the same number"
+        )
     blocks = iter(theirs)
     return FENCE.sub(lambda _: next(blocks), ours)
 
 
 def tutorial(path: Path) -> str:
-    """A translated tutorial: the texts of `path` between the code of the English script, with its output."""
+    """Return a translated tutorial: the texts of `path` with the code and output of the English script."""
     text = path.read_text(encoding="utf-8")
     marks = list(MARK.finditer(text))
     script = path.parent / marks[0]["path"]
     wanted = list(texts(script.read_text(encoding="utf-8")))
     if [mark["part"] for mark in marks] != wanted:
-        raise ValueError(
-            f"{path.name}: {script.name} has the texts {', '.join(wanted)}; have a mark for each"
-        )
+        raise ValueError(f"{path.name}: {script.name} has the texts {', '.join(wanted)}; add a mark for each")
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     ours = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
     return page(script.stem, ours, "*Mã nguồn: `docs/tutorials/{name}.py`, một chương trình chạy được ngay.*")
 
 
 def main(arguments: list[str]) -> int:
-    """Status 1 where something is stale."""
+    """Print outdated texts; return status 1 if there are any."""
     if arguments[:1] == ["--renewed"]:
         for name in arguments[1:]:
             renew(Path(name).resolve())

@@ -1,7 +1,7 @@
-"""Tutorials are scripts in cells (`# %%`, `# %% [markdown]`): here they become pages, with what they print.
+"""Convert tutorials, scripts with cells (`# %%`, `# %% [markdown]`), to pages with their output.
 
-`python docs/site/tutorials.py` runs those that changed since their output was recorded (all with `--all`),
-and records it in docs/tutorials/output. A page shows the output below the cell that prints it.
+`python docs/site/tutorials.py` runs the tutorials with changed code (all with `--all`), and records the
+output in docs/tutorials/output. A page shows the output of a cell below the cell.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ OUTPUT = FOLDER / "output"
 
 
 class Cell(NamedTuple):
-    """A part of a tutorial: prose, without its comment signs, or code."""
+    """A part of a tutorial: prose without comment signs, or code."""
 
     prose: bool
     text: str
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 
 def cells(script: str) -> list[Cell]:
-    """The cells of a script in the percent format."""
+    """Return the cells of a script in the percent format."""
     result, lines, prose, start = [], [], False, 1
     for number, line in enumerate([*script.splitlines(), "# %%"], 1):
         if line.startswith("# %%"):
@@ -44,19 +44,19 @@ def cells(script: str) -> list[Cell]:
 
 
 def fingerprint(script: str) -> str:
-    """Of the code alone, so that prose can change without another run."""
+    """Return the fingerprint of the code. Changes of prose need no new run."""
     code = "\n".join(cell.text for cell in cells(script) if not cell.prose)
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def recorded(name: str) -> dict:
-    """The record of a tutorial, {"code": fingerprint, "output": [a text a cell]}; empty where it has none."""
+    """Return the record of a tutorial, {"code": fingerprint, "output": [text per cell]}, or {}."""
     path = OUTPUT / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def stale() -> list[str]:
-    """The tutorials whose code is not the one that was recorded."""
+    """Return the names of the tutorials with code that changed after recording."""
     scripts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
     return [name for name, script in scripts.items() if recorded(name).get("code") != fingerprint(script)]
 
@@ -65,7 +65,7 @@ SOURCE = "*The source is `docs/tutorials/{name}.py`, a script that runs as it is
 
 
 def page(name: str, prose: list[str] | None = None, source: str = SOURCE) -> str:
-    """A tutorial as Markdown, with the recorded output; `prose` stands in place of its own texts."""
+    """Return a tutorial as Markdown with its recorded output; `prose` replaces its texts."""
     script = cells((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     outputs = recorded(name).get("output", [])
     texts = iter([cell.text for cell in script if cell.prose] if prose is None else prose)
@@ -80,7 +80,7 @@ def page(name: str, prose: list[str] | None = None, source: str = SOURCE) -> str
 
 
 def run(name: str) -> None:
-    """Run a tutorial cell by cell in an empty folder and record what each prints."""
+    """Run a tutorial cell by cell in an empty folder and record the output of each cell."""
     path = FOLDER / f"{name}.py"
     script = path.read_text(encoding="utf-8")
     module = types.ModuleType("__main__")

@@ -1,10 +1,10 @@
 # %% [markdown]
-# # What a kernel estimates
+# # How kernels estimate attention
 #
-# Attention compares every query with every key: $n^2$ weights $e^{q \cdot k}$. If the weight were a plain
-# product $\phi(q) \cdot \phi(k)$ of two vectors, the sums could be taken once for all queries, and the cost
-# would be linear. It is not such a product, but the *mean* of one over random vectors. This page looks at
-# that mean, at how far an estimate by finitely many vectors errs, and at what of attention survives it.
+# Attention compares every query with every key: $n^2$ weights $e^{q \cdot k}$. If the weight were a product
+# $\phi(q) \cdot \phi(k)$ of two vectors, one sum would serve all queries, and the cost would be linear. The
+# weight is not such a product, but it is the *mean* of such products over random vectors. This page shows the
+# mean, the error of an estimate from a finite number of vectors, and the effect on attention.
 
 # %%
 import math
@@ -19,7 +19,7 @@ generator = torch.Generator().manual_seed(0)
 
 
 def normal(*shape: int) -> torch.Tensor:
-    """Independent numbers of N(0, 1)."""
+    """Draw independent numbers from N(0, 1)."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
@@ -33,18 +33,18 @@ def normal(*shape: int) -> torch.Tensor:
 # e^{q \cdot k} = \operatorname{E}_w\!\left[\, e^{w \cdot q - |q|^2/2}\; e^{w \cdot k - |k|^2/2} \,\right]
 # $$
 #
-# Both factors are positive, and each needs one vector alone. There is an older way: sines and cosines,
-# whose mean is $\operatorname{E}[\cos(w \cdot (q - k))] = e^{-|q-k|^2/2}$.
+# Both factors are positive, and each depends on a single vector. An older method uses sines and cosines:
+# $\operatorname{E}[\cos(w \cdot (q - k))] = e^{-|q-k|^2/2}$.
 
 
 # %%
 def positive(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """phi(x) [.., M] of the rows of w [M, D]"""
+    """Compute phi(x) [.., M] from the rows of w [M, D]."""
     return (x @ w.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(w))
 
 
 def trigonometric(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """phi(x) [.., 2 M]"""
+    """Compute phi(x) [.., 2 M]."""
     a = x @ w.T
     return (
         (x.square().sum(-1, keepdim=True) / 2).exp() * torch.cat([a.cos(), a.sin()], -1) / math.sqrt(len(w))
@@ -62,20 +62,20 @@ for count in (10, 100, 1000, 10_000, 100_000):
     print(f"{count:7} features: positive {estimates[0]:.4f}, trigonometric {estimates[1]:.4f}")
 
 # %% [markdown]
-# Four times as many features halve the error, as with every mean.
+# Four times the number of features halves the error, as for every mean.
 #
-# ## 2. Where each errs
+# ## 2. The error of each method
 #
-# A weight is used relative to others, so errors should be relative too. Here is the error of 64 features in
-# units of the true weight (the root of its mean square over 2,000 draws), for vectors of length 1 at
-# several angles:
+# Attention compares weights with each other, so relative errors matter. The table shows the error of 64
+# features divided by the true weight (root mean square over 2,000 draws), for vectors of length 1 at several
+# angles:
 
 # %%
 DRAWS, COUNT = 2000, 64
 
 
 def relative_error(phi, angle: float, orthogonal: bool = False, length: float = 1.0) -> float:
-    """Of an estimate for two vectors of this length and angle, in units of the true weight."""
+    """Compute the relative error of an estimate for two vectors of this length and angle."""
     q, k = torch.zeros(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
     q[0], k[0], k[1] = length, length * math.cos(angle), length * math.sin(angle)
     torch_generator = torch.Generator().manual_seed(1)
@@ -98,44 +98,43 @@ for degrees in (0, 45, 90, 135, 180):
     print(f"{degrees:5}   {true:11.2f}   {errors[0]:8.2f}   {errors[1]:13.2f}   {errors[2]:20.2f}")
 
 # %% [markdown]
-# Trigonometric features are perfect where query and key are equal and hopeless where they are opposed:
-# there the weight is smallest, and its estimate is a difference of large numbers, which may even be
-# negative. Most weights of attention are small ones. That is the case for *positive* features (Choromanski
-# et al. 2021): they err *least* where the weight is small. Drawing the vectors orthogonal to one another
-# lowers the error nearly everywhere, at no cost.
+# Trigonometric features are exact if query and key are equal, and useless if they are opposed. There the
+# weight is smallest, and its estimate is a difference of large numbers that can be negative. Most attention
+# weights are small. *Positive* features (Choromanski et al. 2021) have their *smallest* error for small
+# weights. Orthogonal vectors lower the error almost everywhere, without extra cost.
 #
-# ## 3. The point of it: sums that are taken once
+# ## 3. The benefit: one sum for all queries
 #
 # $$
 # \sum_j \bigl(\phi(q_i) \cdot \phi(k_j)\bigr)\, v_j =
 # \phi(q_i)^\top \underbrace{\sum_j \phi(k_j)\, v_j^\top}_{M \times D}
 # $$
 #
-# The bracket does not depend on the query. In a decoder it grows by a term a token, and is all that has to
-# be kept:
+# The bracket does not depend on the query. In a decoder each token adds one term to it. It replaces the cache
+# of keys and values:
 
 # %%
 n, M = 400, 256
 q, k, v = (normal(n, D) / 2 for _ in range(3))
 w = normal(M, D)
 phi_q, phi_k = positive(q, w), positive(k, w)
-weights = (phi_q @ phi_k.T).tril()  # [n, n], the quadratic way
+weights = (phi_q @ phi_k.T).tril()  # [n, n], quadratic cost
 quadratic = weights @ v / weights.sum(1, keepdim=True)
 state, norm, outputs = torch.zeros(M, D, dtype=torch.float64), torch.zeros(M, dtype=torch.float64), []
-for t in range(n):  # the linear way: a state of fixed size
+for t in range(n):  # linear cost: a state of fixed size
     state, norm = state + torch.outer(phi_k[t], v[t]), norm + phi_k[t]
     outputs.append(phi_q[t] @ state / (phi_q[t] @ norm))
-print(f"both ways agree to {(torch.stack(outputs) - quadratic).abs().max():.0e}")
-print(f"kept: {state.numel() + norm.numel():,} numbers")
+print(f"both forms agree to {(torch.stack(outputs) - quadratic).abs().max():.0e}")
+print(f"state: {state.numel() + norm.numel():,} numbers")
 print(f"keys and values after a million tokens: {2 * D * 10**6:,} numbers")
 
 # %% [markdown]
-# ## 4. What survives, and what does not
+# ## 4. Averages survive, look-ups do not
 #
-# The variance of a positive feature's estimate grows with $e^{|q + k|^2}$: it errs *most* where query and
-# key agree and are long, in other words where attention is sharp. Two tasks for the same 512 keys.
-# *Averages*: keys belong to four topics, and a query asks what the tokens of its topic have in common.
-# *Look-ups*: a query asks for the value of one key. Is the largest entry of the answer the right one?
+# The variance of an estimate with positive features grows with $e^{|q + k|^2}$. The error is *largest* if
+# query and key agree and are long, that is, if attention is sharp. We compare two tasks with 512 keys.
+# *Averages*: keys belong to four topics, and a query needs the mean over its topic. *Look-ups*: a query needs
+# the value of one key. The score is the share of queries with the correct largest entry.
 
 # %%
 module = PerformerConfig(features=256).build(num_heads=1, head_size=D).eval()
@@ -143,7 +142,7 @@ n, context = 512, Context(512, 512)
 
 
 def answers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What softmax attention and its estimate say, [n, Dv] each."""
+    """Compute softmax attention and its estimate, [n, Dv] each."""
     exact = (q @ k.T / math.sqrt(D)).softmax(-1) @ v
     with torch.no_grad():
         estimate = module(*(x[None, None].float() for x in (q, k, v)), context, None, None)[0][0, 0]
@@ -164,12 +163,11 @@ for sharpness in (0.5, 1.0, 2.0, 4.0):
     print(f"{sharpness:9}   {shares[0]:17.0%}, {shares[1]:6.0%}   {shares[2]:15.0%}, {shares[3]:6.0%}")
 
 # %% [markdown]
-# So a kernel estimates *averages* well and *look-ups* badly. A layer that takes the mean of a topic loses
-# little; a head that copies one name from far away loses it. Trained from the start with a kernel, a model
-# learns to do without sharp heads; converted from softmax, it misses them. Where look-ups matter and texts
-# are long, choose keys by content ([LSH](../members/mechanism/lsh.md),
-# [routing](../members/mechanism/routing.md)) or keep a window of exact attention.
+# A kernel estimates *averages* well and *look-ups* badly. A layer that averages over a topic loses little. A
+# head that copies one distant name fails. A model trained with a kernel from the start learns to work without
+# sharp heads; a model converted from softmax loses them. If look-ups in long texts matter, choose keys by
+# content ([LSH](../members/mechanism/lsh.md), [routing](../members/mechanism/routing.md)) or keep a window of
+# exact attention.
 #
-# `polyformer reproduce random-features` draws the error curves of the paper;
-# [Performer](../members/mechanism/performer.md) and [RFA](../members/mechanism/rfa.md) have pages of their
-# own.
+# `polyformer reproduce random-features` draws the error curves of the paper. See also the pages of
+# [Performer](../members/mechanism/performer.md) and [RFA](../members/mechanism/rfa.md).

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Your text is longer than your model
 #
-# A sentence encoder reads 256 or 512 tokens, and a chapter has thousands. This page takes an encoder to eight
-# times its length and measures what that is worth, on one question: **which chapter is this passage from?**
+# A sentence encoder reads 256 or 512 tokens, but a chapter has thousands. This page extends an encoder to
+# eight times its length and measures the benefit with one question: **which chapter is this passage from?**
 #
 #     pip install 'polyformer[hub]'
-#     python docs/tutorials/longer_texts.py                           # a small encoder, made here: seconds
-#     MODEL=DIR BOOK=book.txt python docs/tutorials/longer_texts.py   # yours: minutes
+#     python docs/tutorials/longer_texts.py                           # a small, random encoder: seconds
+#     MODEL=DIR BOOK=book.txt python docs/tutorials/longer_texts.py   # your encoder and book: minutes
 #
-# `MODEL` is the folder of a BERT-like encoder, `BOOK` a text with lines such as "CHAPTER IV".
+# `MODEL` is the folder of a BERT-like encoder. `BOOK` is a text with lines such as "CHAPTER IV".
 
 # %%
 import os
@@ -37,27 +37,27 @@ start = time.perf_counter()
 # %% [markdown]
 # ## 1. Chapters, and a checkpoint
 #
-# Without a book, chapters are made up: they begin alike and differ later, as reports and contracts do.
+# Without a book, we generate random chapters. Like reports and contracts, they begin alike and differ later.
 
 
 # %%
 def chapters_of(book: str | None) -> list[str]:
-    """The chapters of a book, or made-up ones."""
+    """Return the chapters of a book, or random chapters."""
     if book is not None:
         text = Path(book).read_text(encoding="utf-8-sig")
         pieces = re.split(r"^CHAPTER [IVXLC\d]+\.?\s*$", text, flags=re.MULTILINE)[1:]
         return [piece for piece in pieces if len(piece.split()) > 600]
     words = ["".join(random.choices("abcdefghiklmnoprstu", k=random.randint(2, 5))) for _ in range(300)]
-    made_up = []
+    chapters = []
     for _ in range(CHAPTERS + 16):
         own = random.sample(words, 12)
         body = [random.choice(own if random.random() < 0.4 else words) for _ in range(330)]
-        made_up.append(" ".join([*words[:70], *body]))
-    return made_up
+        chapters.append(" ".join([*words[:70], *body]))
+    return chapters
 
 
 def small_checkpoint(texts: list[str], folder: Path) -> Path:
-    """A BERT of two layers and 64 positions with fresh weights, as transformers saves it."""
+    """Save a random BERT with two layers and 64 positions in the format of transformers."""
     config = transformers.BertConfig(
         vocab_size=600,
         hidden_size=64,
@@ -78,35 +78,36 @@ pooling = "embed" if (folder / "modules.json").is_file() else {"kind": "embed", 
 model = polyformer.from_pretrained(folder, head=pooling)
 SHORT = min(model.config.max_position_embeddings, 256)  # sentence encoders are trained on short texts
 LONG = 8 * model.config.max_position_embeddings
-print(f"{len(chapters)} chapters; the encoder reads {SHORT} tokens, and is to read {LONG}")
+print(f"{len(chapters)} chapters; the encoder reads {SHORT} tokens, the target is {LONG}")
 
 # %% [markdown]
-# A passage is taken out of each chapter; passages and chapters become vectors, and the chapters are ranked by
-# the cosine. The score is the mean of 1 / rank: 1 where every passage finds its chapter first.
+# We cut a passage out of each chapter. The encoder maps passages and chapters to vectors, and the cosine
+# ranks the chapters for each passage. The score is the mean of 1 / rank. It is 1 if every passage ranks its
+# chapter first.
 
 
 # %%
 def without_a_passage(text: str, words: int = 40) -> tuple[str, str]:
-    """(a passage, the chapter without it)"""
+    """Split a chapter into a passage and the rest."""
     parts = text.split()
     at = random.randrange(len(parts) // 4, len(parts) - words)
     return " ".join(parts[at : at + words]), " ".join(parts[:at] + parts[at + words :])
 
 
 def ids_of(text: str, limit: int) -> list[int]:
-    """The tokens of a text with the model's marks; what is beyond the limit is cut off."""
+    """Encode a text with the special tokens of the model, cut to `limit` tokens."""
     ids = tokenizer.encode_for_model(text)[0]
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
 def vectors(model, texts: list[str], limit: int) -> torch.Tensor:
-    """[texts, width]"""
+    """Encode texts as vectors [texts, width]."""
     return torch.cat([model(torch.tensor([ids_of(text, limit)])).logits for text in texts])
 
 
 @torch.no_grad()
 def score(passages: torch.Tensor, documents: torch.Tensor) -> float:
-    """The mean of 1 / rank of a passage's own chapter."""
+    """Compute the mean of 1 / rank of the correct chapter."""
     cosines = torch.nn.functional.normalize(passages) @ torch.nn.functional.normalize(documents).T
     ranks = (cosines >= cosines.diagonal()[:, None]).sum(1)
     return float((1 / ranks).mean())
@@ -118,7 +119,7 @@ to_train_on = chapters[CHAPTERS:]
 
 
 def report(name: str, model, limit: int) -> None:
-    """Print what a model scores where it reads so many tokens of a chapter."""
+    """Print the score of a model that reads up to `limit` tokens of a chapter."""
     begin = time.perf_counter()
     with torch.no_grad():
         value = score(vectors(model, passages, SHORT), vectors(model, documents, limit))
@@ -126,24 +127,24 @@ def report(name: str, model, limit: int) -> None:
 
 
 # %% [markdown]
-# ## 2. What cutting loses
+# ## 2. The cost of cutting
 #
-# The usual way is to cut the text. What tells the chapters apart may stand behind the cut.
+# The usual method is to cut the text. The difference between two chapters may come after the cut.
 
 # %%
 lengths = [len(tokenizer.encode(text)) for text in documents]
 mean = sum(lengths) / len(lengths)
-print(f"a chapter has {mean:.0f} tokens, of which {SHORT / mean:.0%} are read")
+print(f"a chapter has {mean:.0f} tokens; the encoder reads {SHORT / mean:.0%} of them")
 report("cut", model, SHORT)
 
 # %% [markdown]
-# Before anything is converted, try the simplest: the mean over the vectors of short pieces.
+# Try the simplest method before a conversion: the mean over the vectors of short pieces.
 
 
 # %%
 @torch.no_grad()
 def over_pieces(text: str) -> torch.Tensor:
-    """[1, width]"""
+    """Average the vectors of the pieces of a text, [1, width]."""
     ids = tokenizer.encode(text)
     texts = [tokenizer.decode(ids[i : i + SHORT - 2]) for i in range(0, len(ids), SHORT - 2)]
     return vectors(model, texts, SHORT).mean(0, keepdim=True)
@@ -156,14 +157,14 @@ print(f"pieces: {pieces:.3f}")
 # %% [markdown]
 # ## 3. Convert
 #
-# Learned positions are repeated from their start, and attention gets a window and one global token, so that
-# time and memory grow with the text and not with its square. All weights are copied; texts within the window
-# keep their vectors.
+# The conversion repeats the learned positions from their start. Attention gets a window and one global token,
+# so time and memory grow linearly with the text. All weights are copied. Texts within the window keep their
+# vectors.
 
 # %%
 WINDOW = SHORT // 2
-long, what_happened = convert(model, f"Window({WINDOW}) | Global(1)", max_positions=LONG)
-print(what_happened)
+long, summary = convert(model, f"Window({WINDOW}) | Global(1)", max_positions=LONG)
+print(summary)
 short_text = " ".join(passages[0].split()[: WINDOW // 4])
 with torch.no_grad():
     difference = (vectors(long, [short_text], WINDOW) - vectors(model, [short_text], WINDOW)).abs().max()
@@ -171,10 +172,11 @@ print(f"a short text's vector moves by: {float(difference):.1e}")
 report("converted", long, LONG)
 
 # %% [markdown]
-# ## 4. Train on
+# ## 4. Train further
 #
-# A few steps on chapters that are not measured: a passage's vector should be nearer to its own chapter than
-# to the others of the batch. Real training takes thousands; here one sees that it runs, and what it costs.
+# We train a few steps on other chapters. The loss pulls the vector of a passage to its chapter and away from
+# the other chapters of the batch. Real training takes thousands of steps; these show that it runs, and its
+# cost.
 
 # %%
 long.train()
@@ -188,12 +190,12 @@ for step in range(STEPS):
     optimizer.step()
     print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
 long.eval()
-report("trained on", long, LONG)
+report("trained", long, LONG)
 
 # %% [markdown]
-# ## 5. Keep it, and use it where you are
+# ## 5. Save it and use it in transformers
 #
-# `wrap` makes it a model of transformers: `AutoModel`, `Trainer` and pipelines take the folder.
+# `wrap` turns it into a transformers model. `AutoModel`, `Trainer` and pipelines load the folder.
 
 # %%
 polyformer.models.transformers.wrap(long).save_pretrained(OUT / "long")
@@ -204,8 +206,8 @@ with torch.no_grad():
 print(f"AutoModel reads {hidden.shape[1]} tokens at once")
 
 # %% [markdown]
-# A model that should stay what it is can be given the window without being converted. It reads no more tokens
-# than before, but a text that fills it costs less; with rotary positions it reads longer ones too.
+# You can also attach the window to a transformers model without conversion. The model reads the same number
+# of tokens as before, but long texts cost less. A model with rotary positions also reads longer texts.
 
 # %%
 plain = transformers.AutoModel.from_pretrained(folder).eval()
@@ -215,12 +217,12 @@ with torch.no_grad():
     print(f"attached: {tuple(plain(torch.tensor([ids_of(documents[0], SHORT)])).last_hidden_state.shape)}")
 
 # %% [markdown]
-# The same by commands, with an output that sentence-transformers opens:
+# The same on the command line, with a folder that sentence-transformers loads:
 #
 #     polyformer convert MODEL long --head embed --max-positions 4096 --attention "Window(128) | Global(1)" \
 #         --format wrapped
 #
-# `--evaluate TEXT` measures before and after. More: [docs/long_texts.md](../long_texts.md).
+# `--evaluate TEXT` measures before and after the conversion. See [docs/long_texts.md](../long_texts.md).
 
 # %%
 print(f"done in {(time.perf_counter() - start) / 60:.1f} minutes")

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Train on many machines, on your laptop
 #
-# Two processes on one machine do all that a thousand do on a hundred: they divide a model, exchange what
-# they need, die and are started again. So everything below is the real thing, only small. At its end stands
-# what to change for a cluster, which is one line.
+# Two processes on one machine do the same as a thousand processes on a hundred machines: they shard a model,
+# exchange tensors, fail and restart. Everything below is real, only small. For a cluster you change one line;
+# see the last section.
 #
 #     python docs/tutorials/many_machines.py      # half a minute on two cores
 #
-# The command that trains on one process is `polyformer train RECIPE`. On several it is the same, behind
-# `torchrun`, which starts the processes, tells each its number, and starts all again if one dies.
+# The command for one process is `polyformer train RECIPE`. For several processes, run it with `torchrun`. It
+# starts the processes, assigns their ranks, and restarts all of them if one fails.
 
 # %%
 import contextlib
@@ -26,15 +26,15 @@ from polyformer.core.files import read_tensors
 from polyformer.training.metrics import read_metrics
 
 random.seed(0)
-os.environ["OMP_NUM_THREADS"] = "1"  # a thread for each process: two cores have no more
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process on two cores
 FIRST, STEPS = 12, 40
 
 # %% [markdown]
 # ## 1. A text, a recipe, one process
 #
-# A recipe holds all of a run. Here are two layers on made-up sentences; the sizes are a laptop's, nothing
-# else differs from a large one's. `dropout: 0` because processes draw other random numbers than one process
-# does, and we want to compare.
+# A recipe describes a whole run. This recipe trains two layers on random sentences. Only the sizes differ
+# from a large recipe. We set `dropout: 0` to compare the runs, because several processes draw other random
+# numbers than one process.
 
 # %%
 words = ["".join(random.choices("aeioubdgklmnrst", k=random.randint(2, 5))) for _ in range(60)]
@@ -55,25 +55,25 @@ training:
 
 
 def quietly(*words: str) -> None:
-    """A command of polyformer in this process, without what it prints."""
+    """Run a polyformer command in this process without output."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*words]) == 0
 
 
-quietly("train", "recipe.yaml", "--out", "alone", "--training.accumulate", "2")
-alone = [row["loss"] for row in read_metrics(Path("alone"))]
-print(f"one process: the loss falls from {alone[0]:.2f} to {alone[-1]:.2f} in {len(alone)} steps")
+quietly("train", "recipe.yaml", "--out", "single", "--training.accumulate", "2")
+single = [row["loss"] for row in read_metrics(Path("single"))]
+print(f"one process: the loss falls from {single[0]:.2f} to {single[-1]:.2f} in {len(single)} steps")
 
 # %% [markdown]
-# A step here adds up the gradients of two batches (`accumulate`). Two processes that read a batch each should
-# come to the very same weights.
+# Each step accumulates the gradients of two batches (`accumulate`). Two processes that read one batch each
+# should reach the same weights.
 #
-# ## 2. Two processes, and what each holds
+# ## 2. Two processes and their shards
 #
-# Adam keeps 16 bytes for every weight: the weight, its gradient and two moments. With plain data parallelism
-# (the mesh is then `data`, the default) every process has all of that. `shard: 2` divides it: each process
-# holds half of every tensor, gathers a layer when it computes with it, and forgets the other half again.
-# PyTorch calls this FSDP, and the paper that invented it ZeRO.
+# Adam needs 16 bytes per weight: the weight, its gradient and two moments. In plain data parallelism (the
+# mesh `data`, the default) every process stores all of them. With `shard: 2` each process stores half of
+# every tensor. It gathers a layer to compute with it, and then frees the other half. PyTorch calls this FSDP;
+# the original paper calls it ZeRO.
 
 # %%
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -81,35 +81,35 @@ PARALLEL = "--training.engine.parallel"
 
 
 def torchrun(*words: str, restarts: int = 0) -> subprocess.Popen:
-    """`torchrun --nproc-per-node 2 -m polyformer ...`, begun; what it prints goes to a file."""
+    """Start `torchrun --nproc-per-node 2 -m polyformer ...` with its output in log.txt."""
     command = [*TORCHRUN, "--max-restarts", str(restarts), "-m", "polyformer", *words]
     with Path("log.txt").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def check(ended: subprocess.Popen) -> None:
-    """Wait for it, and say what went wrong, if anything did."""
-    assert ended.wait() == 0, Path("log.txt").read_text()[-2000:]
+def check(launched: subprocess.Popen) -> None:
+    """Wait for the processes, and raise an error with the end of the log if they failed."""
+    assert launched.wait() == 0, Path("log.txt").read_text()[-2000:]
 
 
 def compare(run: str) -> str:
-    """How far the losses of a run are from those of one process."""
+    """Compare the losses of a run with the losses of one process."""
     losses = [row["loss"] for row in read_metrics(Path(run))]
-    apart = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, alone))
-    return f"{len(losses)} steps, whose losses differ from those of one process by {apart:.0e} at most"
+    difference = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, single))
+    return f"{len(losses)} steps; the losses differ from one process by {difference:.0e} at most"
 
 
 check(torchrun("train", "recipe.yaml", "--out", "run", "--steps", str(FIRST), f"{PARALLEL}.shard", "2"))
 print(compare("run"))
 
 # %% [markdown]
-# The difference is that of float32, where the order of a sum matters. What each process held can be seen in
-# the checkpoint: each wrote a file of its own parts.
+# The difference comes from float32, in which the order of a sum matters. The checkpoint shows the shards:
+# each process wrote one file.
 
 
 # %%
 def numbers_in(path: Path) -> int:
-    """How many numbers a file of tensors has."""
+    """Count the numbers in a file of tensors."""
     return sum(tensor.numel() for tensor in read_tensors(path).values())
 
 
@@ -119,12 +119,12 @@ for number, path in enumerate(sorted((newest / "model").glob("shard-*"))):
     print(f"process {number} holds {numbers_in(path):,} of them")
 
 # %% [markdown]
-# ## 3. Another mesh, and a process that dies
+# ## 3. Another mesh, and a process that fails
 #
-# A checkpoint belongs to no mesh. The same run goes on with `tensor: 2`, where both processes read the same
-# batch and each computes half of the heads and half of every inner layer (so two batches a step are again
-# `accumulate: 2`). And while it does, one of the two processes is killed, as a machine dies: without a word.
-# `--max-restarts` allows torchrun to start both again; they find the run's last checkpoint by themselves.
+# A checkpoint works with every mesh. We resume the run with tensor parallelism, `tensor: 2`: both processes
+# read the same batch, and each computes half of the heads and half of every feed-forward (so we set
+# `accumulate: 2` again). During the run we kill one process, as if its machine had failed. `--max-restarts`
+# lets torchrun restart both processes. They load the last checkpoint of the run automatically.
 
 # %%
 mesh = [f"{PARALLEL}.shard", "1", f"{PARALLEL}.tensor", "2", "--training.accumulate", "2"]
@@ -136,50 +136,48 @@ children = subprocess.run(["pgrep", "-P", str(launched.pid)], capture_output=Tru
 os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
 check(launched)
 resumed = Path("log.txt").read_text().count("resumed run at step")
-print(f"the run was taken up {resumed} times: on another mesh, and after a process had been killed")
+print(f"the run was resumed {resumed} times: on another mesh, and after a process was killed")
 print(compare("run"))
 
 # %% [markdown]
-# What comes out is a model like any other, in one file.
+# The result is an ordinary model in one file.
 
 # %%
-ours, theirs = (read_tensors(Path(run, "model.safetensors")) for run in ("run", "alone"))
-apart = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
-print(f"no weight differs from that of one process by more than {apart:.0e}")
+ours, theirs = (read_tensors(Path(run, "model.safetensors")) for run in ("run", "single"))
+difference = max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
+print(f"the weights differ from one process by {difference:.0e} at most")
 quietly("generate", "run", "--prompt", words[0], "--max-new-tokens", "8")
 
 # %% [markdown]
-# ## 4. What a cluster needs, before you ask for one
+# ## 4. Predict memory and traffic
 #
-# `polyformer show MODEL --mesh ...` predicts what every process will hold and send. First for our run, which
-# takes a moment to check: half of the weights are the numbers above, at 4 bytes each.
+# `polyformer show MODEL --mesh ...` predicts the memory and the traffic of every process. First for our run:
+# the weights per process are the numbers above, at 4 bytes each.
 
 # %%
 assert main(["show", "run", "--mesh", "shard=2", "--batch", "4", "--length", "32", "--precision", "no"]) == 0
 
 # %% [markdown]
-# Then for a model that no laptop trains. Does Llama 2 7B fit into 8 GPUs of 80 GB, with texts of 4,096
-# tokens?
+# Then for a larger model. Does Llama 2 7B fit into 8 GPUs with 80 GB each, for texts of 4,096 tokens?
 
 # %%
 assert main(["show", "llama-2-7b", "--mesh", "shard=8", "--length", "4096"]) == 0
 
 # %% [markdown]
-# It does: 60 GB, or 21 GB with `recompute: true`, which computes layers again instead of keeping them. With
-# `--mesh shard=8,tensor=2` or `--length 32768` you see what the next question costs. Which dimension is for
-# what, and the same for 70 billion weights, 10^12 tokens and a million positions, is in
-# [from laptop to cluster](../cluster.md).
+# It fits: 60 GB, or 21 GB with activation checkpointing (`recompute: true`). Try `--mesh shard=8,tensor=2` or
+# `--length 32768` as well. [From laptop to cluster](../cluster.md) explains each dimension of the mesh, and
+# predicts runs with 70 billion weights, 10^12 tokens and a million positions.
 #
 # ## 5. On the cluster
 #
-# The recipe stays. On one machine of 8 GPUs:
+# The recipe does not change. On one machine with 8 GPUs:
 #
 #     torchrun --nproc-per-node 8 --max-restarts 3 -m polyformer train recipe.yaml --out RUN \
 #         --training.engine.parallel.shard 8 --training.engine.precision bf16 --training.engine.recompute true
 #
-# Under Slurm, `sbatch` [slurm.sbatch](../../examples/cluster/slurm.sbatch) `recipe.yaml /shared/runs/mine`:
-# the same line on each of 4 machines, with a copy of the model on each (`parallel.data: 4`). Change three
-# things in that file: the numbers of machines and GPUs, the time, and the mesh, whose product must be the
-# number of all processes. All machines must see the run's folder. Before the job's time is up it writes a
-# checkpoint and goes back in the queue; the same line goes on. All that a run accepts on several processes is
-# in [runs](../runs.md#several-processes).
+# With Slurm, run `sbatch` [slurm.sbatch](../../examples/cluster/slurm.sbatch)
+# `recipe.yaml /shared/runs/mine`. It runs the same line on each of 4 machines, with one copy of the model per
+# machine (`parallel.data: 4`). Change three things in this file: the numbers of machines and GPUs, the time
+# limit, and the mesh. The product of the mesh must be the number of processes. All machines must see the
+# folder of the run. Before the time limit the job writes a checkpoint, requeues itself, and resumes.
+# [Runs](../runs.md#several-processes) lists all settings for several processes.

@@ -1,10 +1,9 @@
 # %% [markdown]
 # # Memories
 #
-# A model reads a text in segments, because a graph of the whole text would not fit. What does it still know
-# of the segments before? That depends on its *memory*, an axis of its own here. This page makes a text in
-# which the past can be measured, trains the same small decoder with several memories, and asks each what it
-# knows.
+# A model reads a long text in segments, because the graph of the whole text does not fit in memory. Its
+# *memory*, one axis of a model, decides how much it knows about earlier segments. This page generates texts
+# that measure this knowledge, and trains the same small decoder with several memories.
 
 # %%
 import dataclasses
@@ -18,21 +17,21 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## 1. A text that refers back
 #
-# Random tokens that come again 24 tokens later, over and over. Segments have 8 tokens, so what a token
-# repeats always lies in earlier segments: 23 tokens before the one that predicts it. The share of tokens
-# that a model predicts is the share of that past that it still has.
+# The texts repeat 24 random tokens. Segments have 8 tokens, so the first occurrence of a token is in an
+# earlier segment: 23 tokens before the query that predicts it. The share of correct predictions is the share
+# of the past that the model knows.
 
 # %%
 PERIOD, SEGMENT, VOCABULARY, LENGTH = 24, 8, 32, 96
 
 
 def texts(batch: int) -> torch.Tensor:
-    """[batch, LENGTH]"""
+    """Generate random texts [batch, LENGTH]."""
     return torch.randint(VOCABULARY, (batch, PERIOD)).repeat(1, LENGTH // PERIOD)
 
 
 def decoder(memory: str) -> torch.nn.Module:
-    """One layer with positions that are distances: a text that is read on and on has no first token."""
+    """Create one layer with relative positions, because an endless text has no first token."""
     torch.manual_seed(1)
     return polyformer.create_model(
         "decoder-small",
@@ -50,19 +49,19 @@ def decoder(memory: str) -> torch.nn.Module:
 # %% [markdown]
 # ## 2. Reading in segments
 #
-# `model(ids, state=state)` takes the state of the segment before and puts out the next one. No gradient
-# goes back through it, so that a step costs what a segment costs.
+# `model(ids, state=state)` reads the state of the previous segment and returns the next state. No gradient
+# flows through the state, so the cost of a step is the cost of a segment.
 
 
 # %%
 def segments(ids: torch.Tensor):
-    """(tokens, the tokens that follow them) of one segment after the other."""
+    """Yield the tokens of each segment and their next tokens."""
     for start in range(0, LENGTH - SEGMENT, SEGMENT):
         yield ids[:, start : start + SEGMENT], ids[:, start + 1 : start + SEGMENT + 1]
 
 
 def train(model: torch.nn.Module, rows: int = 30) -> torch.nn.Module:
-    """Read `rows` batches of texts, with a step after each segment."""
+    """Train on `rows` batches of texts, with an optimizer step after each segment."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(rows):
         state = model.new_state()
@@ -78,7 +77,7 @@ def train(model: torch.nn.Module, rows: int = 30) -> torch.nn.Module:
 
 @torch.no_grad()
 def known(model: torch.nn.Module) -> float:
-    """The share of the tokens after the first period that it predicts."""
+    """Return the share of correct predictions after the first period."""
     state, right, seen = model.new_state(), [], 0
     for ids, following in segments(texts(32)):
         out = model(ids, state=state)
@@ -89,10 +88,10 @@ def known(model: torch.nn.Module) -> float:
 
 
 # %% [markdown]
-# ## 3. How long a memory
+# ## 3. The length of a memory
 #
-# Transformer-XL's memory keeps the inputs of each layer for the last tokens. With a single layer its length
-# is its reach. One training, with a memory of 24; the length is free afterwards:
+# The memory of Transformer-XL keeps the inputs of each layer for the last tokens. In a single layer the reach
+# is its length. We train once with a memory of 24, and then change the length:
 
 # %%
 recurrent = train(decoder("recurrent(length=24)"))
@@ -101,37 +100,35 @@ for length in (0, 8, 16, 24, 48):
     print(f"a memory of {length:2} tokens: {known(recurrent):4.0%} known")
 
 # %% [markdown]
-# A memory of 24 knows everything, one of 8 nothing, and one of 16 knows a little, for a reason that can be
-# counted: the last query of a segment sees 7 tokens of its own segment and 16 of the memory, 23 in all; the
-# seven queries before it see fewer. One in eight is 12.5 %, and guesses, right once in 32, add 2.7. A
-# longer memory than in training does no harm here.
+# A memory of 24 knows everything, and a memory of 8 knows nothing. A memory of 16 knows a little: the last
+# query of a segment sees 7 tokens of its segment and 16 of the memory, 23 in total; the seven earlier queries
+# see fewer. One in eight is 12.5 %. Random guesses are correct once in 32 and add 2.7 %. A longer memory than
+# in training does no harm here.
 #
-# ## 4. The gist is not the words
+# ## 4. Compressed memories lose exact tokens
 #
-# The Compressive Transformer does not drop what leaves its memory, but makes one vector of every two. Eight
-# tokens as they were and eight such vectors reach back as far as 24 tokens. It has the past, but has it
-# lost the words?
+# The Compressive Transformer compresses old memories: it merges two vectors into one. Eight tokens and eight
+# merged vectors reach back 24 tokens. Does the model still know the exact tokens?
 
 # %%
 compressive = train(decoder("compressive(length=8, compressed_length=8, rate=2)"))
 print(f"eight tokens and eight pairs: {known(compressive):.0%} known")
 
 # %% [markdown]
-# A mixture of two random tokens does not say which stood first. (Trained for hours on books, where the gist
-# is worth having, compressed memories lower perplexity; [measured](../results.md#memories).) Where exact
-# words matter, they have to be kept and looked up: that is the memory of the [Memorizing
-# Transformer](../members/memory/memorizing.md), which finds old keys by content.
+# A mixture of two random tokens does not show their order. (Trained for hours on books, compressed memories
+# lower perplexity; see the [results](../results/memories.md).) If exact words matter, use the memory of the
+# [Memorizing Transformer](../members/memory/memorizing.md). It stores all keys and finds them by content.
 #
-# ## 5. What it costs
+# ## 5. The cost
 #
-# The numbers that a state holds after so many tokens, in a decoder of four layers. Without a memory it is a
-# cache of all keys and values, and grows for ever; the others stay as they are once they are full. (Caches
-# keep room for tokens to come, which counts here.)
+# The table counts the numbers in the state of a four-layer decoder. Without a memory the state is a KV cache,
+# which grows with the text. Memories stop growing when they are full. (The count includes the spare capacity
+# of a cache.)
 
 
 # %%
 def numbers(value) -> int:
-    """Of floating point in a state, however it is built."""
+    """Count the floating-point numbers in a nested state."""
     if isinstance(value, torch.Tensor):
         return value.numel() if value.is_floating_point() else 0
     if dataclasses.is_dataclass(value):
@@ -152,9 +149,9 @@ for name in names:
     print(f"{name:46}" + "".join(f"{sizes[n]:17,}" for n in (256, 512, 1024)))
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
-# `polyformer train transformer-xl` and `memorizing` train on text with `feed: in_order`, which keeps each
-# row of a batch on its text ([runs](../runs.md#a-memory)). A model that had none gets a memory by
-# `polyformer convert MODEL out --memory memorizing`. A memory outside of the model, that needs no training
-# at all, is a [datastore](../datastores.md).
+# `polyformer train transformer-xl` and `polyformer train memorizing` train on text with `feed: in_order`:
+# each row of a batch continues one text ([runs](../runs.md#a-memory)).
+# `polyformer convert MODEL out --memory memorizing` adds a memory to a trained model. A
+# [datastore](../datastores.md) is a memory outside the model that needs no training.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Invent an attention in ten lines
 #
-# Three inventions, each of a different kind: *who* may see whom (a pattern), *how much* a distance costs (a
-# position scheme), and *how* weights come about (a mechanism). Each is ten lines, each is at once a part of
-# any model, and each is put to a test that the others might fail.
+# We invent three parts: a pattern (*which* pairs may attend), a position scheme (*how much* a distance
+# costs), and a mechanism (*how* weights are computed). Each has ten lines, works in any model, and gets a
+# test that shows its use.
 
 # %%
 import dataclasses
@@ -20,31 +20,31 @@ from polyformer.attention.positions import Position, PositionConfig
 torch.manual_seed(0)
 
 # %% [markdown]
-# ## 1. Who: powers of two
+# ## 1. A pattern: powers of two
 #
-# A token sees itself and the tokens 1, 2, 4, 8, .. before it: $S_i = \{i\} \cup \{i - 2^m\}$. A pattern of
-# distances says how far it reaches and which distances it sees; layouts, masks, documents, caches and
-# gradients follow.
+# A token sees itself and the tokens 1, 2, 4, 8, .. before it: $S_i = \{i\} \cup \{i - 2^m\}$. A `ByDistance`
+# pattern defines its reach and its distances. Layouts, masks, packed documents, caches and gradients then
+# work.
 
 
 # %%
 @dataclasses.dataclass(frozen=True)
 class PowersOfTwo(ByDistance):
-    """Keys at distances of 0 and of powers of two, as far as `reach`."""
+    """Keys at distance 0 and at powers of two, up to `reach`."""
 
     reach: int = 4096
 
     def ends(self):
-        """From `reach` before to none after."""
+        """Return the numbers of keys before and after the query."""
         return self.reach, 0
 
     def sees(self, distance):
-        """A power of two has a single bit."""
+        """Return whether the distance is 0 or a power of two, which has a single bit."""
         return distance & (distance - 1) == 0
 
 
 # %% [markdown]
-# Is it right? The equation over all pairs says:
+# We compare it with the equation over all pairs:
 
 # %%
 q, k, v = (torch.randn(1, 2, 300, 16, dtype=torch.float64) for _ in range(3))
@@ -53,27 +53,27 @@ distance = i - j
 allowed = (distance == 0) | ((distance > 0) & (distance.clamp_min(1).log2() % 1 == 0))
 scores = (q @ k.mT / 4).masked_fill(~allowed, -math.inf)
 difference = (scores.softmax(-1) @ v - attend(q, k, v, pattern=PowersOfTwo())).abs().max()
-print(f"differs from the equation by {difference:.0e}")
+print(f"difference from the equation: {difference:.0e}")
 print(f"keys of the last query: {int(allowed[-1].sum())} of 300")
 
 # %% [markdown]
-# ## 2. Is it any good? A test that windows fail
+# ## 2. A test that windows fail
 #
-# Rows of random tokens that repeat with a period of 17: the next token is known to a query that sees the
-# token 16 before it. A window of as many keys does not, in one layer. Trained on the same rows for the same
-# number of steps:
+# The rows repeat 17 random tokens. A query that sees the token 16 positions before it can predict the next
+# token. A window with the same number of keys does not reach that token in one layer. We train both on the
+# same rows for the same number of steps:
 
 # %%
 PERIOD, VOCABULARY = 17, 50
 
 
 def rows(batch: int) -> torch.Tensor:
-    """Random tokens, repeated with the period: [batch, 4 periods]"""
+    """Generate random tokens, repeated with the period: [batch, 4 periods]."""
     return torch.randint(VOCABULARY, (batch, PERIOD)).repeat(1, 4)
 
 
 def trained(steps: int = 120, **parts) -> tuple[float, torch.nn.Module]:
-    """A decoder of one layer with these parts, and how many tokens from the second period on it predicts."""
+    """Train a one-layer decoder; return its accuracy after the first period, and the model."""
     torch.manual_seed(1)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
     model = polyformer.create_model("decoder-small", num_hidden_layers=1, dropout=0.0, **sizes, **parts)
@@ -81,7 +81,7 @@ def trained(steps: int = 120, **parts) -> tuple[float, torch.nn.Module]:
     for _ in range(steps):
         ids = rows(16)
         labels = ids.clone()
-        labels[:, :PERIOD] = -100  # the first period cannot be known
+        labels[:, :PERIOD] = -100  # the first period is random
         loss = model(ids, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -95,17 +95,17 @@ def trained(steps: int = 120, **parts) -> tuple[float, torch.nn.Module]:
 keys = int(allowed[-1, -17:].sum())
 for name, pattern in {"powers of two": PowersOfTwo(16), f"a window of {keys}": Window(keys - 1, 0)}.items():
     share, _ = trained(attention=pattern, position="t5")
-    print(f"{name}: {share:.0%} of the tokens that can be known")
+    print(f"{name}: {share:.0%} of the predictable tokens")
 
 # %% [markdown]
-# Six keys with the right one among them are worth more than the six nearest. A pattern is a bet on which
-# distances matter: with a period of 18 this one would be lost, for 17 is no power of two.
+# Six keys that include the correct key are better than the six nearest keys. A pattern is a bet on the
+# distances that matter. With a period of 18 this pattern would fail, because 17 is not a power of two.
 #
-# ## 3. How much: a bias that forgets slowly
+# ## 3. A position scheme: slow forgetting
 #
-# ALiBi lowers scores linearly with the distance. Suppose forgetting should be slower far away: minus the
-# logarithm of the distance, with a learned strength for each head. Terms that depend on the distance alone
-# are a table over distances, here [heads, distances], and every backend takes them.
+# ALiBi lowers scores linearly with the distance. We want slower forgetting at large distances: minus the
+# logarithm of the distance, with a learned strength per head. A term that depends only on the distance is a
+# table, here [heads, distances]. Every backend supports it.
 
 
 # %%
@@ -117,7 +117,7 @@ class LogBias(Position):
         self.strength = torch.nn.Parameter(torch.linspace(0.2, 2.0, heads))
 
     def relative(self, q, k, context, site):
-        """The bias of every distance of this call."""
+        """Return the bias of every distance in this call."""
         first, last = context.distances
         distances = torch.arange(first, last + 1, dtype=q.dtype, device=q.device).abs()
         return Relative(first=first, bias=-self.strength[:, None] * distances.log1p())
@@ -130,7 +130,7 @@ class LogBiasConfig(PositionConfig):
     kind = "log_bias"
 
     def build(self, shape):
-        """The module for the heads of a stack."""
+        """Return the module for the heads of a stack."""
         return LogBias(shape.num_heads)
 
 
@@ -141,24 +141,23 @@ print("strengths:", *(f"{value:.2f}" for value in strength.tolist()))
 print("gradients:", *(f"{value:.4f}" for value in strength.grad.tolist()))
 
 # %% [markdown]
-# ## 4. How: weights that do not compete
+# ## 4. A mechanism: weights that do not compete
 #
-# In a softmax the weights of a query sum to 1: one key gains what others lose. What if each key were judged
-# by itself?
+# In a softmax the weights of a query sum to 1, so the keys compete. Here each weight is independent:
 #
 # $$
 # y_i = \sum_{j \le i} \sigma\!\left(\frac{q_i \cdot k_j}{\sqrt{D}} - \log n\right) v_j
 # $$
 #
-# The $\log n$ makes $n$ indifferent keys weigh 1 together at the beginning, as in a softmax.
+# With $\log n$, the initial weights of $n$ keys sum to about 1, as in a softmax.
 
 
 # %%
 class SigmoidAttention(Mechanism):
-    """Each key weighed by itself."""
+    """Sigmoid attention: an independent weight for each key."""
 
     def forward(self, q, k, v, context, state, position):
-        """q, k, v [batch, heads, tokens, width] -> the same of y, and no state."""
+        """Compute y [batch, heads, tokens, width] from q, k, v of the same shape; no state."""
         n = k.shape[2]
         weights = torch.sigmoid(q @ k.mT / math.sqrt(q.shape[-1]) - math.log(n))
         return weights.tril() @ v, None
@@ -166,13 +165,13 @@ class SigmoidAttention(Mechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SigmoidConfig(MechanismConfig):
-    """Says what it cannot do, so that a model refuses by name what it would get wrong."""
+    """Declare the unsupported features, so that a model rejects them with a clear error."""
 
     kind = "sigmoid"
-    packs = caches = relates = False
+    supports_packing = supports_kv_cache = supports_score_bias = False
 
     def build(self, num_heads, head_size):
-        """Without parameters."""
+        """Return the module, which has no parameters."""
         return SigmoidAttention()
 
 
@@ -181,7 +180,7 @@ for name in ("softmax", "sigmoid"):
     print(f"{name}: {share:.0%}")
 
 # %% [markdown]
-# What it declared is answered before anything is computed:
+# A model checks the declared features before it computes anything:
 
 # %%
 try:
@@ -192,8 +191,8 @@ except polyformer.InputError as error:
 # %% [markdown]
 # ## From an idea to a member
 #
-# A file with these classes is a member wherever `--import mine.py` stands on the command line, and
-# `polyformer list` shows it. What is left to do is what tests of the library ask of every member, and can
-# ask of yours: padding that changes nothing, documents kept apart, decoding token by token that equals one
-# pass. `examples/own-member` is an installable package with one of each kind that passes them. How the
-# parts meet is in [the design](../design.md#adding-a-member).
+# Put the classes in a file and pass `--import mine.py` on the command line. They are then members, and
+# `polyformer list` shows them. The library's contract tests also run on your members: padding changes
+# nothing, documents stay separate, and decoding token by token equals one pass. `examples/own-member` is an
+# installable package with a member of each kind that passes the tests. [The
+# design](../design.md#adding-a-member) explains how the parts fit together.

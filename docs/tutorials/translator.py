@@ -1,10 +1,10 @@
 # %% [markdown]
 # # The Transformer, from its equation to a trained translator
 #
-# Everything of 2017 on one page: the equation, what its parts are for, and a model that learns to translate
-# in seconds. The language is small, the numbers below a thousand in English and in German, but its
-# difficulty is a real one: German says *einundzwanzig*, one and twenty. A translator that goes from left to
-# right word by word cannot be right.
+# The Transformer of 2017 on one page: the equation, the purpose of its parts, and a model that learns to
+# translate in seconds. The language is small: the numbers below a thousand in English and German. But it has
+# a real difficulty: German says *einundzwanzig*, one and twenty. A word-by-word translation from left to
+# right is wrong.
 
 # %%
 import math
@@ -23,19 +23,18 @@ random.seed(0)
 # %% [markdown]
 # ## 1. The equation
 #
-# Every token asks with a query $q$, every token answers to a key $k$ and has a value $v$ to give:
+# Every token has a query $q$, a key $k$ and a value $v$:
 #
 # $$
 # y_i = \sum_j \frac{e^{q_i \cdot k_j / \sqrt{D}}}{\sum_r e^{q_i \cdot k_r / \sqrt{D}}}\; v_j
 # $$
 #
-# The sum of weights is 1, so that $y_i$ is an average of values, and which average is up to the queries and
-# keys.
+# The weights sum to 1, so $y_i$ is an average of values. Queries and keys determine the weights.
 
 
 # %%
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [.., Tq, D], k [.., Tk, D], v [.., Tk, Dv] -> [.., Tq, Dv]"""
+    """Compute y [.., Tq, Dv] from q [.., Tq, D], k [.., Tk, D] and v [.., Tk, Dv]."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     return scores.softmax(-1) @ v
 
@@ -45,27 +44,27 @@ difference = (attention(q, k, v) - attend(q, k, v)).abs().max()
 print(f"the equation and attend differ by {difference:.0e}")
 
 # %% [markdown]
-# Why divide by $\sqrt{D}$? A product of $D$ terms of variance 1 has variance $D$. Without the division a
-# softmax over such scores is nearly all or nothing, and its gradient vanishes:
+# Why divide by $\sqrt{D}$? A sum of $D$ products with variance 1 has variance $D$. Without the division, the
+# softmax of such scores is close to one-hot, and its gradient vanishes:
 
 # %%
 for width in (16, 256):
     q, k = torch.randn(1000, width), torch.randn(50, width)
     raw, scaled = ((q @ k.T / scale).softmax(-1).amax(-1).mean() for scale in (1.0, math.sqrt(width)))
-    print(f"width {width:3}: the largest of 50 weights is {raw:.2f} in the mean, {scaled:.2f} once divided")
+    print(f"width {width:3}: the mean of the largest of 50 weights is {raw:.2f}, after division {scaled:.2f}")
 
 # %% [markdown]
-# ## 2. Where a token stands
+# ## 2. The position of a token
 #
-# The equation does not know order: shuffle the keys with their values and $y$ stays. So a vector of the
-# position is added to each token, sines and cosines of many wavelengths. Their use is that a step of $k$
-# tokens is one and the same linear map everywhere, so that a head can learn to look "three back":
+# The equation ignores order: a permutation of the keys with their values does not change $y$. Therefore a
+# positional encoding is added to each token: sines and cosines of many wavelengths. With them, a shift by $k$
+# tokens is the same linear map at every position, so a head can learn to look "three tokens back":
 
 # %%
 positions, pairs = torch.arange(100.0, dtype=torch.float64), torch.arange(32, dtype=torch.float64)
 angles = positions[:, None] / 10000 ** (pairs / 32)
 table = torch.cat([angles.sin(), angles.cos()], dim=1)  # [100, 64]
-turn = 3 / 10000 ** (pairs / 32)  # what three places turn each pair by, wherever they are
+turn = 3 / 10000 ** (pairs / 32)  # the angle of a shift by three, the same at every position
 turned = torch.cat(
     [
         angles.sin() * turn.cos() + angles.cos() * turn.sin(),
@@ -73,7 +72,7 @@ turned = torch.cat(
     ],
     dim=1,
 )
-print(f"one rotation takes every position three on, up to {(turned[:97] - table[3:]).abs().max():.0e}")
+print(f"one rotation shifts every position by three; error {(turned[:97] - table[3:]).abs().max():.0e}")
 
 # %% [markdown]
 # ## 3. A language
@@ -89,14 +88,14 @@ ZEHN = split("- zehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig n
 
 
 def english(n: int) -> list[str]:
-    """321: three hundred twenty one"""
+    """Spell a number, 321: three hundred twenty one."""
     if n >= 100:
         return [ONES[n // 100], "hundred", *(english(n % 100) if n % 100 else [])]
     return [ONES[n]] if n < 20 else [TENS[n // 10], *([ONES[n % 10]] if n % 10 else [])]
 
 
 def german(n: int) -> list[str]:
-    """321: drei hundert ein und zwanzig"""
+    """Spell a number, 321: drei hundert ein und zwanzig."""
     if n >= 100:
         return [EINS[n // 100], "hundert", *(german(n % 100) if n % 100 else [])]
     return [EINS[n]] if n < 20 else [*([EINS[n % 10], "und"] if n % 10 else []), ZEHN[n // 10]]
@@ -106,12 +105,12 @@ words = ["<pad>", "<start>", "<end>", *sorted({w for n in range(1000) for w in e
 number_of = {word: index for index, word in enumerate(words)}
 numbers = random.sample(range(1000), 1000)
 train, held_out = numbers[:800], numbers[800:]
-print(f"{len(words)} words, {len(train)} pairs to learn from, {len(held_out)} that are never shown")
+print(f"{len(words)} words, {len(train)} training pairs, {len(held_out)} held-out pairs")
 print(" ".join(english(321)), "->", " ".join(german(321)))
 
 
 def rows(texts: list[list[str]]) -> Tensor:
-    """Texts with their end mark as numbers, filled up to one length: [texts, tokens]."""
+    """Encode texts with the end token, padded to one length: [texts, tokens]."""
     ids = [torch.tensor([number_of[word] for word in [*text, "<end>"]]) for text in texts]
     return torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
 
@@ -119,8 +118,8 @@ def rows(texts: list[list[str]]) -> Tensor:
 # %% [markdown]
 # ## 4. A model
 #
-# An encoder reads the source, a decoder writes the target, and in each of its layers attends to what the
-# encoder made. The preset has the sizes of a paper; any of them is set by name, on both sides at once.
+# An encoder reads the source. A decoder writes the target, and every decoder layer attends to the output of
+# the encoder. The preset has the sizes of a paper. Set any size by name, for encoder and decoder together.
 
 # %%
 model = polyformer.create_model(
@@ -137,8 +136,8 @@ print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameter
 # %% [markdown]
 # ## 5. Training
 #
-# Adam with the betas of the paper, and a warm-up: steps are short at first, while nothing is right yet.
-# Padding takes no part: `attention_mask` says which tokens are real, and labels of -100 are not counted.
+# We use Adam with the betas of the paper and a warm-up, because large first steps would be harmful. Padding
+# has no effect: `attention_mask` marks the non-padding tokens, and labels of -100 are ignored.
 
 # %%
 STEPS, PEAK = 240, 3e-3
@@ -160,15 +159,15 @@ for step in range(1, STEPS + 1):
 print("trained in a few seconds" if time.perf_counter() - start < 60 else "trained")
 
 # %% [markdown]
-# The loss does not fall to 0, and should not: *label smoothing* asks for a tenth of the probability to be
-# spread over all other words, so that the model is not surer than it can be.
+# The loss does not fall to 0. *Label smoothing* spreads a tenth of the target probability over all other
+# words, so that the model does not become overconfident.
 #
-# ## 6. Translating what it has never seen
+# ## 6. Translating new numbers
 
 
 # %%
 def translate(texts: list[list[str]]) -> list[list[str]]:
-    """Greedily, all at once."""
+    """Translate a batch of texts greedily."""
     source = rows(texts)
     ids = model.generate(source, attention_mask=source != 0, max_new_tokens=10).sequences
     return [[words[i] for i in row if i > 2] for row in ids.tolist()]
@@ -177,16 +176,16 @@ def translate(texts: list[list[str]]) -> list[list[str]]:
 model.eval()
 translated = translate([english(n) for n in held_out])
 right = sum(text == german(n) for text, n in zip(translated, held_out))
-print(f"right: {right} of {len(held_out)} numbers that it was never shown")
+print(f"right: {right} of {len(held_out)} held-out numbers")
 for n in held_out[:4]:
     print(f"{n}: {' '.join(english(n))} -> {' '.join(translate([english(n)])[0])}")
 
 # %% [markdown]
-# ## 7. Where it looked
+# ## 7. The attention of a translation
 #
-# A translation from left to right would look at the words in order. Recorded, the cross-attention of the
-# last layer shows what the decoder read as it wrote each word: for the ones it reaches beyond the tens, and
-# comes back.
+# A translation from left to right would attend to the words in order. The cross-attention of the last layer
+# shows the words that the decoder reads as it writes each word. For the ones it looks beyond the tens, and
+# then back.
 
 # %%
 n = next(n for n in held_out if n > 100 and n % 100 > 20 and n % 10 > 1)
@@ -196,14 +195,13 @@ weights = out.cross_attentions[-1][0].mean(0)  # [target, source], the mean of i
 print(" " * 10 + "".join(f"{word:>9}" for word in [*english(n), "<end>"]))
 for word, row in zip([*german(n), "<end>"], weights):
     print(f"{word:>9} " + "".join(f"{value:9.2f}" for value in row))
-written = len(german(n))
 looked = weights[2, :].argmax().item()
 print(f"writing '{german(n)[2]}' it looks most at '{[*english(n), '<end>'][looked]}'")
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
-# The same model on real sentences is `polyformer train multi30k --data DIR` (35 BLEU in half an hour on two
-# cores, [results](../results.md#trained-models)), and `polyformer translate RUN "..."` uses it. What can be
-# put in the place of this attention is on [the page of members](../members.md), and how to invent another
-# in [the next tutorial](own_attention.py).
+# `polyformer train multi30k --data DIR` trains the same model on real sentences (35 BLEU in half an hour on
+# two cores, [results](../results/training.md)), and `polyformer translate RUN "..."` uses it. The [list
+# of members](../members.md) shows all alternatives to this attention. [The next tutorial](own_attention.py)
+# shows how to invent a new one.

@@ -1,6 +1,6 @@
-"""The page docs/claims.md: every claim as its study states it, with its verdict in docs/results.md.
+"""The page docs/claims.md: every claim as its study states it, with its verdict in the pages of results.
 
-A record is a comment in docs/results.md next to its figures:
+A record is a comment in docs/results.md or docs/results/*.md next to its figures:
 
     <!-- claim NAME | VERDICT | SEEDS | DATE | WHAT CAME OUT -->
 
@@ -10,13 +10,15 @@ uses no random numbers, so that all seeds give the same result), and the figures
 
 import dataclasses
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 from polyformer.core.errors import InputError, quote
 from polyformer_lab.results import OUTCOMES
 from polyformer_lab.study import Claim, Study, study_names
 
 MARK = re.compile(r"^<!-- claim (.*?) -->$", re.MULTILINE)
-HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
+HEADING = re.compile(r"^#{1,3} (.*)$", re.MULTILINE)
 
 BAR = "\\|"
 """The escaped bar inside a table in Markdown."""
@@ -30,13 +32,14 @@ ENOUGH = 3
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The record of a claim in docs/results.md, with the heading of its section."""
+    """The record of a claim, with the heading of its section and the path of its page in `docs`."""
 
     verdict: str
     seeds: int | None  # None: a seed changes nothing
     date: str
     figures: str
     heading: str
+    page: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,24 +51,31 @@ class Stated:
     claim: Claim
 
 
-def recorded(text: str) -> dict[str, Recorded]:
-    """Return the records in docs/results.md by the name of the claim.
+def result_pages(docs: Path) -> dict[str, str]:
+    """Return the texts of docs/results.md and docs/results/*.md by their paths in `docs`."""
+    paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
+    return {path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def recorded(pages: Mapping[str, str]) -> dict[str, Recorded]:
+    """Return the records in the pages of results by the name of the claim.
 
     Raises `InputError` for a malformed record.
     """
-    headings = [(match.start(), match[1]) for match in HEADING.finditer(text)]
     records: dict[str, Recorded] = {}
-    for mark in MARK.finditer(text):
-        cells = [cell.strip() for cell in mark[1].split("|", 4)]
-        named = len(cells) == 5 and cells[1] in OUTCOMES and cells[0] not in records
-        if not named or not (cells[2].isdigit() or cells[2] == ALIKE):
-            raise InputError(
-                f"docs/results.md: {mark[0]}: expected a claim that has no other record, one of "
-                f"{', '.join(OUTCOMES)}, a number of seeds or {quote(ALIKE)}, a date and a sentence"
-            )
-        heading = [title for start, title in headings if start < mark.start()][-1]
-        seeds = None if cells[2] == ALIKE else int(cells[2])
-        records[cells[0]] = Recorded(cells[1], seeds, cells[3], cells[4], heading)
+    for page, text in pages.items():
+        headings = [(match.start(), match[1]) for match in HEADING.finditer(text)]
+        for mark in MARK.finditer(text):
+            cells = [cell.strip() for cell in mark[1].split("|", 4)]
+            named = len(cells) == 5 and cells[1] in OUTCOMES and cells[0] not in records
+            if not named or not (cells[2].isdigit() or cells[2] == ALIKE):
+                raise InputError(
+                    f"docs/{page}: {mark[0]}: expected a claim that has no other record, one of "
+                    f"{', '.join(OUTCOMES)}, a number of seeds or {quote(ALIKE)}, a date and a sentence"
+                )
+            heading = [title for start, title in headings if start < mark.start()][-1]
+            seeds = None if cells[2] == ALIKE else int(cells[2])
+            records[cells[0]] = Recorded(cells[1], seeds, cells[3], cells[4], heading, page)
     return records
 
 
@@ -74,15 +84,17 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def claims_page(results: str) -> str:
-    """Return docs/claims.md. `results` is the text of docs/results.md.
+def claims_page(results: Mapping[str, str]) -> str:
+    """Return docs/claims.md. `results` maps paths in `docs` to the texts of the pages of results.
 
     Raises `InputError` for records of unknown claims.
     """
     records, every = recorded(results), [Study.load(name) for name in study_names()]
     claims = [Stated(each.name, name, claim) for each in every for name, claim in each.claims.items()]
     if unknown := sorted(records.keys() - {stated.name for stated in claims}):
-        raise InputError(f"docs/results.md has records of claims that no study states: {', '.join(unknown)}")
+        raise InputError(
+            f"the pages of results have records of claims that no study states: {', '.join(unknown)}"
+        )
     counts = [
         f"{sum(record.verdict == outcome for record in records.values())} {outcome}" for outcome in OUTCOMES
     ]
@@ -129,7 +141,7 @@ def _section(stated: Stated, record: Recorded | None) -> str:
     seeds = {None: "all seeds alike", 0: "nothing trained", 1: "**one seed**"}.get(
         record.seeds, f"{record.seeds} seeds"
     )
-    where = f"[{record.heading}](results.md#{anchor(record.heading)})"
+    where = f"[{record.heading}]({record.page}#{anchor(record.heading)})"
     verdict = f"**{record.verdict[0].upper()}{record.verdict[1:]}**: {record.figures}"
     return "\n".join([*lines, f"- {verdict} ({seeds}, {record.date}; {where})."])
 
@@ -139,16 +151,16 @@ SEEDS = {None: "all alike", 0: "none trained"}
 HEAD = """# Claims
 
 {claims} claims of the papers, measured by {modules} commands `polyformer reproduce NAME`, each with the rule
-of its verdict, which was written before the run (where it was not, the record says so). Recorded in
-[results.md](results.md), where machine and command stand beside the figures: {counts}.
-*Not at this scale*: what was run could not have shown it either way.
+of its verdict. A rule is written before the run; otherwise the record says so. [Results](results.md) have
+the figures, machines and dates.
 
-`polyformer reproduce all --data DIR --out OUT` runs all of them and makes one page with figures and tables;
-with `--quick` in minutes, to see that every path runs. This page is made from the files of the claims and
-from the records in results.md by `make docs`.
+Verdicts: {counts}. *Not at this scale*: the run was too small to decide.
+
+`polyformer reproduce all --data DIR --out OUT` runs all of them and makes one page with figures and tables.
+With `--quick` it takes minutes and only checks that every path runs. `make docs` makes this page from the
+files of the claims and the records in the pages of results.
 """
 
 FEW = """
-Trained figures should have {enough} seeds and their spread. These have fewer, and mean no more than that:
-{few}.
+A trained figure should have {enough} seeds. These have fewer: {few}.
 """

@@ -16,7 +16,7 @@ from polyformer.core.registry import import_modules
 from polyformer.data import load
 from polyformer.models.architectures.record import RECIPE
 from polyformer.training.recipes import Recipe, Run, find_recipe, fit
-from polyformer.training.recipes.fit import Fitted, own_data, settled
+from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested
 from polyformer_lab.machine import run_facts
 from polyformer_lab.sources import Sources
@@ -159,7 +159,7 @@ def resumed(recipe: Recipe, folder: Path) -> Fitted:
     if begun:
         kept = Run.open(folder).recipe
         data = own_data(recipe) or load(recipe.data, recipe.task.needs) if kept != recipe else None
-        if data is not None and kept != settled(recipe, data):
+        if data is not None and kept != resolve_recipe(recipe, data):
             raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
     return fit(recipe, folder, resume=begun)
 

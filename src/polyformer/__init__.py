@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polyformer.attention.patterns import *
     from polyformer.core.errors import InputError as InputError
     from polyformer.core.sequence.context import Context as Context
-    from polyformer.core.sequence.spread import spread_over as spread_over
+    from polyformer.core.sequence.context_parallel import context_parallel as context_parallel
     from polyformer.models.architectures import Transformer as Transformer
     from polyformer.models.attached.attach import attach as attach
     from polyformer.models.attached.attach import detach as detach
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from polyformer.models.presets import list_models as list_models
     from polyformer.models.presets import model_config as model_config
     from polyformer.models.presets import register as register
+    from polyformer.training.recipes import Recipe as Recipe
+    from polyformer.training.recipes import fit as fit
 
 __version__ = "0.1.0"
 
@@ -39,18 +41,20 @@ __getattr__, __dir__ = lazy_names(
         "ModelConfig": "models.config",
         "ModelOutput": "models.outputs",
         "ModelState": "models.outputs",
+        "Recipe": "training.recipes",
         "Relative": "attention.functional.relative",
         "Transformer": "models.architectures",
         "attach": "models.attached.attach",
         "attend": "attention.functional.attend",
+        "context_parallel": "core.sequence.context_parallel",
         "create_model": "models.presets",
         "detach": "models.attached.attach",
         "explain": "models.attached.explain",
+        "fit": "training.recipes",
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",
         "model_config": "models.presets",
         "register": "models.presets",
-        "spread_over": "core.sequence.spread",
     },
     ["attention.patterns"],
 )

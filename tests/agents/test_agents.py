@@ -19,7 +19,7 @@ from polyformer.core.state_files import save_state
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.rollouts import MEMORY, Rollout
 from polyformer.training.tasks import AgentConfig
 
@@ -27,7 +27,7 @@ gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.training.rl.actor import Remembering
+    from polyformer.training.rl.actor import RecurrentTrunk
     from polyformer.training.rl.ppo import Actors, episodes, objective, rollout
 
 spaces = gymnasium.spaces
@@ -120,7 +120,7 @@ def test_advantages_are_those_of_the_definition(cut: bool):
             if done[row, t] and not cut:
                 following = 0.0
             elif done[row, t] or t == STEPS - 1:
-                none, state = torch.zeros(1, 1, dtype=torch.bool), Remembering(policy).state_of(last)
+                none, state = torch.zeros(1, 1, dtype=torch.bool), RecurrentTrunk(policy).state_of(last)
                 following = policy(last["observation"][:, None], none, state).values.item()
             else:
                 following = values[row, t + 1].item()

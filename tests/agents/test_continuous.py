@@ -17,8 +17,8 @@ from polyformer.data.episodes import ROLES
 from polyformer.models.architectures import Policy
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.rl.making import from_units, in_units, make_environment
-from polyformer.training.rl.playing import Playing, source_of
+from polyformer.training.rl.environments import make_environment, rescale_action, scale_actions
+from polyformer.training.rl.policy_player import PolicyPlayer, source_of
 from polyformer.training.tasks import AgentConfig
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -83,15 +83,15 @@ def test_actions_count_from_one_bound_to_the_other():
     high = np.array([3, 7, np.inf], np.float32)
     space = gymnasium.spaces.Box(np.array([-1, 5, 0], np.float32), high)
     for action, expected in [((-1, -1, -1), (-1, 5, 0)), ((1, 1, 1), (3, 7, 1)), ((0, 0, 9), (1, 6, 9))]:
-        np.testing.assert_allclose(from_units(space, np.array(action, np.float32)), expected)
-    np.testing.assert_array_equal(from_units(space, np.full(3, -50.0)), (-1, 5, 0))
-    assert from_units(space, np.zeros(3)).dtype == np.float32
-    environment = in_units(make_environment("Pendulum-v1"))
+        np.testing.assert_allclose(rescale_action(space, np.array(action, np.float32)), expected)
+    np.testing.assert_array_equal(rescale_action(space, np.full(3, -50.0)), (-1, 5, 0))
+    assert rescale_action(space, np.zeros(3)).dtype == np.float32
+    environment = scale_actions(make_environment("Pendulum-v1"))
     environment.reset(seed=0)
     environment.step(np.array([0.5], np.float32))
     assert environment.unwrapped.last_u == 1.0  # of bounds of 2
     cart = make_environment("CartPole-v1")
-    assert in_units(cart) is cart
+    assert scale_actions(cart) is cart
 
 
 def recipe(updates: int, **changes: Any) -> Recipe:
@@ -156,7 +156,7 @@ def test_a_policy_of_a_run_is_the_most_probable_action_without_a_generator():
     policy = pendulum_policy()
     environment = make_environment("Pendulum-v1")
     seen = np.array([1.0, 0.0, 0.5], np.float32)
-    sure = Playing(policy, environment.action_space)(seen)
+    sure = PolicyPlayer(policy, environment.action_space)(seen)
     with torch.no_grad():
         mean = policy(torch.from_numpy(seen)[None, None]).logits[0, 0].numpy()
     np.testing.assert_allclose(sure, np.clip(2 * mean, -2, 2), rtol=1e-5)

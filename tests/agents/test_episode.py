@@ -15,9 +15,9 @@ from polyformer.models.architectures import Policy
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.find import find_recipe
 from polyformer.training.recipes.recipe import merged
-from polyformer.training.rl.episode import Episode, played_episode
-from polyformer.training.rl.film import BRIGHT, DARK, MARGIN, SIDE, draw_film
-from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl.episode import Episode, play_episode
+from polyformer.training.rl.episode_gif import BRIGHT, DARK, MARGIN, SIDE, draw_gif
 from tiny_recipes import TEXT, tiny_recipe
 
 Image = pytest.importorskip("PIL.Image")
@@ -62,7 +62,7 @@ def test_frames_show_the_weights_and_equal_ones_stay_apart(tmp_path: Path):
     weights[0, 0, :, 0] = 1.0  # the first head attends to now, the second to three steps ago
     weights[0, 1, :, 3] = 1.0
     same = Episode(weights, [0.0] * 5, np.tile([1.0, 0.0], (5, 1)), [])
-    draw_film(tmp_path / "a.gif", same)
+    draw_gif(tmp_path / "a.gif", same)
     with Image.open(tmp_path / "a.gif") as film:
         assert film.n_frames == 5
         pixels = np.asarray(film.convert("RGB")).astype(float)
@@ -82,10 +82,10 @@ def test_the_environment_draws_itself_where_it_can():
     assert isinstance(policy, Policy)
     environment = make_environment("CartPole-v1", {"render_mode": "rgb_array"})
     pytest.importorskip("pygame")
-    episode = played_episode(policy.eval(), environment, 0, 3)
+    episode = play_episode(policy.eval(), environment, 0, 3)
     assert [picture.shape for picture in episode.pictures] == [(400, 600, 3)] * 3
     assert episode.weights.shape == (1, 2, 3, 5)
-    assert not played_episode(policy, make_environment("CartPole-v1"), 0, 3).pictures
+    assert not play_episode(policy, make_environment("CartPole-v1"), 0, 3).pictures
 
 
 def test_a_run_of_another_task_is_refused(tmp_path: Path, complaint: Callable[..., str]):

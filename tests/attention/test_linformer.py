@@ -292,7 +292,7 @@ def test_a_padded_call_is_one_graph(projection: str):
 def test_tokens_beyond_the_last_column_are_refused():
     mechanism, why = (
         build(max_length=8, k=4),
-        "it has a token at position 8, .* max_length 8; cut it, or make",
+        "position 8 is beyond the max_length 8 .*; shorten the input, or build",
     )
     with pytest.raises(InputError, match=why):
         run(mechanism, inputs(9))

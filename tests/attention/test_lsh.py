@@ -159,8 +159,8 @@ def test_padding_fills_no_window(causal: bool):
 @pytest.mark.parametrize(("few", "times"), [(64, 1), (64, 64), (4, 1)])
 def test_steps_with_a_state_are_one_pass(few: int, times: int, monkeypatch: pytest.MonkeyPatch):
     """One token after another and in chunks, whether keys are sorted or looked up; documents and padding."""
-    monkeypatch.setattr(module, "FEW", few)
-    monkeypatch.setattr(module, "TIMES", times)
+    monkeypatch.setattr(module, "MAX_LOOKUP_QUERIES", few)
+    monkeypatch.setattr(module, "MIN_KEY_RATIO", times)
     mechanism, (q, v) = build(LSHConfig(rounds=2, buckets=4, window=6)), tokens(90)
     documents = (torch.arange(90) > 70).long().expand(2, -1)
     valid = torch.ones(2, 90, dtype=torch.bool)
@@ -198,8 +198,8 @@ def test_steps_with_a_state_are_one_pass(few: int, times: int, monkeypatch: pyte
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds: expected 1 round of hashing or more, got 0"),
-        ({"buckets": 7}, "expected an even number from 2 on, got 7; give 8"),
-        ({"buckets": 0}, "expected an even number from 2 on, got 0; give 2"),
+        ({"buckets": 7}, "expected an even number of 2 or more .*got 7; use 8"),
+        ({"buckets": 0}, "expected an even number of 2 or more .*got 0; use 2"),
         ({"window": 0}, "window: counts the token itself, expected 1 or more, got 0"),
     ],
 )

@@ -16,14 +16,14 @@ from polyformer.attention.mechanisms import (
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.mechanisms.base import ABILITIES, ONCE_PLAIN, Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.base import CAPABILITIES, LEGACY_PLAIN_KINDS, Mechanism, MechanismConfig
 from polyformer.attention.patterns import Global, Window
 from polyformer.core.errors import InputError
 
 
 def test_by_default_a_mechanism_can_do_everything_but_remember_and_spread():
-    for ability in ABILITIES:
-        if ability not in ("remembers", "spreads"):
+    for ability in CAPABILITIES:
+        if ability not in ("supports_recurrence", "supports_context_parallel"):
             MechanismConfig().require(ability)
     assert Mechanism().new_state(3) is None
 
@@ -37,10 +37,10 @@ def test_what_is_not_there_is_refused_with_the_way_out():
         Blind().require("causal")
     message = "mechanism '' cannot run in a decoder: it sees later tokens; use 'softmax', which takes"
     assert str(caught.value) == f"{message} sparse patterns"
-    Blind().require("packs")
+    Blind().require("supports_packing")
 
 
-@pytest.mark.parametrize("kind", ONCE_PLAIN)
+@pytest.mark.parametrize("kind", LEGACY_PLAIN_KINDS)
 def test_what_was_saved_as_plain_is_the_definition(kind: str):
     for plain, backend in ((False, "auto"), (True, "definition")):
         config = MechanismConfig.from_dict({"kind": kind, "plain": plain})

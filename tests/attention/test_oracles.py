@@ -150,7 +150,7 @@ def sinkhorn(config: Any, head: Head) -> Array:
 
 def alternate(config: Any, head: Head) -> Array:
     """Outside a stack there is one layer, the first."""
-    first = config.at(0)
+    first = config.for_layer(0)
     return ORACLES[first.kind](first, head)
 
 
@@ -208,7 +208,7 @@ def contexts(config: MechanismConfig) -> list[Context]:
     documents = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     documents[0, 5:], documents[1, 3:] = 1, 1
     limits: list[dict[str, Any]] = [{}, {"kv_valid": valid}]
-    if config.packs and not getattr(config, "whole", 0):
+    if config.supports_packing and not getattr(config, "whole", 0):
         limits.append({"kv_valid": valid, "q_doc": documents, "kv_doc": documents})
     causal = (False, True) if config.causal else (False,)
     return [Context(LENGTH, LENGTH, causal=flag, **limit) for flag in causal for limit in limits]

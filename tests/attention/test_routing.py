@@ -87,7 +87,7 @@ def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: 
     monkeypatch.setattr(interval_tiles, "BLOCK", 20)
     monkeypatch.setattr(interval_attention, "room", lambda like: held)
     monkeypatch.setattr(centroids, "room", lambda like: held)
-    monkeypatch.setattr(interval_attention, "KEPT", kept)
+    monkeypatch.setattr(interval_attention, "MAX_SAVED", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []
     for form in (config, config.definition()):
@@ -236,9 +236,7 @@ def test_bad_options_are_named(options: dict[str, Any], message: str):
 
 def test_more_clusters_than_tokens_to_learn_from():
     module = built(clusters=9).train()
-    with pytest.raises(
-        InputError, match="clusters: expected at most one for each token, got 9 and rows of 8"
-    ):
+    with pytest.raises(InputError, match="clusters: expected at most the 8 tokens of a training row, got 9"):
         call(module, inputs(8))
     assert call(module.eval(), inputs(8)).isfinite().all()
 

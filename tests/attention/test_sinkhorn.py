@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.mechanisms import SinkhornConfig, SortCutConfig
-from polyformer.attention.mechanisms.sinkhorn.balancing import balanced
-from polyformer.attention.mechanisms.sinkhorn.blocks import mixed
+from polyformer.attention.mechanisms.sinkhorn.balancing import sinkhorn_balance
+from polyformer.attention.mechanisms.sinkhorn.blocks import sort_blocks
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import Sinkhorn, SinkhornState
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
@@ -55,7 +55,7 @@ def everything(count: int) -> Tensor:
 def test_two_blocks_by_hand():
     """Rows of [[a, b], [c, d]] are divided by a + b and c + d, then columns, then rows."""
     scores = torch.tensor([[3.0, 1.0], [2.0, 2.0]], dtype=torch.float64).log().view(1, 1, 2, 2)
-    s, taken = balanced(scores, everything(2), 1, None, causal=False)
+    s, taken = sinkhorn_balance(scores, everything(2), 1, None, causal=False)
     # Rows: 3/4 1/4, 1/2 1/2. Columns: 3/5 1/3, 2/5 2/3. Rows: 9/14 5/14, 3/8 5/8.
     expected = torch.tensor([[9 / 14, 5 / 14], [3 / 8, 5 / 8]], dtype=torch.float64)
     torch.testing.assert_close(s[0, 0], expected)
@@ -65,7 +65,7 @@ def test_two_blocks_by_hand():
 def test_three_blocks_by_hand_causally():
     """Row 1 has block 0 alone; of the column that row 1 took, row 2 gets what it asks for beside row 1."""
     scores = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
-    s, taken = balanced(scores, everything(3).tril(-1), 1, None, causal=True)
+    s, taken = sinkhorn_balance(scores, everything(3).tril(-1), 1, None, causal=True)
     # Rows: 1; 1/2 1/2. Columns so far: 1; (1/2) / (3/2) and (1/2) / (1/2). Rows: 1; 1/4 3/4.
     expected = torch.tensor([[0, 0, 0], [1, 0, 0], [0.25, 0.75, 0]], dtype=torch.float64)
     torch.testing.assert_close(s[0, 0], expected)
@@ -76,7 +76,7 @@ def test_three_blocks_by_hand_causally():
 def test_balancing_makes_it_doubly_stochastic():
     torch.manual_seed(2)
     scores = torch.randn(2, 3, 5, 5, dtype=torch.float64)
-    s, _ = balanced(scores, everything(5), 200, None, causal=False)
+    s, _ = sinkhorn_balance(scores, everything(5), 200, None, causal=False)
     for axis in (2, 3):
         torch.testing.assert_close(s.sum(axis), torch.ones(2, 3, 5, dtype=torch.float64))
 
@@ -84,7 +84,7 @@ def test_balancing_makes_it_doubly_stochastic():
 def test_a_low_temperature_makes_it_a_permutation():
     """The one whose scores have the greatest sum."""
     scores = torch.tensor([[0.9, 0.8, 0.0], [0.7, 0.0, 0.1], [0.2, 0.3, 0.6]], dtype=torch.float64)
-    s, _ = balanced(scores.view(1, 1, 3, 3) / 0.02, everything(3), 400, None, causal=False)
+    s, _ = sinkhorn_balance(scores.view(1, 1, 3, 3) / 0.02, everything(3), 400, None, causal=False)
     best = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.float64)
     torch.testing.assert_close(s[0, 0], best, atol=2e-3, rtol=0)
 
@@ -94,13 +94,13 @@ def test_causal_rows_depend_on_earlier_rows_alone():
     torch.manual_seed(3)
     scores = torch.randn(1, 2, 7, 7, dtype=torch.float64, requires_grad=True)
     earlier = everything(7).tril(-1)
-    s, _ = balanced(scores, earlier, 9, None, causal=True)
+    s, _ = sinkhorn_balance(scores, earlier, 9, None, causal=True)
     for seen in range(1, 7):
         (slope,) = torch.autograd.grad(s[:, :, :seen].square().sum(), scores, retain_graph=True)
         assert slope[:, :, seen:].abs().max() == 0
-    part, _ = balanced(scores[:, :, :4], earlier[:, :, :4], 9, None, causal=True)
+    part, _ = sinkhorn_balance(scores[:, :, :4], earlier[:, :, :4], 9, None, causal=True)
     assert torch.equal(part, s[:, :, :4])
-    whole, _ = balanced(scores, earlier, 9, None, causal=False)
+    whole, _ = sinkhorn_balance(scores, earlier, 9, None, causal=False)
     (slope,) = torch.autograd.grad(whole[:, :, :4].square().sum(), scores)
     assert slope[:, :, 4:].abs().max() > 0
 
@@ -108,10 +108,12 @@ def test_causal_rows_depend_on_earlier_rows_alone():
 def test_rows_come_in_runs():
     torch.manual_seed(4)
     scores, earlier = torch.randn(1, 2, 6, 6, dtype=torch.float64), everything(6).tril(-1)
-    whole, end = balanced(scores, earlier, 4, None, causal=True)
+    whole, end = sinkhorn_balance(scores, earlier, 4, None, causal=True)
     taken, parts = None, []
     for start, stop in ((0, 1), (1, 4), (4, 6)):
-        s, taken = balanced(scores[:, :, start:stop], earlier[:, :, start:stop], 4, taken, causal=True)
+        s, taken = sinkhorn_balance(
+            scores[:, :, start:stop], earlier[:, :, start:stop], 4, taken, causal=True
+        )
         parts.append(s)
     torch.testing.assert_close(torch.cat(parts, 2), whole)
     torch.testing.assert_close(taken, end)
@@ -217,8 +219,8 @@ def test_a_state_goes_on_with_rows_that_differ():
     real = valid[:, None].expand(-1, 2, -1)
     torch.testing.assert_close(torch.cat(outputs, 2)[real], whole[real], rtol=1e-10, atol=1e-10)
     assert isinstance(state, SinkhornState)
-    assert state.taken is not None
-    assert state.taken.shape == (2, 2, 8, 7)
+    assert state.column_sums is not None
+    assert state.column_sums.shape == (2, 2, 8, 7)
 
 
 def test_low_temperatures_have_finite_gradients():
@@ -233,7 +235,7 @@ def test_low_temperatures_have_finite_gradients():
 def test_a_place_of_subnormal_mass_is_empty_and_has_finite_gradients():
     s = torch.tensor([[[[1.0, 1e-40]]]], requires_grad=True)
     keys, filled = torch.ones(1, 1, 2, 2, 4), torch.tensor([1.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2, 1)
-    sorted_keys, sorted_values, log_mass = mixed(s, keys, keys, filled)
+    sorted_keys, sorted_values, log_mass = sort_blocks(s, keys, keys, filled)
     assert log_mass.flatten().tolist() == [0.0, -torch.inf]
     total = (sorted_keys + sorted_values).sum() + log_mass[..., :1].sum()
     assert torch.autograd.grad(total, s)[0].isfinite().all()
@@ -241,7 +243,7 @@ def test_a_place_of_subnormal_mass_is_empty_and_has_finite_gradients():
 
 def test_longer_texts_are_refused():
     module, (q, k, v) = built(max_length=9), tensors(10)
-    message = "more than the 9 tokens that the sorting network was made for; cut it, or make the mechanism"
+    message = "more than 9 tokens, the limit of the sorting network; shorten it, or build the mechanism"
     with pytest.raises(InputError, match=message):
         module(q, k, v, Context(10, 10), None, None)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]]).expand(2, -1)
@@ -261,7 +263,7 @@ def test_longer_documents_are_refused_in_a_graph_too():
     compiled = torch.compile(run, backend="aot_eager")
     fits, too_long = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1, 2]), torch.tensor([0] * 3 + [1] * 7)
     torch.testing.assert_close(compiled(fits), run(fits))
-    with pytest.raises(RuntimeError, match="more than the 6 tokens that the sorting network was made for"):
+    with pytest.raises(RuntimeError, match="more than 6 tokens, the limit of the sorting network"):
         compiled(too_long)
 
 

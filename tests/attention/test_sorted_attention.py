@@ -86,6 +86,6 @@ def test_large_and_equal_scores_stay_finite():
     q, k, v = (x.detach().float() for x in tensors)
     context = Context(70, 70, causal=True)
     windows = bucket_windows(buckets, 9, context)
-    y = sorted_attention(q * 1e4, k * 1e4, v, windows, context, SCALE, itself=False)
+    y = sorted_attention(q * 1e4, k * 1e4, v, windows, context, SCALE, attend_self=False)
     assert y.isfinite().all()
     assert y.abs().max() <= v.abs().max() * 1.001

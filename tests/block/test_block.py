@@ -80,10 +80,10 @@ def test_pre_norm_stays_finite_in_float16_and_changes_nothing_else(dtype: torch.
 def test_the_first_layer_may_read_its_input_as_it_is():
     """One norm less in the first layer, none in the others: ModernBERT's wiring."""
     config, norm = PreNormConfig(first_norm=False), LayerNormConfig()
-    first, second = (config.at(layer).build(8, 2, norm, 0.0) for layer in (0, 1))
+    first, second = (config.for_layer(layer).build(8, 2, norm, 0.0) for layer in (0, 1))
     assert [name for name, _ in first.named_parameters()] == ["norms.1.weight", "norms.1.bias"]
     assert len([*second.parameters()]) == 4
     x = torch.randn(2, 3, 8)
     doubled = first(x, [lambda y: y, torch.zeros_like])
     torch.testing.assert_close(doubled, 2 * x)
-    torch.testing.assert_close(first.first_reads(x), x)
+    torch.testing.assert_close(first.pre_norm(x), x)

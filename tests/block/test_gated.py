@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polyformer import create_model
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import LayerNormConfig
-from polyformer.nn.block.gated import GATES, GatedConfig
+from polyformer.nn.block.gated import GATES, GatedBlockConfig
 
 
 def equation(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def equation(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("gate", GATES)
 def test_the_equation_with_its_gradients(gate: str):
     torch.manual_seed(0)
-    block = GatedConfig(gate=gate).build(5, 2, LayerNormConfig(), 0.0).double()
+    block = GatedBlockConfig(gate=gate).build(5, 2, LayerNormConfig(), 0.0).double()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
@@ -55,7 +55,7 @@ def test_a_large_bias_makes_it_the_identity_and_two_is_near_it(gate: str):
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     moved = {}
     for bias in (0.0, 2.0, 40.0):
-        block = GatedConfig(gate=gate, gate_bias=bias).build(8, 1, LayerNormConfig(), 0.0).double()
+        block = GatedBlockConfig(gate=gate, gate_bias=bias).build(8, 1, LayerNormConfig(), 0.0).double()
         moved[bias] = (block(x, [torch.cos]) - x).norm() / x.norm()
     assert moved[40.0] < 1e-12
     assert moved[2.0] < 0.5 * moved[0.0]
@@ -72,6 +72,6 @@ def test_a_new_model_is_near_the_identity_in_every_layer():
 
 def test_bad_gates_are_refused():
     with pytest.raises(InputError, match="gate 'lstm'"):
-        GatedConfig(gate="lstm")
+        GatedBlockConfig(gate="lstm")
     with pytest.raises(InputError, match="gate_bias: expected a finite number, got nan"):
-        GatedConfig(gate_bias=float("nan"))
+        GatedBlockConfig(gate_bias=float("nan"))

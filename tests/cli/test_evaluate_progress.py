@@ -12,7 +12,7 @@ from forking import start_python
 from full_disk import largest_file
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors, write_tensors
-from polyformer.training.tasks.keeping import Results
+from polyformer.training.tasks.cached_results import CachedResults
 
 FILE = "process-0.jsonl"
 
@@ -95,18 +95,18 @@ def test_damaged_lines_are_computed_again(tmp_path: Path) -> None:
     def double(items: list[int]) -> list[int]:
         return [2 * item for item in items]
 
-    assert Results(tmp_path, "a model").each(double, [1, 2, 3]) == [2, 4, 6]
+    assert CachedResults(tmp_path, "a model").each(double, [1, 2, 3]) == [2, 4, 6]
     content = (tmp_path / FILE).read_bytes()
     for place in range(len(content)):
         (tmp_path / FILE).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        again = Results(tmp_path, "a model")
+        again = CachedResults(tmp_path, "a model")
         assert again.each(double, [1, 2, 3]) == [2, 4, 6]
         assert again.computed <= 2, "damage reaches two lines at most"
     for cut in range(len(content)):
         (tmp_path / FILE).write_bytes(content[:cut])
-        Results(tmp_path, "a model").each(double, [1, 2, 3])
-        assert Results(tmp_path, "a model").each(lambda items: [], [1, 2, 3]) == [2, 4, 6]
-    assert Results(tmp_path, "another").each(lambda items: [0, 0, 0], [1, 2, 3]) == [0, 0, 0]
+        CachedResults(tmp_path, "a model").each(double, [1, 2, 3])
+        assert CachedResults(tmp_path, "a model").each(lambda items: [], [1, 2, 3]) == [2, 4, 6]
+    assert CachedResults(tmp_path, "another").each(lambda items: [0, 0, 0], [1, 2, 3]) == [0, 0, 0]
 
 
 def test_what_cannot_be_kept_is_said(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

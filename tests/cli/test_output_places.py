@@ -201,11 +201,14 @@ def standard_output(path: Path) -> Iterator[list[bytes]]:
 
 
 PLACES = [new_file, old_file, link, fifo, device, standard_output]
-ALONE = ("prompt", "embed")  # which refuse to replace a file: in every place; the others in three, in turn
+SINGLE_PROCESS = (
+    "prompt",
+    "embed",
+)  # which refuse to replace a file: in every place; the others in three, in turn
 TRIED = [
     pytest.param(case, PLACES[(i + step) % 6], id=f"{name}-{PLACES[(i + step) % 6].__name__}")
     for i, (name, case) in enumerate(CASES.items())
-    for step in (range(6) if name in ALONE else (0, 2, 3))
+    for step in (range(6) if name in SINGLE_PROCESS else (0, 2, 3))
 ]
 
 
@@ -219,7 +222,7 @@ def test_a_place_is_written_and_stays_what_it_is(
 ):
     words = [inputs(word) for word in case.words]
     path = tmp_path / f"out{case.suffix}"
-    if place is old_file and case.words[0] in ALONE:
+    if place is old_file and case.words[0] in SINGLE_PROCESS:
         path.write_bytes(b"old")
         assert main([*words, str(path)]) == 2
         assert path.read_bytes() == b"old", "these two refuse to replace another file"

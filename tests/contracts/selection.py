@@ -57,7 +57,7 @@ def cases(contract: str, *abilities: str, shape: tuple[str, ...] = SHAPES) -> li
 
 def predicting(contract: str) -> list[Case]:
     """The cases of a contract that can generate text."""
-    able = cases(contract, "causal", "caches", shape=DECODING)
+    able = cases(contract, "causal", "supports_kv_cache", shape=DECODING)
     return [case for case in able if shared(case).head.predicts_next]
 
 

@@ -11,7 +11,7 @@ from members import bases, shrunk, with_part
 from selection import mechanisms, patterns
 
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.mechanisms.base import ABILITIES, WAYS_OUT, MechanismConfig
+from polyformer.attention.mechanisms.base import ALTERNATIVES, CAPABILITIES, MechanismConfig
 from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,
@@ -21,7 +21,7 @@ from polyformer.attention.positions import (
 )
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
-from polyformer.core.sequence.spread import Spreading, spreading
+from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.memory import RecurrentConfig
@@ -37,11 +37,11 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
     class UnableConfig(SoftmaxConfig):
         kind: ClassVar[str] = "unable"
         causal: ClassVar[bool] = False
-        packs: ClassVar[bool] = False
-        caches: ClassVar[bool] = False
-        relates: ClassVar[bool] = False
-        remembers: ClassVar[bool] = False
-        spreads: ClassVar[bool] = False
+        supports_packing: ClassVar[bool] = False
+        supports_kv_cache: ClassVar[bool] = False
+        supports_score_bias: ClassVar[bool] = False
+        supports_recurrence: ClassVar[bool] = False
+        supports_context_parallel: ClassVar[bool] = False
         instead: ClassVar[str] = "another thing"
 
     yield UnableConfig
@@ -53,8 +53,8 @@ def refused(ability: str, part: MechanismConfig) -> None:
     with pytest.raises(InputError) as caught:
         use(ability, part)
     reason = f" ({part.reasons[ability]})" if ability in part.reasons else ""
-    message = f"mechanism {part.kind!r} cannot {ABILITIES[ability]}{reason}; use {part.instead}"
-    way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
+    message = f"mechanism {part.kind!r} cannot {CAPABILITIES[ability]}{reason}; use {part.instead}"
+    way = f"; or {ALTERNATIVES[ability]}" if ability in ALTERNATIVES else ""
     assert str(caught.value) == message + way
 
 
@@ -62,14 +62,14 @@ def use(ability: str, part: MechanismConfig) -> None:
     ids = torch.ones(1, 4, dtype=torch.long)
     if ability == "causal":
         shrunk(with_part(bases()["decoder"], part))
-    elif ability == "relates":
+    elif ability == "supports_score_bias":
         Transformer(shrunk(with_part(with_part(bases()["encoder"], part), AlibiConfig())))
-    elif ability == "packs":
+    elif ability == "supports_packing":
         Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
-    elif ability == "remembers":
+    elif ability == "supports_recurrence":
         use_memory(part)
-    elif ability == "spreads":
-        with spreading(Spreading(None, 0, 1)):
+    elif ability == "supports_context_parallel":
+        with use_context_parallel(ContextParallel(None, 0, 1)):
             Transformer(shrunk(with_part(bases()["encoder"], part)))(ids)
     elif part.causal:
         Transformer(shrunk(with_part(bases()["decoder"], part)))(ids, use_cache=True)
@@ -90,16 +90,35 @@ def use_memory(part: MechanismConfig) -> None:
 
 
 REFUSALS = {
-    "dynamic_span": {"spreads"},
-    "linformer": {"causal", "packs", "caches", "relates", "remembers"},
-    "lsh": {"remembers", "spreads"},
-    "memory_compressed": {"remembers", "spreads"},
-    "performer": {"relates", "remembers"},
-    "rfa": {"relates", "remembers"},
-    "routing": {"remembers", "spreads"},
-    "sinkhorn": {"relates", "remembers", "spreads"},
-    "sort_cut": {"causal", "caches", "relates", "remembers", "spreads"},
-    "svd": {"causal", "packs", "caches", "relates", "remembers", "spreads"},
+    "dynamic_span": {"supports_context_parallel"},
+    "linformer": {
+        "causal",
+        "supports_packing",
+        "supports_kv_cache",
+        "supports_score_bias",
+        "supports_recurrence",
+    },
+    "lsh": {"supports_recurrence", "supports_context_parallel"},
+    "memory_compressed": {"supports_recurrence", "supports_context_parallel"},
+    "performer": {"supports_score_bias", "supports_recurrence"},
+    "rfa": {"supports_score_bias", "supports_recurrence"},
+    "routing": {"supports_recurrence", "supports_context_parallel"},
+    "sinkhorn": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
+    "sort_cut": {
+        "causal",
+        "supports_kv_cache",
+        "supports_score_bias",
+        "supports_recurrence",
+        "supports_context_parallel",
+    },
+    "svd": {
+        "causal",
+        "supports_packing",
+        "supports_kv_cache",
+        "supports_score_bias",
+        "supports_recurrence",
+        "supports_context_parallel",
+    },
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 
@@ -114,10 +133,12 @@ def test_all_refusals_are_listed():
         for name, part in mechanisms("mechanism")
         if name.startswith("Mechanism-") and in_package(type(part))
     ]
-    refusals = {part.kind: {ability for ability in ABILITIES if not getattr(part, ability)} for part in own}
+    refusals = {
+        part.kind: {ability for ability in CAPABILITIES if not getattr(part, ability)} for part in own
+    }
     assert {kind: abilities for kind, abilities in refusals.items() if abilities} == REFUSALS
     for part in own:  # of all examples of a kind, the same
-        assert {ability for ability in ABILITIES if not getattr(part, ability)} == refusals[part.kind]
+        assert {ability for ability in CAPABILITIES if not getattr(part, ability)} == refusals[part.kind]
     own_patterns = {text: pattern for text, pattern in patterns() if in_package(type(pattern))}
     bidirectional = {text for text, pattern in own_patterns.items() if not pattern.causal()}
     assert bidirectional == BIDIRECTIONAL & own_patterns.keys()
@@ -134,7 +155,9 @@ def test_positions_are_refused_where_keys_are_summed_or_projected():
     for _, part in mechanisms("mechanism"):
         for kind in changing if part.kind not in refused else ():
             refused[part.kind] += (1 + part.causal) * refuses(part, kind)
-    assert {kind for kind, abilities in REFUSALS.items() if "relates" in abilities} == (+refused).keys()
+    assert {kind for kind, abilities in REFUSALS.items() if "supports_score_bias" in abilities} == (
+        +refused
+    ).keys()
     assert refused["performer"] == 2 * refused["svd"] == 2 * len(changing)
 
 
@@ -143,13 +166,13 @@ def refuses(part: MechanismConfig, scheme: str) -> bool:
     try:
         Stack(with_part(stack, part), 24, 40, cross=False)
     except InputError as error:
-        return ABILITIES["relates"] in str(error)
+        return CAPABILITIES["supports_score_bias"] in str(error)
     return False
 
 
 @pytest.mark.parametrize(("name", "part"), mechanisms("mechanism"))
 def test_a_member_does_what_it_declares_and_refuses_the_rest(name: str, part: MechanismConfig):
-    for ability in ABILITIES:
+    for ability in CAPABILITIES:
         if getattr(part, ability):
             use(ability, part)
         else:
@@ -160,12 +183,14 @@ def test_a_member_does_what_it_declares_and_refuses_the_rest(name: str, part: Me
     "mechanism", ["performer", "rfa", {"kind": "alternate", "mechanisms": ["performer", "softmax"]}]
 )
 def test_attention_by_features_says_why_it_takes_no_distances(mechanism: object):
-    reason = r"cannot take positions that change scores \(its keys are summed .* Fourier .*\); use 'softmax'"
+    reason = (
+        r"cannot use a position scheme that changes the scores \(its keys are summed .* Fourier .*\); use"
+    )
     with pytest.raises(InputError, match=reason):
-        MechanismConfig.from_dict(mechanism).require("relates")
+        MechanismConfig.from_dict(mechanism).require("supports_score_bias")
 
 
-@pytest.mark.parametrize("ability", list(ABILITIES))
+@pytest.mark.parametrize("ability", list(CAPABILITIES))
 def test_refusals_name_the_member_and_what_to_use(unable: type[SoftmaxConfig], ability: str):
     refused(ability, unable())
 
@@ -177,7 +202,7 @@ def forgetful() -> Iterator[type[SoftmaxConfig]]:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class ForgetfulConfig(SoftmaxConfig):
         kind: ClassVar[str] = "forgetful"
-        caches: ClassVar[bool] = False
+        supports_kv_cache: ClassVar[bool] = False
 
     yield ForgetfulConfig
     del MechanismConfig.kinds["forgetful"]
@@ -188,13 +213,13 @@ def test_a_decoder_without_a_state_still_trains(forgetful: type[SoftmaxConfig]):
     ids = torch.ones(1, 4, dtype=torch.long)
     pair = Transformer(shrunk(with_part(bases()["pair"], forgetful())))
     pair(ids, labels=ids).loss.backward()
-    with pytest.raises(InputError, match="cannot go on from a state"):
+    with pytest.raises(InputError, match="cannot continue from a KV cache"):
         pair(ids, decoder_input_ids=ids, use_cache=True)
-    with pytest.raises(InputError, match="cannot go on from a state"):
+    with pytest.raises(InputError, match="cannot continue from a KV cache"):
         pair.encode(ids)
     decoder = Transformer(shrunk(with_part(bases()["decoder"], forgetful())))
     decoder(ids, labels=ids).loss.backward()
-    with pytest.raises(InputError, match="cannot go on from a state"):
+    with pytest.raises(InputError, match="cannot continue from a KV cache"):
         decoder(ids, use_cache=True)
 
 

@@ -37,7 +37,7 @@ def test_mechanisms_take_calls_without_a_row_or_a_token(name: str, config: Mecha
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism", "causal", "caches"))
+@pytest.mark.parametrize(("name", "config"), mechanisms("mechanism", "causal", "supports_kv_cache"))
 def test_a_step_without_a_token_changes_no_state(name: str, config: MechanismConfig):
     for form in (config, config.definition()):
         torch.manual_seed(17)
@@ -109,7 +109,9 @@ def cut(tensor: torch.Tensor, rows: int, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", cases("empty decoding", "causal", "caches", shape=DECODING), ids=str)
+@pytest.mark.parametrize(
+    "case", cases("empty decoding", "causal", "supports_kv_cache", shape=DECODING), ids=str
+)
 def test_decoding_takes_batches_without_a_row(case: Case):
     model, batch = case.model(torch.float32), case.batch()
     batch = {name: tensor[:0] for name, tensor in batch.items()}

@@ -35,6 +35,7 @@ from polyformer.attention.mechanisms.memory_compressed import slot_terms
 from polyformer.attention.mechanisms.routing import interval_terms
 from polyformer.attention.positions import (
     AlibiConfig,
+    BoundPosition,
     DebertaConfig,
     DistanceAwareConfig,
     EtcLabelsConfig,
@@ -44,7 +45,6 @@ from polyformer.attention.positions import (
     ShawConfig,
     Site,
     T5BiasConfig,
-    Terms,
     TransformerXLConfig,
 )
 from polyformer.attention.positions.alibi import slopes as slopes_of
@@ -90,7 +90,7 @@ def slopes(config: MechanismConfig, scheme: PositionConfig, context: Context, he
     """The output and the gradients of inputs, of the scheme's tables and of the mechanism's parameters."""
     *inputs, weight = k1.tensors(2, heads, 1, context.q_len, context.kv_len)
     mechanism, (position, site) = config.build(heads, WIDTH).double().eval(), position_of(scheme, heads)
-    y, _ = mechanism(*inputs, k1.fresh(context, {}), None, Terms(position, site))
+    y, _ = mechanism(*inputs, k1.fresh(context, {}), None, BoundPosition(position, site))
     learned = [*inputs, *position.parameters(), *mechanism.parameters()]
     grads = torch.autograd.grad((y * weight).sum(), learned, allow_unused=True)
     return [y, *(torch.zeros_like(x) if grad is None else grad for x, grad in zip(learned, grads))]
@@ -99,7 +99,7 @@ def slopes(config: MechanismConfig, scheme: PositionConfig, context: Context, he
 @pytest.mark.parametrize(("few", "mechanism", "scheme"), pairwise([0, 8], list(CHOOSING), list(SCHEMES)))
 def test_fast_is_the_definition(mechanism: str, scheme: str, few: int, monkeypatch: pytest.MonkeyPatch):
     """K1: whether vectors are read pair by pair or met by products, and with fewer queries than keys."""
-    monkeypatch.setattr(pair_terms_module, "FEW", few)
+    monkeypatch.setattr(pair_terms_module, "MAX_TABLE_RATIO", few)
     config = CHOOSING[mechanism]
     for queries, keys, heads in ((13, 13, 3), (5, 12, 2)):
         for context in k1.contexts(2, queries, keys)[1::2]:
@@ -118,7 +118,7 @@ def test_tiles_one_after_another_are_all_at_once(
 ):
     """Several blocks of queries, each computed alone."""
     for module in (sorted_terms, interval_terms, slot_terms):
-        monkeypatch.setattr(module, "held", lambda q, terms: 1)
+        monkeypatch.setattr(module, "max_elements", lambda q, terms: 1)
     monkeypatch.setattr(slot_terms, "BLOCK", 16)
     config, context = CHOOSING[mechanism], Context(75, 75, causal=True)
     results = []
@@ -131,7 +131,7 @@ def test_tiles_one_after_another_are_all_at_once(
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_few_queries_after_many_keys_are_looked_up(scheme: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lsh_module, "TIMES", 1)
+    monkeypatch.setattr(lsh_module, "MIN_KEY_RATIO", 1)
     for queries in (1, 3):
         context = k1.contexts(2, queries, 20)[-1]
         results = []
@@ -167,8 +167,8 @@ def test_with_all_keys_it_is_softmax_attention(mechanism: str, scheme: PositionC
     if mechanism == "memory_compressed":
         for kernel in module.parameters():
             kernel.data.copy_(torch.eye(WIDTH))
-    y, _ = module(q, k, v, context, None, Terms(position, site))
-    terms, others = Terms(position, site), None
+    y, _ = module(q, k, v, context, None, BoundPosition(position, site))
+    terms, others = BoundPosition(position, site), None
     if mechanism == "lsh":
         others = lambda b, h, q_idx, kv_idx: q_idx != kv_idx  # noqa: E731
     expected = attend(
@@ -193,7 +193,7 @@ def test_a_compressed_key_stands_where_its_last_token_does():
     values = F.pad(v, (0, 0, 0, 1)).unflatten(2, (3, 3))
     values = torch.einsum("bhstd,htde->bhse", values, module.value_kernel)
     for causal, places in ((True, [0, 2, 5]), (False, [2, 5, 7])):
-        y, _ = module(zero, zero, v, Context(8, 8, causal=causal), None, Terms(position, site))
+        y, _ = module(zero, zero, v, Context(8, 8, causal=causal), None, BoundPosition(position, site))
         own = torch.cat([v[:, :, :1], values[:, :, :2]], 2) if causal else values
         weights = (-slopes_of(HEADS)[1] * (7 - torch.tensor(places))).double().softmax(0)
         torch.testing.assert_close(y[0, 1, 7], weights @ own[0, 1], rtol=1e-6, atol=1e-6)
@@ -259,7 +259,7 @@ def test_in_bfloat16_the_error_is_that_of_dense_attention(mechanism: str, scheme
             position, site = position_of(SCHEMES[scheme])
             module = config.build(HEADS, WIDTH).bfloat16().to(dtype).eval()
             inputs = [x.to(dtype).requires_grad_() for x in rounded]
-            terms = Terms(position.bfloat16().to(dtype), site)
+            terms = BoundPosition(position.bfloat16().to(dtype), site)
             y, _ = module(*inputs, Context(67, 67, causal=True), None, terms)
             assert y.dtype == dtype
             results.append([y.detach(), *torch.autograd.grad(y.square().sum(), inputs)])
@@ -277,7 +277,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(config: MechanismConfig)
     mechanism, (position, site) = config.build(HEADS, WIDTH).double().eval(), position_of(ShawConfig(clip=3))
     q, k, v, _ = (x.detach() for x in k1.tensors(1, HEADS, 1, 13, 13))
     v[:, :, 9] = torch.nan
-    y, _ = mechanism(q, k, v, Context(13, 13, causal=True), None, Terms(position, site))
+    y, _ = mechanism(q, k, v, Context(13, 13, causal=True), None, BoundPosition(position, site))
     assert y[:, :, :9].isfinite().all()
     assert y.isnan().any()
 
@@ -290,6 +290,6 @@ def test_nothing_has_the_size_of_all_pairs(mechanism: str, scheme: str, monkeypa
     q, k, v, _ = k1.tensors(1, HEADS, 1, length, length)
     module = CHOOSING[mechanism].build(HEADS, WIDTH).double().eval()
     with LargestTensor() as seen:
-        y, _ = module(q, k, v, Context(length, length, causal=True), None, Terms(position, site))
+        y, _ = module(q, k, v, Context(length, length, causal=True), None, BoundPosition(position, site))
         y.sum().backward()
     assert seen.largest < length * length / 2

@@ -88,7 +88,7 @@ def test_a_model_with_padding_or_documents_is_one_graph(case: Case):
     """Whose limits are tensors, which a traced graph cannot read."""
     model, batch = short(case).model(), case.labels(case.batch())
     limits = {"attention_mask": (torch.arange(11) < torch.tensor([[11], [7]])).long()}
-    if case.can("packs") and case.shape != "pair":
+    if case.can("supports_packing") and case.shape != "pair":
         limits["document_ids"] = (torch.arange(11) > 4).long().expand(2, -1)
     for name, tensor in limits.items():
         torch._dynamo.reset()

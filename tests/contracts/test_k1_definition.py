@@ -136,11 +136,13 @@ def tensors(rows: int, heads: int, groups: int, queries: int, keys: int, device:
 @pytest.mark.parametrize(("name", "config"), mechanisms("mechanism"))
 def test_mechanism_equals_its_definition(name: str, config: MechanismConfig):
     """With as many queries as keys and, as they are with a state, with fewer."""
-    sizes = [(13, 13), *([(1, 9), (5, 12)] if config.caches else [])]
+    sizes = [(13, 13), *([(1, 9), (5, 12)] if config.supports_kv_cache else [])]
     for heads, (queries, keys) in itertools.product((1, 2, 3), sizes):
         *inputs, weight = tensors(2, heads, 1, queries, keys)
         for context in contexts(2, queries, keys):
-            if (context.causal and not config.causal) or (context.q_doc is not None and not config.packs):
+            if (context.causal and not config.causal) or (
+                context.q_doc is not None and not config.supports_packing
+            ):
                 continue
             results = []
             for form in (config, config.definition()):

@@ -149,7 +149,7 @@ def test_queries_that_see_nothing_give_zeros(name: str, config: MechanismConfig)
 DOCUMENTS = [3, 1, 5, 2]
 
 
-@pytest.mark.parametrize("case", cases("documents", "packs", shape=SINGLE), ids=str)
+@pytest.mark.parametrize("case", cases("documents", "supports_packing", shape=SINGLE), ids=str)
 def test_packed_documents_are_as_if_alone(case: Case):
     """Outputs and gradients, with padding too; the documents' numbers mean nothing but where one ends."""
     model, batch = shared(case), case.batch(length=sum(DOCUMENTS))

@@ -14,7 +14,9 @@ from torch import Tensor
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 
-STATES = pytest.mark.parametrize("case", cases("state", "causal", "caches", shape=DECODING), ids=str)
+STATES = pytest.mark.parametrize(
+    "case", cases("state", "causal", "supports_kv_cache", shape=DECODING), ids=str
+)
 SPLITS = [[1] * 7, [4, 1, 2], [6, 1], [1, 6]]
 LEARNED = [[4, 1, 2], [1, 6]]
 """The splits through which gradients are taken."""
@@ -50,14 +52,14 @@ def chunked(case: Case, model: Transformer, ids: Tensor, split: list[int], state
     return torch.cat(outputs, 1)
 
 
-@pytest.mark.parametrize("case", cases("split", "causal", "caches", shape=DECODING), ids=str)
+@pytest.mark.parametrize("case", cases("split", "causal", "supports_kv_cache", shape=DECODING), ids=str)
 def test_any_split_is_one_pass(case: Case):
     """In evaluation and under autograd, whose gradients flow through the state too, but not into the hidden
     states of a memory."""
     model, batch = shared(case), case.batch()
     expected = whole(case, model, batch)
     memory = None if model.decoder is None else model.decoder.memory
-    constant = memory is not None and not memory.keeps_keys
+    constant = memory is not None and not memory.supports_kv_cache
     slopes = gradients(model, expected.square().sum())
     for split in SPLITS:
         with torch.no_grad():
@@ -70,7 +72,9 @@ def test_any_split_is_one_pass(case: Case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", cases("kept padding", "causal", "caches", shape=DECODING), ids=str)
+@pytest.mark.parametrize(
+    "case", cases("kept padding", "causal", "supports_kv_cache", shape=DECODING), ids=str
+)
 def test_padding_stays_padding_in_the_state(case: Case):
     """The prompt is padded on the left, or the source on both sides; later chunks say nothing about it."""
     model, batch = shared(case), case.batch()
@@ -97,7 +101,9 @@ def test_padding_stays_padding_in_the_state(case: Case):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "case", cases("kept padding", "causal", "caches", "packs", shape=("decoder",)), ids=str
+    "case",
+    cases("kept padding", "causal", "supports_kv_cache", "supports_packing", shape=("decoder",)),
+    ids=str,
 )
 def test_documents_stay_apart_across_chunks(case: Case):
     model, ids = shared(case), case.batch()["input_ids"]
@@ -193,5 +199,5 @@ def test_a_detached_state_ends_the_graph_and_can_be_saved(case: Case, tmp_path: 
 
 def test_score_depends_on_the_output():
     """The number that other contracts take gradients of is not constant."""
-    _, slopes = plain(cases("split", "causal", "caches", shape=DECODING)[0])
+    _, slopes = plain(cases("split", "causal", "supports_kv_cache", shape=DECODING)[0])
     assert any(slope.abs().max() > 0 for slope in slopes.values())

@@ -121,7 +121,7 @@ def test_nothing_turns_gradients_off(case: Case):
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with torch.no_grad():
         model(**batch)
-        if case.shape != "encoder" and case.can("caches"):
+        if case.shape != "encoder" and case.can("supports_kv_cache"):
             model(**batch, use_cache=True)
     model.train()
     model(**batch, output_hidden_states=True)

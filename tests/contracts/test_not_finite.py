@@ -32,7 +32,7 @@ PLACES = {
 }
 """A context, the tokens that are looked at, and those they may not attend to."""
 
-NEEDED = {"future": "causal", "padding": None, "documents": "packs"}
+NEEDED = {"future": "causal", "padding": None, "documents": "supports_packing"}
 """The ability without which a mechanism refuses such a context."""
 
 

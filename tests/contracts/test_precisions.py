@@ -112,7 +112,7 @@ def test_padding_is_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("case", "precision"), masking("packs", shape=SINGLE), ids=str)
+@pytest.mark.parametrize(("case", "precision"), masking("supports_packing", shape=SINGLE), ids=str)
 def test_other_documents_are_not_seen(case: Case, precision: Precision):
     model, ids = shared(case, torch.float32), case.batch(length=sum(DOCUMENTS))["input_ids"]
     numbers = torch.tensor([0, 2, 3, 9]).repeat_interleave(torch.tensor(DOCUMENTS)).expand_as(ids)
@@ -133,7 +133,9 @@ def test_the_future_is_not_seen(case: Case, precision: Precision):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("case", "precision"), masking("causal", "caches", shape=DECODING), ids=str)
+@pytest.mark.parametrize(
+    ("case", "precision"), masking("causal", "supports_kv_cache", shape=DECODING), ids=str
+)
 def test_any_split_is_one_pass(case: Case, precision: Precision):
     model, batch = shared(case, torch.float32), case.batch()
     with precision.inside():

@@ -22,7 +22,7 @@ from polyformer.attention.patterns import (
     Strided,
     Window,
 )
-from polyformer.attention.positions import PositionConfig, Shape, Site, Terms
+from polyformer.attention.positions import BoundPosition, PositionConfig, Shape, Site
 from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH = 2, 4
@@ -95,7 +95,7 @@ def test_whatever_is_composed_agrees(
     for name in (backend, "definition"):
         mechanism = SoftmaxConfig(pattern=pattern, backend=name).build(HEADS, WIDTH)
         q, k = position.rotate(inputs[0], inputs[1], context, site)
-        y, _ = mechanism(q, k, inputs[2], context, None, Terms(position, site))
+        y, _ = mechanism(q, k, inputs[2], context, None, BoundPosition(position, site))
         learned = [*inputs, *position.parameters()]
         slopes = torch.autograd.grad((y * weight).sum(), learned, allow_unused=True)
         results.append([y, *(torch.zeros(1) if slope is None else slope for slope in slopes)])

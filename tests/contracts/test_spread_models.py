@@ -11,7 +11,7 @@ from polyformer.attention.mechanisms.linear.performer import PerformerConfig
 from polyformer.attention.patterns import Global, Window
 from polyformer.attention.positions import AlibiConfig, EtcLabelsConfig
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.nn.feedforward import ExpertsConfig
 
@@ -49,7 +49,7 @@ def all_parts() -> None:
 
 def refuses(case: Case) -> bool:
     """Before anything is exchanged, in all processes."""
-    with spread_over():
+    with context_parallel():
         try:
             case.model()(**case.labels(case.batch()))
         except InputError as error:
@@ -64,7 +64,7 @@ def check(
     batch = case.labels(case.batch(length=length)) | inputs
     whole = model(**batch)
     expected = gradients(model, whole.loss)
-    with spread_over(way=way):
+    with context_parallel(strategy=way):
         output = model(**batch)
     slots = output.slots
     assert slots is not None
@@ -134,7 +134,7 @@ def recomputed_and_trained() -> None:
     results = []
     for recompute in (False, True):
         model.decoder.recompute = recompute
-        with spread_over():
+        with context_parallel():
             results.append(gradients(without_dropout(model.train()), model(ids, labels=ids).loss))
     assert_same(*results)
 

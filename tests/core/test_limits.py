@@ -95,7 +95,7 @@ EXCEEDED: dict[str, Callable[[Path], object]] = {
     "calls and names of layers in `polyformer_attention` of a config.json": many_calls,
     "an integer in a file": lambda folder: parse_json(str(2**65), "it"),
     "a float in a file": lambda folder: parse_json("1e999", "it"),
-    "a name in an object": lambda folder: parse_json('{"a": 1, "a": 1}', "it"),
+    "a key in a JSON object": lambda folder: parse_json('{"a": 1, "a": 1}', "it"),
     "a size in a configuration (positions, widths, vocabulary)": lambda folder: model_config(
         "gpt2", {"vocab_size": limits.SIZE + 1}
     ),
@@ -106,7 +106,7 @@ EXCEEDED: dict[str, Callable[[Path], object]] = {
     "new tokens of a text (`--max-new-tokens`, `--generate`, `GenerationConfig`)": lambda folder: (
         GenerationConfig(max_new_tokens=limits.NEW_TOKENS + 1)
     ),
-    "beams, or samples of one input": lambda folder: GenerationConfig(beam=BeamConfig(num_beams=4097)),
+    "beams or samples per input": lambda folder: GenerationConfig(beam=BeamConfig(num_beams=4097)),
     "any other size on the command line (`--lengths`, `--num-beams`, `--batch-tokens`, ...)": command(
         "--top-k", str(limits.SIZE + 1)
     ),
@@ -117,8 +117,8 @@ EXCEEDED: dict[str, Callable[[Path], object]] = {
     ),
     "pixels of an image": image_head,
     "labels of an IDX file": labels,
-    "what comes out of a gzip, zstd, npz or Parquet file": zipped,
-    "numbers of a word vector": words,
+    "decompressed data of a gzip, zstd, npz or Parquet file": zipped,
+    "dimensions of a word vector": words,
 }
 SHOWN = {"a value quoted in a message", "a message"}
 

@@ -17,7 +17,7 @@ from polyformer.training.recipes.guessed import guessed_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCKS = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-FILES = {name: text for kind, name, text in BLOCKS if kind != "console"}
+FILES = {name: text for _, name, text in BLOCKS if name}
 TINY = ("--steps", "1", "--device", "cpu", "--model.hidden_size", "16", "--training.reporting.log_every", "1")
 
 

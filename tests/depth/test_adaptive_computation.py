@@ -142,7 +142,7 @@ def test_leaving_the_computation_changes_nothing(options: dict[str, Any]):
     of, tokens = model(decoder=stack(attention=attention, **options)), ids()
     fast = of(tokens).last_hidden_state
     for layer in of.decoder.layers:
-        layer.gathers = False
+        layer.can_skip_queries = False
     torch.testing.assert_close(fast, of(tokens).last_hidden_state)
 
 

@@ -18,9 +18,9 @@ from polyformer.models.architectures.judge import HeadJudge
 from polyformer.models.checkpoints import convert
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.generation import GenerationConfig
-from polyformer.nn.depth import recorded_depths, whole_depth
+from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import Exits, ExitsConfig, set_threshold
-from polyformer.nn.depth.exits.base import Course
+from polyformer.nn.depth.exits.base import ExitTrajectory
 from polyformer.nn.depth.exits.oracles import OracleConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import HeadInput
@@ -174,10 +174,10 @@ def test_the_aligned_loss_is_the_mean_over_the_exits(weights: str):
     assert side is not None
 
 
-def course(of: Transformer, tokens: Tensor) -> tuple[Course, Tensor, Tensor]:
+def course(of: Transformer, tokens: Tensor) -> tuple[ExitTrajectory, Tensor, Tensor]:
     """A text in training, log-likelihoods and rightness [B, T, exits] of it."""
     labels = F.pad(tokens[:, 1:], (0, 1), value=-100)
-    with whole_depth():
+    with full_depth():
         hidden = of(tokens, output_hidden_states=True).hidden_states[1:]
     reads = [exit(h) for exit, h in zip(exits(of).exits, hidden)] + [hidden[-1]]
     logits = torch.stack([read @ of.tokens.weight.T for read in reads], 2)
@@ -186,7 +186,7 @@ def course(of: Transformer, tokens: Tensor) -> tuple[Course, Tensor, Tensor]:
     judge = HeadJudge(of.head, HeadInput(reads[-1], None, of.tokens.weight), labels)
     right = logits.argmax(-1) == labels.unsqueeze(-1)
     mask = (labels >= 0).unsqueeze(-1)
-    return Course(list(hidden), reads, judge), likelihood * mask, (right & mask).double()
+    return ExitTrajectory(list(hidden), reads, judge), likelihood * mask, (right & mask).double()
 
 
 @pytest.mark.parametrize("by", ["likelihood", "correctness"])
@@ -207,7 +207,7 @@ def test_oracles_are_the_papers(by: str, sigma: float):
                 scores.append(sum(near) - 0.05 * n)
             assert int(oracle.exits(text)[b, t]) == max(range(LAYERS), key=scores.__getitem__)
         whole = gains[b].sum(0) - 0.05 * torch.arange(LAYERS)
-        assert int(oracle.exits(text, whole=True)[b]) == int(whole.argmax())
+        assert int(oracle.exits(text, per_sequence=True)[b]) == int(whole.argmax())
 
 
 @torch.no_grad()

@@ -35,13 +35,13 @@ def test_every_member_of_a_model_has_an_equation():
     assert not lacking, f"say it in docs/members/AXIS/NAME.md or in the docstring: {lacking}"
 
 
-def test_pages_in_the_repository_have_an_equation_and_say_when_to_take_the_member():
+def test_pages_in_the_repository_have_an_equation_and_say_when_to_use_the_member():
     for file in sorted((DOCS / "members").rglob("*.md")):
         text = file.read_text(encoding="utf-8")
         assert text.startswith("# "), file
         assert text.count("$$") == 2, file
-        assert "**Take it**" in text, file
-        assert "**Leave it**" in text, file
+        assert "**Use it**" in text, file
+        assert "**Avoid it**" in text, file
         for link in re.findall(r"\]\(([^)#:]+)", text):
             assert (file.parent / link).exists(), f"{file}: {link}"
 

@@ -64,7 +64,7 @@ def test_what_is_gone_is_named(pair: tuple[Path, Path]):
     english, ours = pair
     english.write_text("# A\n\nOne.\n")
     assert translations.stale()[-1] == "docs/vi/a.md: ../a.md has no b-c: it has a"
-    with pytest.raises(ValueError, match="the English text has 0 blocks of code; have as many"):
+    with pytest.raises(ValueError, match="the English text has 0 blocks of code, expected the same number"):
         translations.renew(ours)
     english.unlink()
     assert translations.stale()[0] == "docs/vi/a.md: no file ../a.md"

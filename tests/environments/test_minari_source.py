@@ -22,7 +22,7 @@ from polyformer.data.guess import guess
 from polyformer.data.minari_source import environment_of, is_minari
 from polyformer.data.origins import has_validation
 from polyformer.training.recipes.find import absolute, with_data
-from polyformer.training.tasks import ActingConfig
+from polyformer.training.tasks import ActionPredictionConfig
 
 CART = "minari:cart/mixed-v0"
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)
@@ -91,18 +91,18 @@ def test_every_format_is_read(format: str, empty_root: Path):
 
 
 def test_the_task_knows_where_its_episodes_were_recorded(minari_here: Path, empty_root: Path):
-    config = ActingConfig()
+    config = ActionPredictionConfig()
     shutil.copytree(minari_here / "cart", empty_root / "cart")
-    known = config.situated(CART)
+    known = config.with_source_defaults(CART)
     assert (known.environment, known.environment_options) == ("CartPole-v1", {"max_episode_steps": 30})
-    assert config.situated("episodes.jsonl") == config.situated(None) == config
-    named = ActingConfig(environment="Acrobot-v1")
-    assert named.situated(CART) == named
+    assert config.with_source_defaults("episodes.jsonl") == config.with_source_defaults(None) == config
+    named = ActionPredictionConfig(environment="Acrobot-v1")
+    assert named.with_source_defaults(CART) == named
     file = empty_root / "cart" / "mixed-v0" / "data" / "metadata.json"
     metadata = json.loads(file.read_text())
     spec = {**json.loads(metadata["env_spec"]), "id": "os:CartPole-v1"}
     file.write_text(json.dumps({**metadata, "env_spec": json.dumps(spec)}))
-    assert config.situated(CART).environment is None, "a name of a module to import"
+    assert config.with_source_defaults(CART).environment is None, "a name of a module to import"
 
 
 def test_a_data_set_that_is_not_here_is_downloaded(empty_root: Path, monkeypatch: pytest.MonkeyPatch):

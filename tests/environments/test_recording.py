@@ -12,9 +12,9 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES
-from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.policies import SCRIPTED, half_trained, random
-from polyformer.training.rl.recording import Recording, played, record
+from polyformer.training.rl.recording import Recording, play_and_record, record
 
 
 def test_what_is_recorded_is_what_minari_and_we_read(minari_here: Path):
@@ -53,7 +53,7 @@ def test_scripted_policies_are_far_above_chance(name: str):
     environment = make_environment(name)
     chance = random(environment, 0)(np.random.default_rng(0))
     by = {
-        policy: np.mean([sum(played(environment, policy, seed).rewards) for seed in range(4)])
+        policy: np.mean([sum(play_and_record(environment, policy, seed).rewards) for seed in range(4)])
         for policy in (SCRIPTED[name], chance)
     }
     scripted, random_one = by.values()
@@ -66,7 +66,7 @@ def test_a_half_trained_policy_is_above_chance():
     generator = np.random.default_rng(0)
     sources = [half_trained(environment, 0), random(environment, 0)]
     trained, chance = (
-        np.mean([sum(played(environment, source(generator), seed).rewards) for seed in range(5)])
+        np.mean([sum(play_and_record(environment, source(generator), seed).rewards) for seed in range(5)])
         for source in sources
     )
     assert trained > 1.5 * chance

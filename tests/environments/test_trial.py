@@ -19,22 +19,22 @@ from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.rl.returns import Panel, draw_returns, returns_table
-from polyformer.training.rl.trial import Trial, achieved
-from polyformer.training.tasks.act import Acting, ActingConfig, best
+from polyformer.training.rl.trial import Trial, achieved_returns
+from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig, best
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"
 
 
-def untrained(source: str, **options: Any) -> tuple[TrajectoryTransformer, Acting]:
+def untrained(source: str, **options: Any) -> tuple[TrajectoryTransformer, ActionPrediction]:
     """A model with weights large enough for its actions to differ, and its task."""
     rows = list(read(DataConfig(), ROLES, source))
-    task = ActingConfig(**options).situated(source).resolve(rows).build()
+    task = ActionPredictionConfig(**options).with_source_defaults(source).resolve(rows).build()
     torch.manual_seed(4)
     model = TrajectoryTransformer(task.adapt(model_config("dt-tiny", {"initializer_range": 1.0})))
     return model.eval(), task
 
 
-def trial(task: Acting, **changes: Any) -> Trial:
+def trial(task: ActionPrediction, **changes: Any) -> Trial:
     config = task.config
     assert config.environment is not None
     settings = {"returns": (20.0, 5.0), "episodes": 3, **changes}
@@ -49,7 +49,7 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
     name, size, asked = task.config.environment or "", len(task.usual), (-10.0, 90.0)
     with torch.no_grad():
         model.head.actions.weight *= 1e4 if task.config.discrete else 1.0  # so that nothing is left to chance
-    results = achieved(model, task, trial(task, returns=asked, episodes=4, seed=3, max_steps=steps))
+    results = achieved_returns(model, task, trial(task, returns=asked, episodes=4, seed=3, max_steps=steps))
     environment: Any = gymnasium.make(name)
     for wanted in asked:
         for number, result in enumerate(results[wanted]):
@@ -76,13 +76,13 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
 
 def test_choices_are_drawn_and_episodes_end_alone(minari_here: Path):
     model, task = untrained(CART)
-    results = achieved(model, task, trial(task, episodes=6))
-    assert achieved(model, task, trial(task, episodes=6)) == results
-    assert achieved(model, task, trial(task, episodes=6, seed=1)) != results
+    results = achieved_returns(model, task, trial(task, episodes=6))
+    assert achieved_returns(model, task, trial(task, episodes=6)) == results
+    assert achieved_returns(model, task, trial(task, episodes=6, seed=1)) != results
     assert list(results) == [20.0, 5.0]
     assert len({*results[20.0], *results[5.0]}) > 2
     assert all(5 <= value <= 30 for values in results.values() for value in values)
-    cut = achieved(model, task, trial(task, max_steps=6))
+    cut = achieved_returns(model, task, trial(task, max_steps=6))
     assert max(value for values in cut.values() for value in values) == 6
     sure, _ = untrained(CART)
     with torch.no_grad():
@@ -90,12 +90,12 @@ def test_choices_are_drawn_and_episodes_end_alone(minari_here: Path):
             parameter.zero_()
         assert sure.head.actions.bias is not None
         sure.head.actions.bias[1] = 50.0  # always to the right: it falls within twelve steps
-    assert max(achieved(sure, task, trial(task))[20.0]) < 13
+    assert max(achieved_returns(sure, task, trial(task))[20.0]) < 13
 
 
 def test_cloning_reads_no_returns(minari_here: Path):
     model, task = untrained(PENDULUM, conditioned=False)
-    results = achieved(model, task, trial(task, returns=(-100.0, 0.0)))
+    results = achieved_returns(model, task, trial(task, returns=(-100.0, 0.0)))
     assert results[-100.0] == pytest.approx(results[0.0], rel=1e-4)
     rows = list(read(DataConfig(), ROLES, PENDULUM))
     batch = next(task.held_out(rows).batches.epoch(0))[1]
@@ -107,11 +107,11 @@ def test_cloning_reads_no_returns(minari_here: Path):
     assert sum(sum(row["rewards"]) >= floor for row in rows) == 3
     assert best(rows, 1.0) == rows
     assert len(best(rows, 0.001)) == 1
-    few = ActingConfig(best_episodes=0.25).resolve(rows).build()
+    few = ActionPredictionConfig(best_episodes=0.25).resolve(rows).build()
     windows = few.training_batches(rows, 0)
     assert windows.episodes.starts.tolist() == Episodes.of(kept).starts.tolist()
     with pytest.raises(InputError, match=r"best_episodes: expected a share above 0, up to 1, got 0"):
-        ActingConfig(best_episodes=0)
+        ActionPredictionConfig(best_episodes=0)
 
 
 def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
@@ -139,7 +139,7 @@ def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
         ("CartPole-v1", {"gravity": 3}, "gymnasium cannot make 'CartPole-v1'"),
     ]:
         with pytest.raises(InputError, match=message):
-            achieved(model, task, Trial(environment=environment, options=options, returns=(1.0,)))
+            achieved_returns(model, task, Trial(environment=environment, options=options, returns=(1.0,)))
     for changes, message in [
         ({"returns": ()}, r"returns: expected finite numbers to ask for, got \[\]"),
         ({"returns": (float("inf"),)}, r"returns: expected finite numbers to ask for, got \[inf\]"),
@@ -227,7 +227,7 @@ def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor)
     config = Run.open(part).recipe.task
-    assert isinstance(config, ActingConfig)
+    assert isinstance(config, ActionPredictionConfig)
     assert (config.environment, config.environment_options) == ("CartPole-v1", {"max_episode_steps": 30})
     assert config.asked is not None
     assert len(config.asked) == 5
@@ -286,7 +286,7 @@ def test_wrappers_are_recorded_and_put_around_the_trial(
         returns=(1.0,),
         episodes=2,
     )
-    assert len(achieved(model, task, where)[1.0]) == 2
+    assert len(achieved_returns(model, task, where)[1.0]) == 2
     for wrapper, message in [
         (
             "gymnasium.wrappers:RescaleAction",

@@ -19,7 +19,7 @@ from polyformer.nn.feedforward import (
     ExpertsConfig,
     GatedConfig,
 )
-from polyformer.nn.feedforward.experts import balance, within
+from polyformer.nn.feedforward.experts import balance_loss, within_capacity
 
 SMALL = DenseConfig(intermediate_size=7)
 
@@ -56,7 +56,7 @@ def by_token(module: Experts, x: Tensor) -> Tensor:
 def test_the_equation(options: dict[str, Any]):
     """Grouped, dense and token by token: outputs and all gradients."""
     module, results = new_experts(**options), []
-    for form in (module, module.plainly, lambda x: by_token(module, x)):
+    for form in (module, module.forward_dense, lambda x: by_token(module, x)):
         torch.manual_seed(1)
         x = torch.randn(2, 9, 5, dtype=torch.float64).requires_grad_()
         y = form(x)
@@ -84,11 +84,11 @@ def test_the_balance_loss():
     probabilities, chosen = torch.rand(2, 6, 3).softmax(-1), torch.randint(3, (2, 6, 1))
     real = torch.ones(2, 6, dtype=torch.bool)
     shares = [float((chosen == e).float().mean()) * float(probabilities[..., e].mean()) for e in range(3)]
-    assert float(balance(probabilities, chosen, real)) == pytest.approx(3 * sum(shares))
+    assert float(balance_loss(probabilities, chosen, real)) == pytest.approx(3 * sum(shares))
     equal = torch.arange(6).view(1, 6, 1) % 3
-    assert float(balance(torch.full((1, 6, 3), 1 / 3), equal, real[:1])) == pytest.approx(1.0)
+    assert float(balance_loss(torch.full((1, 6, 3), 1 / 3), equal, real[:1])) == pytest.approx(1.0)
     each = torch.eye(3)[torch.zeros(1, 6, dtype=torch.long)]
-    assert float(balance(each, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
+    assert float(balance_loss(each, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
 
 
 def test_padding_counts_nowhere():
@@ -114,9 +114,23 @@ def test_capacity_is_a_share_of_the_past():
     """Of the first t tokens of a document that all choose one expert the first is taken alone."""
     chosen, real = torch.zeros(1, 6, 1, dtype=torch.long), torch.ones(1, 6, dtype=torch.bool)
     doc = torch.tensor([[0, 0, 0, 0, 5, 5]])
-    assert within(chosen, 2, real, doc, 0.5).flatten().tolist() == [True, False, False, False, True, False]
+    assert within_capacity(chosen, 2, real, doc, 0.5).flatten().tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     turns = torch.tensor([0, 0, 1, 0, 1, 1]).view(1, 6, 1)
-    assert within(turns, 2, real, None, 0.5).flatten().tolist() == [True, False, True, False, True, True]
+    assert within_capacity(turns, 2, real, None, 0.5).flatten().tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_capacity_sees_no_future_and_no_other_row():
@@ -153,7 +167,7 @@ def test_the_loss_of_a_model_has_the_balance():
         ({"experts": 0}, "experts: expected 1 or more, got 0"),
         ({"top_k": 9}, "top_k: expected from 1 to the 8 experts, got 9"),
         ({"top_k": 0}, "top_k: expected from 1 to the 8 experts, got 0"),
-        ({"top_k": 1}, "gates: over 1 chosen expert they are always 1 .* use gates 'all'"),
+        ({"top_k": 1}, "gates: a softmax over 1 chosen expert is always 1, .* use gates 'all'"),
         ({"capacity": 0.0}, "capacity: expected more than 0, or null for no limit, got 0.0"),
         ({"balance": -1.0}, "balance: expected 0 or more, got -1.0"),
         ({"jitter": 1.0}, r"jitter: expected a number in \[0, 1\), got 1.0"),

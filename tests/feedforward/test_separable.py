@@ -33,7 +33,7 @@ def by_equation(of: SeparableConvolution, x: Tensor, context: Context) -> Tensor
         real = inside and (context.kv_valid is None or bool(context.kv_valid[b, s]))
         return real and (context.q_doc is None or bool(context.q_doc[b, s] == context.q_doc[b, t]))
 
-    def convolved(x: Tensor, taps: Tensor) -> Tensor:
+    def depthwise_convolution(x: Tensor, taps: Tensor) -> Tensor:
         first = 1 - len(taps) if context.causal else -((len(taps) - 1) // 2)
         y = torch.zeros_like(x)
         for b in range(len(x)):
@@ -42,8 +42,8 @@ def by_equation(of: SeparableConvolution, x: Tensor, context: Context) -> Tensor
                 y[b, t] = sum((taps[o] * x[b, t + first + o] for o in near), torch.zeros(()))
         return y
 
-    h = torch.nn.functional.gelu(of.up(convolved(x, of.around)))
-    return of.down(convolved(h, of.around_inner))
+    h = torch.nn.functional.gelu(of.up(depthwise_convolution(x, of.around)))
+    return of.down(depthwise_convolution(h, of.around_inner))
 
 
 def contexts(length: int, causal: bool) -> list[Context]:
@@ -172,11 +172,11 @@ def test_keys_and_values_alone_are_not_all_that_is_kept():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match="widths: count tokens"):
+    with pytest.raises(InputError, match="widths: expected 1 token or more"):
         SeparableConvolutionConfig(widths=(3, 0))
-    with pytest.raises(InputError, match="inner: 'separable_convolution' looks at more than one token"):
+    with pytest.raises(InputError, match="inner: 'separable_convolution' reads more than one token"):
         ChunkedConfig(inner=SeparableConvolutionConfig())
-    with pytest.raises(InputError, match="expert: 'separable_convolution' looks at more than one token"):
+    with pytest.raises(InputError, match="expert: 'separable_convolution' reads more than one token"):
         ExpertsConfig(expert=SeparableConvolutionConfig())
     options = {"block": ReversibleConfig(), "memory": RecurrentConfig()}
     StackConfig(feedforward=DenseConfig(), **options)

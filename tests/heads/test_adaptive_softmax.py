@@ -170,8 +170,8 @@ def test_any_model_takes_it():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cutoffs": (5, 5)}, r"cutoffs: expected rising numbers from 1, got \[5, 5\]"),
-        ({"cutoffs": (0, 5)}, "cutoffs: expected rising numbers from 1"),
+        ({"cutoffs": (5, 5)}, r"cutoffs: expected increasing numbers from 1, got \[5, 5\]"),
+        ({"cutoffs": (0, 5)}, "cutoffs: expected increasing numbers from 1"),
         ({"div_val": 0}, "div_val: expected 1 or more, got 0"),
         ({"d_embed": 0}, "d_embed: expected 1 or more"),
     ],
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_named(options: dict[str, object], words: str):
 def test_what_does_not_fit_the_model_is_named():
     with pytest.raises(InputError, match=r"below vocab_size 21, got \[5, 21\]"):
         parts(AdaptiveConfig(cutoffs=(5, 21)))
-    with pytest.raises(InputError, match="leaves the vectors of cluster 2 no channel"):
+    with pytest.raises(InputError, match="gives the vectors of cluster 2 no channel"):
         parts(AdaptiveConfig(cutoffs=(5, 12), div_val=4))
     shape = HeadShape(hidden_size=WIDTH, vocab_size=VOCAB, adaptive=CLUSTERS[0])
     with pytest.raises(InputError, match="use the head 'adaptive_softmax'"):

@@ -132,7 +132,7 @@ def test_what_is_wrong_is_named():
         ClassifyConfig(pooling="fist")
     with pytest.raises(InputError, match="unknown pooling 'sum'"):
         EmbedConfig(pooling="sum")
-    with pytest.raises(InputError, match="labels: an embedding head has no loss of its own; leave them out"):
+    with pytest.raises(InputError, match="labels: the head 'embed' has no loss; leave labels out"):
         build(EmbedConfig())(inputs(), torch.zeros(2, dtype=torch.long))
 
 
@@ -219,10 +219,10 @@ def test_a_text_is_read_where_its_last_end_token_stands():
     at_ends = torch.stack([batch.hidden[0, 2], batch.hidden[1, 0]])
     expected = head.output(torch.tanh(head.dense(at_ends)))
     same(head(dataclasses.replace(batch, ids=ids), None)[1](), expected)
-    with pytest.raises(InputError, match="input_ids: a text has no token 6, where this head reads it"):
+    with pytest.raises(InputError, match="input_ids: a text has no token 6, which this head pools"):
         head(dataclasses.replace(batch, ids=ids.clamp_max(5)), None)
     for other in (None, ids[:, :4]):
-        with pytest.raises(InputError, match=r"last token 6 of the text, so expected \(2, 5\)"):
+        with pytest.raises(InputError, match=r"last token 6 of each text .* the shape \(2, 5\)"):
             head(dataclasses.replace(batch, ids=other), None)
 
 

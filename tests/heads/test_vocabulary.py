@@ -66,7 +66,7 @@ def test_without_labels_there_is_no_loss():
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(InputError, match=r"label_smoothing: expected a mass in \[0, 1\), got 1.0"):
+    with pytest.raises(InputError, match=r"label_smoothing: expected a probability in \[0, 1\), got 1.0"):
         LanguageModelConfig(label_smoothing=1.0)
     with pytest.raises(InputError, match="unknown activation 'gelo': did you mean 'gelu'"):
         MaskedConfig(activation="gelo")

@@ -8,13 +8,13 @@ import pytest
 from small_sources import write_sources
 
 from polyformer_lab import engine
-from polyformer_lab.catalogue import recorded
+from polyformer_lab.catalogue import recorded, result_pages
 from polyformer_lab.results import OUTCOMES, read_csv
 from polyformer_lab.study import OF_A_CLAIM, Study, study_names
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
-RECORDS = recorded((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+RECORDS = recorded(result_pages(ROOT / "docs"))
 STUDIES = {name: Study.load(name) for name in study_names()}
 CLAIMS = {name: claim for study in STUDIES.values() for name, claim in study.claims.items()}
 

@@ -16,8 +16,8 @@ pytest.importorskip("popgym")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
-from polyformer.training.rl.episode import played_episode
-from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl.episode import play_episode
 
 
 def test_policies_are_of_the_width_that_comes_nearest_in_parameters():
@@ -45,7 +45,7 @@ def test_the_weights_of_an_episode_are_those_of_its_steps():
     policy = create_model("gtrxl", hidden_size=8, memory_length=5, intermediate_size=8)
     assert isinstance(policy, Policy)
     environment = make_environment("popgym:popgym-RepeatPreviousEasy-v0")
-    episode = played_episode(policy, environment, 0, 9)
+    episode = play_episode(policy, environment, 0, 9)
     weights, rewards = episode.weights.mean(1), episode.rewards
     assert episode.weights.shape == (1, 2, 9, 1 + 5)
     assert len(rewards) == 9
@@ -55,4 +55,4 @@ def test_the_weights_of_an_episode_are_those_of_its_steps():
     alone = create_model("policy-feedforward", hidden_size=8)
     assert isinstance(alone, Policy)
     with pytest.raises(InputError, match="attends to nothing"):
-        played_episode(alone, environment, 0, 9)
+        play_episode(alone, environment, 0, 9)

@@ -208,14 +208,14 @@ def test_generation_reads_tokens_one_by_one_and_beams_take_their_memory():
 
 def test_what_makes_no_sense_is_refused():
     for options, words in (
-        ({"rate": 1}, "rate: expected 2 tokens a vector or more, got 1"),
+        ({"rate": 1}, "rate: expected 2 tokens per vector or more, got 1"),
         ({"compressed_length": 0}, "compressed_length: expected 1 vector or more, got 0"),
         ({"compression": "meen"}, "mean"),
-        ({"compression": "max", "loss": "attention"}, "compression 'max' learns nothing"),
+        ({"compression": "max", "loss": "attention"}, "compression 'max' has no weights"),
     ):
         with pytest.raises(InputError, match=words):
             CompressiveConfig(**options)
     with pytest.raises(
-        InputError, match="'compressive' learns while it reads, and a reversible stack reads twice"
+        InputError, match="'compressive' is trained in the forward pass, which a reversible stack runs twice"
     ):
         config(4, block=ReversibleConfig(), memory=CompressiveConfig())

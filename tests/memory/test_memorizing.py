@@ -93,7 +93,7 @@ def test_the_size_changes_after_training_and_nothing_is_lost_when_it_is_full():
         same(by_segments(model, segments[3:], state)[0], outputs[1][3:])
     with pytest.raises(InputError, match="store_size: this model has no store"):
         set_store(built(config(3)), 4)
-    with pytest.raises(InputError, match="store: counts entries, expected 0 or more, got -1"):
+    with pytest.raises(InputError, match="store: expected 0 entries or more, got -1"):
         set_store(model, -1)
 
 
@@ -263,7 +263,7 @@ def test_keys_and_queries_have_no_positions(monkeypatch: pytest.MonkeyPatch):
     """With RoPE too: what is stored is the projection alone, of unit length."""
     model, ids = model_of(settings=config(2, RopeConfig()), store=50, layer=0), text(rows=1)
     asked: list[Tensor] = []
-    monkeypatch.setattr(memory_of(model), "mixed", lambda y, q, store, context: asked.append(q) or y)
+    monkeypatch.setattr(memory_of(model), "mix_with_store", lambda y, q, store, context: asked.append(q) or y)
     for training in (True, False):
         asked.clear()
         _, state = by_segments(model.train(training), list(ids.split([5, 1, 11], 1)))
@@ -301,7 +301,7 @@ def test_gates_and_temperatures_begin_as_configured():
         for expected in (new, added):
             gate, temperature = 10 * memory.gate, (10 * memory.temperature).exp()
             same(torch.stack([gate, temperature]), torch.tensor(expected)[:, None].expand(2, 2).float(), 1e-5)
-            memory.added()
+            memory.init_added()
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_what_is_frozen_has_no_gradient_and_below_the_store_no_graph(trains: str
 
 def test_what_makes_no_sense_is_refused():
     for options, words in (
-        ({"sinks": 1}, "sinks: expected 0, or more with length=0, got 1"),
+        ({"sinks": 1}, "sinks: expected 0, or a positive number with length=0, got 1"),
         ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
         ({"trains": "layers"}, "layer"),
-        ({"store": -1}, "store: counts entries, expected 0 or more, got -1"),
+        ({"store": -1}, "store: expected 0 entries or more, got -1"),
         ({"neighbours": 0}, "neighbours: expected 1 entry or more, got 0"),
         ({"search": "fais"}, "faiss"),
     ):

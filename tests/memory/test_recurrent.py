@@ -297,7 +297,7 @@ def test_layers_that_training_skips_remember_all_the_same():
 def test_what_has_no_memory_is_refused():
     with pytest.raises(InputError, match="Learned positions end after 512 tokens"):
         Transformer(config(4, LearnedConfig()))
-    with pytest.raises(InputError, match="labels of pairs are of the tokens of one call"):
+    with pytest.raises(InputError, match="labels of pairs exist only for the tokens of one call"):
         Transformer(config(4, RelationLabelsConfig(num_labels=3)))
     with pytest.raises(
         InputError, match="'lsh' cannot attend to a memory of earlier segments; use 'softmax'"
@@ -307,12 +307,12 @@ def test_what_has_no_memory_is_refused():
                 4, NoPositionConfig(), attention=AttentionConfig(num_attention_heads=2, mechanism=LSHConfig())
             )
         )
-    with pytest.raises(InputError, match="length: counts tokens, expected 0 or more, got -1"):
+    with pytest.raises(InputError, match="length: expected 0 tokens or more, got -1"):
         RecurrentConfig(length=-1)
     stack = config(4).decoder
     with pytest.raises(InputError, match=r"encoder\.memory: only a decoder alone"):
         ModelConfig(vocab_size=VOCAB, hidden_size=12, encoder=stack)
-    with pytest.raises(InputError, match="global_projections see all of a text"):
+    with pytest.raises(InputError, match="global_projections need the whole text"):
         config(
             4,
             attention=AttentionConfig(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer.nn.memory import search
-from polyformer.nn.memory.search import SEARCHES, plain
+from polyformer.nn.memory.search import SEARCHES, search_plain
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_the_largest_are_those_of_all_products(
     queries, number = size
     q, keys = drawn(queries, number, dtype)
     scores, places = SEARCHES[name](q, keys, count)
-    expected, wanted = plain(q, keys, count)
+    expected, wanted = search_plain(q, keys, count)
     exact = name == "tiled" and dtype == torch.float64
     torch.testing.assert_close(scores, expected, rtol=1e-12 if exact else 1e-5, atol=1e-12 if exact else 1e-5)
     assert torch.equal(places, wanted)
@@ -52,8 +52,8 @@ def test_equal_products_are_each_found_once():
 
 def test_a_tile_is_the_most_that_is_computed_at_once(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    largest = search._largest
-    monkeypatch.setattr(search, "_largest", lambda x, count: sizes.append(x.numel()) or largest(x, count))
+    largest = search._topk
+    monkeypatch.setattr(search, "_topk", lambda x, count: sizes.append(x.numel()) or largest(x, count))
     SEARCHES["tiled"](*drawn(13, 701, torch.float32), 3)
     assert max(sizes) == 5 * 96
     assert sum(sizes) == 3 * 13 * 701

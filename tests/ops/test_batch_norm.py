@@ -163,5 +163,5 @@ def test_what_norms_tokens_twice_is_refused(name: str):
 def test_recomputed_activations_are_refused():
     recomputing = model("decoder-tiny").train()
     recomputing.decoder.recompute = True
-    with pytest.raises(InputError, match="recompute: a norm of all tokens would count every batch twice"):
+    with pytest.raises(InputError, match="recompute: a norm over all tokens would count every batch twice"):
         recomputing(torch.zeros(1, 4, dtype=torch.long))

@@ -13,7 +13,7 @@ from torch.compiler import config
 
 from polyformer.attention.functional.backends import flex
 from polyformer.training.config import EngineConfig
-from polyformer.training.distributed.shard import compile_layers
+from polyformer.training.distributed.fully_sharded import compile_layers
 from polyformer.training.engine import Engine
 
 CODE = """

@@ -84,7 +84,7 @@ UNDIVIDED: dict[str, dict[str, Any]] = {
 class Texts:
     """Batches of random texts: ragged, one without a label, and an odd number of them in an epoch."""
 
-    best, spreads = "loss", True
+    best, supports_context_parallel = "loss", True
     direction: Literal["min", "max"] = "min"
 
     def __init__(self, length: int = LENGTH, batches: int = 7, empty: int | None = 2) -> None:

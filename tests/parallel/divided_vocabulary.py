@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops import cross_entropy
 from polyformer.models.architectures import build_model
 from polyformer.models.presets import create_model
-from polyformer.training.distributed.tensor import divide_heads
+from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.tasks.electra import GeneratorAndModel, generator_config
 
 WHOLE: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def check_logits(kind: str, mesh: DeviceMesh) -> None:
     """Logits, their gradients, the loss in many chunks and what is written are those of the whole model."""
     whole: Any = build(kind).train()
     divided: Any = copy.deepcopy(whole)
-    assert divide_heads(divided, mesh) == []
+    assert apply_tensor_parallel(divided, mesh) == []
     ids = torch.arange(24).view(2, 12) % WORDS
     chunk, cross_entropy.CHUNK_ENTRIES = cross_entropy.CHUNK_ENTRIES, 1
     figures = []
@@ -67,7 +67,7 @@ def check_shared_table(mesh: DeviceMesh) -> None:
     generator: Any = build_model(generator_config(model.config, 1.0))
     whole = GeneratorAndModel(generator, model, 50.0).double()
     divided = copy.deepcopy(whole)
-    assert divide_heads(divided, mesh) == []
+    assert apply_tensor_parallel(divided, mesh) == []
     ids = torch.arange(24).view(2, 12) % WORDS
     labels = ids.masked_fill(ids % 3 > 0, -100)
     for both in (whole, divided):
@@ -83,7 +83,7 @@ def check_other_expert(mesh: DeviceMesh) -> None:
     for layer in whole.decoder.layers:
         layer.feedforward.experts[1] = torch.nn.Tanh()
     divided: Any = copy.deepcopy(whole)
-    assert divide_heads(divided, mesh) == []
+    assert apply_tensor_parallel(divided, mesh) == []
     ids = torch.arange(24).view(2, 12) % WORDS
     losses = [model(input_ids=ids, labels=ids).loss for model in (whole, divided)]
     assert torch.allclose(*losses, rtol=0, atol=1e-10)
@@ -94,7 +94,7 @@ def check_note(said: str, mesh: DeviceMesh, preset: str, **options: Any) -> None
     torch.manual_seed(5)
     whole: Any = create_model(preset, **options).double()
     divided: Any = copy.deepcopy(whole)
-    (note,) = divide_heads(divided, mesh)
+    (note,) = apply_tensor_parallel(divided, mesh)
     assert said in note
     ids = torch.arange(6).view(1, 6) % whole.config.vocab_size
     losses = [model(input_ids=ids, labels=ids).loss for model in (whole, divided)]

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from measured_steps import divide
 from torch import nn
 
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.presets import create_model
 from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.fully_sharded import split_groups_by_mesh
 from polyformer.training.distributed.mesh import open_mesh
 from polyformer.training.distributed.pipeline import Pipeline
-from polyformer.training.distributed.shard import split_by_mesh
-from polyformer.training.distributed.tensor import divide_heads
+from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.optimizers import AdamW
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -59,11 +59,11 @@ def stepping(name: str, texts: int) -> Iterator[Callable[[], object]]:
         yield lambda: update(optimizer, lambda: pipeline.step(parts, MICROBATCHES * [1 / MICROBATCHES]))
         return
     if name == "tensor":
-        divide_heads(whole, mesh.device_mesh["tensor"])
+        apply_tensor_parallel(whole, mesh.device_mesh["tensor"])
     runs = divide(whole, mesh, whole)
     optimizer = AdamW().build(whole)
-    split_by_mesh(optimizer)
-    with spread_over(mesh.group("context")) if name == "context" else nullcontext():
+    split_groups_by_mesh(optimizer)
+    with context_parallel(mesh.group("context")) if name == "context" else nullcontext():
         yield lambda: update(optimizer, lambda: runs(input_ids=ids, labels=ids).loss.backward())
 
 

@@ -16,15 +16,16 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.attention.functional.spread.traffic import counted_transfers
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config
+from polyformer.training.distributed.collectives import local_shard
 from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.distributed.fully_sharded import apply_fsdp, split_groups_by_mesh
 from polyformer.training.distributed.mesh import Mesh, open_mesh
 from polyformer.training.distributed.pipeline import Pipeline
-from polyformer.training.distributed.predict import Prediction, Setting, predict
-from polyformer.training.distributed.shard import local, shard, split_by_mesh
-from polyformer.training.distributed.tensor import divide_heads
+from polyformer.training.distributed.predict import Prediction, TrainingSetup, predict
+from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.optimizers import OptimizerConfig
 
 BATCH, LENGTH = 3, 128
@@ -127,7 +128,9 @@ def predicted(case: Case) -> Prediction:
     kind = {"sgd(momentum=0)": "sgd without momentum"}.get(case.optimizer, case.optimizer)
     mesh = ParallelConfig.from_dict(case.mesh)
     passes = 2 * mesh.pipeline if mesh.pipeline > 1 else 1
-    setting = Setting(mesh=mesh, batch=BATCH, length=LENGTH, half=case.half, optimizer=kind, passes=passes)
+    setting = TrainingSetup(
+        mesh=mesh, batch=BATCH, length=LENGTH, half=case.half, optimizer=kind, passes=passes
+    )
     return predict(config_of(case.model), setting)
 
 
@@ -190,7 +193,7 @@ class Peak:
 
     def pack(self, tensor: Tensor) -> "Saved":
         """Count a tensor that is no parameter as they are now: those that are gathered come and go."""
-        own = {local(parameter).untyped_storage()._cdata for parameter in self.model.parameters()}
+        own = {local_shard(parameter).untyped_storage()._cdata for parameter in self.model.parameters()}
         return Saved(None if tensor.untyped_storage()._cdata in own else self, tensor)
 
     def add(self, storage: torch.UntypedStorage, number: int, size: int) -> None:
@@ -215,9 +218,9 @@ class Saved:
 
 
 def divide(model: nn.Module, mesh: Mesh, root: nn.Module) -> nn.Module:
-    """What runs: `model`, divided by `shard` and copied along `data`; root: what is called to run it."""
+    """What runs: `model`, divided by `apply_fsdp` and copied along `data`; root: what is called to run it."""
     if mesh.sharding.size() > 1 and mesh.size("shard") * mesh.size("context") > 1:
-        shard(model, mesh.sharding, root)
+        apply_fsdp(model, mesh.sharding, root)
     elif mesh.size("data") > 1 and mesh.size("pipeline") == 1:
         return nn.parallel.DistributedDataParallel(model, process_group=mesh.group("data"))
     return model
@@ -231,7 +234,7 @@ def measured(case: Case) -> dict[str, float]:
     parallel = ParallelConfig.from_dict(case.mesh)
     mesh = open_mesh(parallel, "cpu")
     if mesh.size("tensor") > 1:
-        divide_heads(model, mesh.device_mesh["tensor"])
+        apply_tensor_parallel(model, mesh.device_mesh["tensor"])
     wrapped = divide(model, mesh, model) if mesh.size("pipeline") == 1 else model
     ids = torch.randint(3, 300, (BATCH, LENGTH))
     inputs = {"input_ids": ids, "labels": ids}
@@ -250,15 +253,15 @@ def measured(case: Case) -> dict[str, float]:
             divide=lambda root: divide(model, mesh, root),
         )
     optimizer = OptimizerConfig.from_dict(case.optimizer).build(model)
-    split_by_mesh(optimizer)
+    split_groups_by_mesh(optimizer)
     peak = Peak(model)
-    spread = spread_over(mesh.group("context")) if mesh.size("context") > 1 else nullcontext()
+    spread = context_parallel(mesh.group("context")) if mesh.size("context") > 1 else nullcontext()
     with Sent() as sent, counted_transfers() as transfers, spread, peak.hooks():
         if pipeline is not None:
             passes = 2 * pipeline.size
             pipeline.step(passes * [inputs], passes * [1 / passes])
             if mesh.size("data") > 1:
-                pipeline.sum_over_copies(mesh.group("data"))
+                pipeline.sum_over_replicas(mesh.group("data"))
         else:
             with precision():
                 loss = wrapped(**inputs).loss
@@ -272,13 +275,13 @@ def measured(case: Case) -> dict[str, float]:
     parameters = [*model.parameters()]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     held = {
-        "parameters": sum(local(parameter).nbytes for parameter in parameters if not parameter.is_meta),
-        "gradients": sum(local(gradient).nbytes for gradient in gradients),
+        "parameters": sum(local_shard(parameter).nbytes for parameter in parameters if not parameter.is_meta),
+        "gradients": sum(local_shard(gradient).nbytes for gradient in gradients),
     }
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     held["optimizer"] = sum(
-        local(value).nbytes for value in states if isinstance(value, Tensor) and value.dim()
+        local_shard(value).nbytes for value in states if isinstance(value, Tensor) and value.dim()
     )
     return {**held, "activations": peak.most, **sent.bytes, "stage": mesh.rank("pipeline")}
 

@@ -22,13 +22,13 @@ from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.models.presets import create_model
-from polyformer.training import divided_files
+from polyformer.training import sharded_checkpoint
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.config import ParallelConfig
-from polyformer.training.distributed.late_weights import drawing, late_weights
-from polyformer.training.distributed.shard import shard
-from polyformer.training.distributed.whole import export, gathered
+from polyformer.training.distributed.deferred_initialization import deferred_draw, deferred_initialization
+from polyformer.training.distributed.full_state_dict import gather_full_state_dict, gather_tensor
+from polyformer.training.distributed.fully_sharded import apply_fsdp
 from polyformer.training.engine import Engine
 from polyformer.training.metrics import read_metrics
 
@@ -174,9 +174,9 @@ def drawn_late() -> None:
         torch.manual_seed(7)
         whole = create_model(KINDS[kind]["preset"], **chosen)
         torch.manual_seed(7)
-        with late_weights():
+        with deferred_initialization():
             model = create_model(KINDS[kind]["preset"], **chosen)
-        draw = drawing(model, model.config.initializer_range)
+        draw = deferred_draw(model, model.config.initializer_range)
         there = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
         assert 10 * there < sum(parameter.numel() for parameter in model.parameters()), kind
         engine = Engine(EngineConfig(device="cpu", parallel=ParallelConfig(**MESHES[mesh])))
@@ -193,15 +193,15 @@ def drawn_late() -> None:
 def unwritable(folder: Path) -> None:
     """All processes hear that the first cannot write the whole model."""
     model = build("shaw")
-    shard(model, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("shard",)))
+    apply_fsdp(model, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("shard",)))
     (folder / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*model.safetensors: .*"):
-        export(folder / "file" / "model.safetensors", model, gathered)
+        gather_full_state_dict(folder / "file" / "model.safetensors", model, gather_tensor)
 
 
 def undone(out: Path) -> None:
     """All processes hear that the last cannot write its part of a checkpoint in the background."""
-    plain = divided_files.write_parts
+    plain = sharded_checkpoint.write_shards
 
     def fails(folder: Path, *arguments: Any) -> None:
         if "step-00000004" in str(folder) and dist.get_rank() == PROCESSES - 1:
@@ -210,7 +210,7 @@ def undone(out: Path) -> None:
         plain(folder, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(divided_files, "write_parts", fails)
+        patch.setattr(sharded_checkpoint, "write_shards", fails)
         with pytest.raises(InputError, match=r"cannot write .*step-00000004: "):
             run(out, "decoder", steps=4, mesh={"shard": PROCESSES}, background=True)
     dist.barrier()
@@ -237,8 +237,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(folder / f"taken up by {mesh}", "decoder", steps=2, accumulate=PROCESSES)
     ended = torchrun(__file__, folder, processes=PROCESSES, timeout=150 * PROCESSES)
     assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[:6000]
-    gathered = "the layers of decoder are gathered all at once: a reversible stack"
-    assert gathered in ended.stdout or ("shard", "reversible") not in RUNS
+    gather_tensor = "the layers of decoder are gathered all at once: a reversible stack"
+    assert gather_tensor in ended.stdout or ("shard", "reversible") not in RUNS
     return folder
 
 

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import polyformer
 from launching import torchrun
 from polyformer.core.errors import InputError
-from polyformer.training.distributed.pipeline import KEPT, Pipeline
-from polyformer.training.distributed.shard import shard, unsharded
+from polyformer.training.distributed.fully_sharded import apply_fsdp, unsharded
+from polyformer.training.distributed.pipeline import CACHED_SCHEDULES, Pipeline
 
 SMALL: dict[str, Any] = {
     "vocab_size": 23,
@@ -127,8 +127,8 @@ def compare(name: str, model: Any, batches: list[Batch], schedule: Any, per_proc
         torch.testing.assert_close(output.loss, other.loss, rtol=0, atol=1e-10)
         torch.testing.assert_close(output.last_hidden_state, other.last_hidden_state, rtol=0, atol=1e-10)
         torch.testing.assert_close(output.logits, other.logits, rtol=0, atol=1e-10)
-    pipeline.holders.rejoin()
-    collected = {n: pipeline.holders.fetch(value) for n, value in model.state_dict(keep_vars=True).items()}
+    pipeline.owners.restore_modules()
+    collected = {n: pipeline.owners.fetch(value) for n, value in model.state_dict(keep_vars=True).items()}
     if dist.get_rank() == 0:
         assert collected.keys() == whole.state_dict().keys()
         for parameter_name, value in whole.state_dict().items():
@@ -145,7 +145,7 @@ def compare_sharded(name: str, model: Any, batches: list[Batch], schedule: Any, 
     assert alone is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pipeline = Pipeline(model, alone, schedule, divide=lambda root: shard(model, mesh, root))  # type: ignore[arg-type]
+        pipeline = Pipeline(model, alone, schedule, divide=lambda root: apply_fsdp(model, mesh, root))  # type: ignore[arg-type]
         for _ in range(2):  # gradients are added to those that are there
             losses = pipeline.step(batches[rank::2], [2 * share for share in shares[rank::2]])
     assert losses == pytest.approx(expected[rank::2], rel=0, abs=1e-10), name
@@ -171,7 +171,7 @@ def many_shapes() -> None:
         pipeline.step([packed(2, length, 0)] * 2, [0.5, 0.5])
         schedules.append(weakref.ref(next(reversed(pipeline.schedules.values()))))
     gc.collect()
-    assert len({id(there) for schedule in schedules if (there := schedule()) is not None}) == KEPT
+    assert len({id(there) for schedule in schedules if (there := schedule()) is not None}) == CACHED_SCHEDULES
     assert schedules[0]() is schedules[-1]()
 
 

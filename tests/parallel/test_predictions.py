@@ -21,14 +21,14 @@ from polyformer.attention.patterns import Full, Window
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.models.presets import create_model, model_config
+from polyformer.training.activation_checkpointing import activation_checkpointing
 from polyformer.training.distributed.config import ParallelConfig
-from polyformer.training.distributed.predict import Setting, predict
+from polyformer.training.distributed.predict import TrainingSetup, predict
 from polyformer.training.distributed.predict_local import STATES
-from polyformer.training.distributed.predict_schedule import most_kept
-from polyformer.training.distributed.predict_trace import kept
+from polyformer.training.distributed.predict_schedule import peak_activations
+from polyformer.training.distributed.predict_trace import trace_activations
 from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.recomputing import recomputing
 from registered import registered
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -63,7 +63,7 @@ def test_a_layer_of_gpt2_by_hand(half: bool) -> None:
     feedforward = 2 * (e + 2 * f) if half else 4 * (e + 2 * f)
     copies = 2 * (4 * e * e + 2 * e * f) if half else 0
     expected = tokens * (norms + dropout + attention + feedforward) + copies
-    assert kept(config, BATCH, LENGTH, half).layers == [expected] * 4
+    assert trace_activations(config, BATCH, LENGTH, half).layers == [expected] * 4
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -79,12 +79,12 @@ def test_layers_that_are_computed_again_keep_their_inputs(half: bool) -> None:
     ids = torch.randint(0, 300, (BATCH, LENGTH))
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
     saved = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with recomputing(model, True), saved, autocast:
+    with activation_checkpointing(model, True), saved, autocast:
         _ = model(input_ids=ids, labels=ids).loss
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     seen = sum(x.untyped_storage().nbytes() for key, x in memories.items() if key not in own)
-    prediction = predict(config, Setting(batch=BATCH, length=LENGTH, half=half))
-    layer = kept(config, BATCH, LENGTH, half)
+    prediction = predict(config, TrainingSetup(batch=BATCH, length=LENGTH, half=half))
+    layer = trace_activations(config, BATCH, LENGTH, half)
     assert prediction.memory.recomputed - (layer.layers[0] - layer.inputs[0]) == pytest.approx(seen, rel=0.05)
 
 
@@ -97,7 +97,7 @@ def test_a_window_exchanges_its_edges_alone() -> None:
     mesh = ParallelConfig(context=4)
     rows = {
         pattern: predict(
-            model_config("llama-3.2-1b", {"attention": pattern}), Setting(mesh=mesh, length=8192)
+            model_config("llama-3.2-1b", {"attention": pattern}), TrainingSetup(mesh=mesh, length=8192)
         )
         for pattern in ("Causal()", "Window(64)")
     }
@@ -112,27 +112,29 @@ def test_a_window_exchanges_its_edges_alone() -> None:
 
 def test_every_dimension_divides_what_it_says() -> None:
     config = model_config("llama-3.2-1b", {})
-    alone = predict(config, Setting(length=4096)).memory
+    alone = predict(config, TrainingSetup(length=4096)).memory
     for name in ("shard", "tensor", "context", "pipeline"):
         passes = 4 if name == "pipeline" else 1
-        setting = Setting(mesh=ParallelConfig.from_dict({name: 4}), length=4096, passes=passes)
+        setting = TrainingSetup(mesh=ParallelConfig.from_dict({name: 4}), length=4096, passes=passes)
         memory = predict(config, setting).memory
         divides = 2.4 if name == "pipeline" else 4  # the first and the last stage have the table whole
         assert alone.parameters / memory.parameters == pytest.approx(divides, rel=0.02), name
         assert memory.recomputed < memory.activations
         assert memory.activations < alone.activations or name in ("shard", "pipeline")
-    many = Setting(mesh=ParallelConfig(pipeline=4), length=4096, passes=8)
+    many = TrainingSetup(mesh=ParallelConfig(pipeline=4), length=4096, passes=8)
     assert predict(config, many).stage == 0, "the first stage keeps the passes of all that follow"
 
 
 def test_passes_that_a_process_keeps_at_once() -> None:
     """By the figures of Narayanan et al. 2021: 1f1b keeps one a later stage, gpipe all, interleaving more."""
-    assert [most_kept([5], process, 4, 8, "1f1b") for process in range(4)] == [20, 15, 10, 5]
-    assert most_kept([5], 0, 4, 2, "1f1b") == 10, "no more than there are"
-    assert most_kept([2, 3], 1, 4, 8, "gpipe") == 40
-    assert most_kept([1, 1], 0, 4, 8, "1f1b") == 11, "a round of 4, then 2 a later process, and the next"
-    assert most_kept([1, 1], 3, 4, 8, "1f1b") == 5
-    assert most_kept([1, 100], 1, 2, 2, "1f1b") == 102
+    assert [peak_activations([5], process, 4, 8, "1f1b") for process in range(4)] == [20, 15, 10, 5]
+    assert peak_activations([5], 0, 4, 2, "1f1b") == 10, "no more than there are"
+    assert peak_activations([2, 3], 1, 4, 8, "gpipe") == 40
+    assert peak_activations([1, 1], 0, 4, 8, "1f1b") == 11, (
+        "a round of 4, then 2 a later process, and the next"
+    )
+    assert peak_activations([1, 1], 3, 4, 8, "1f1b") == 5
+    assert peak_activations([1, 100], 1, 2, 2, "1f1b") == 102
 
 
 def test_every_mechanism_is_predicted_or_refused_by_name() -> None:
@@ -143,8 +145,8 @@ def test_every_mechanism_is_predicted_or_refused_by_name() -> None:
         preset = "gpt2" if cls.examples()[0].causal else "bert-base"
         config = model_config(preset, {"vocab_size": 50, **size, "attention": cls.examples()[0]})
         for context in (1, 4):
-            setting = Setting(mesh=ParallelConfig(context=context), length=64)
-            refused = "over processes" if context > 1 and not cls.spreads else None
+            setting = TrainingSetup(mesh=ParallelConfig(context=context), length=64)
+            refused = "over processes" if context > 1 and not cls.supports_context_parallel else None
             with nullcontext() if refused is None else pytest.raises(InputError, match=refused):
                 assert predict(config, setting).memory.activations > 0
 
@@ -152,7 +154,7 @@ def test_every_mechanism_is_predicted_or_refused_by_name() -> None:
 def test_every_optimizer_is_predicted() -> None:
     assert {cls.kind for cls in registered(OptimizerConfig.kinds)} <= STATES.keys()
     with pytest.raises(InputError, match="'adafactor' keeps rows and columns of whole matrices"):
-        Setting(mesh=ParallelConfig(shard=2), optimizer="adafactor")
+        TrainingSetup(mesh=ParallelConfig(shard=2), optimizer="adafactor")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,10 @@ def test_every_optimizer_is_predicted() -> None:
     [
         ("gpt2 --mesh tensor=5", "tensor: decoder: num_attention_heads 12 does not divide by tensor 5"),
         ("gpt2 --mesh tensor=2 --model.attention performer", "mechanism 'performer' is not divided by heads"),
-        ("gpt2 --mesh context=2 --model.attention lsh", "'lsh' cannot take a sequence that is spread over"),
+        (
+            "gpt2 --mesh context=2 --model.attention lsh",
+            "'lsh' cannot run with context parallelism, a sequence spread over",
+        ),
         ("gpt2 --mesh context=2 --model.feedforward separable_convolution", "feedforward: 'separable_conv"),
         ("gpt2 --mesh pipeline=2 --model.block reversible", "pipeline: the block 'reversible' needs all"),
         ("gpt2 --mesh tensro=5", "unknown dimension of the mesh 'tensro': did you mean 'tensor'?"),

@@ -109,7 +109,7 @@ def test_a_decoder_has_no_end():
             use(Context(4, 4, causal=True))
     config = SoftmaxConfig(pattern=Global(1) | PerHead((GlobalEnd(1),)))
     stack = StackConfig(attention=AttentionConfig(mechanism=config))
-    with pytest.raises(InputError, match=r"cannot run in a decoder.*asks nothing of later tokens"):
+    with pytest.raises(InputError, match=r"cannot run in a decoder.*does not depend on later tokens"):
         ModelConfig(vocab_size=5, decoder=stack)
     assert SoftmaxConfig(pattern=Global(1)).causal
 
@@ -118,13 +118,13 @@ def test_a_decoder_has_no_end():
     ("make", "message"),
     [
         (lambda: Blockwise(0), "Blockwise: size counts positions, expected 1 or more, got 0"),
-        (lambda: Blockwise(2, ()), "Blockwise: permutation, expected each of"),
+        (lambda: Blockwise(2, ()), "Blockwise: permutation: expected each of"),
         (lambda: Blockwise(2, (0, 2)), r"expected each of 0\.\.1 once, got \(0, 2\)"),
         (lambda: Blockwise(2, (0, 0)), r"expected each of 0\.\.1 once, got \(0, 0\)"),
-        (lambda: Blockwise.heads(2, 2, (1, 1, 1)), "counts: expected up to 2 numbers of heads"),
+        (lambda: Blockwise.heads(2, 2, (1, 1, 1)), "counts: expected at most 2 numbers of heads"),
         (lambda: BlockWindow(2, -1), "BlockWindow: before and after count blocks"),
-        (lambda: Links(2, ()), "Links: table, expected a list of block numbers"),
-        (lambda: Links(2, ((-1,),)), "Links: table, expected a list of block numbers"),
+        (lambda: Links(2, ()), "Links: table: expected a list of block numbers"),
+        (lambda: Links(2, ((-1,),)), "Links: table: expected a list of block numbers"),
         (lambda: GlobalEnd(0), "GlobalEnd: tokens counts positions"),
     ],
 )

@@ -157,5 +157,5 @@ def test_required_options_need_examples() -> None:
             self.width = width
 
     del Pattern.registry["Wide"]
-    with pytest.raises(InputError, match=r"Wide: it has options without defaults .*give it `examples`"):
+    with pytest.raises(InputError, match=r"Wide: it has options without defaults .*define `examples`"):
         Wide.examples()

@@ -193,7 +193,9 @@ def test_keys_do_not_grow_with_the_image(pattern: Pattern):
 def test_another_grid_of_patches_is_refused():
     x, pattern = torch.randn(1, 1, 13, 4), Local2D((4, 3), (2, 2), (1, 1, 1))
     attend(x, x, x, pattern=pattern, context=Context(13, 13, image=Image(1, 4, 3)))
-    with pytest.raises(InputError, match=r"the shape 4x3 is not that of the 3x4 patches; use shape=\[3, 4\]"):
+    with pytest.raises(
+        InputError, match=r"shape: expected 3x4, the rows and columns of patches, got 4x3; use shape=\[3, 4\]"
+    ):
         attend(x, x, x, pattern=pattern, context=Context(13, 13, image=Image(1, 3, 4)))
 
 

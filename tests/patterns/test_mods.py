@@ -222,10 +222,10 @@ def branching(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "if": (branching, r"mask_mod: it asks for the value .* use torch.where, & \| ~"),
-    "and": (lambda b, h, i, j: i >= j and i < 9, "mask_mod: it asks for the value"),
-    "item": (lambda b, h, i, j: torch.tensor(i.item() > 1), "mask_mod: it asks for the value"),
-    "numpy": (lambda b, h, i, j: torch.tensor(i.numpy() > 1), "mask_mod: it asks for the value"),
+    "if": (branching, r"mask_mod: it reads the value .* use torch.where, & \| ~"),
+    "and": (lambda b, h, i, j: i >= j and i < 9, "mask_mod: it reads the value"),
+    "item": (lambda b, h, i, j: torch.tensor(i.item() > 1), "mask_mod: it reads the value"),
+    "numpy": (lambda b, h, i, j: torch.tensor(i.numpy() > 1), "mask_mod: it reads the value"),
     "int": (lambda b, h, i, j: i - j, r"mask_mod: expected it to return bool, got torch.int64; compare"),
     "many": (
         lambda b, h, i, j: PLACES[i] > PLACES[j],
@@ -244,7 +244,7 @@ def test_what_cannot_be_a_mod_is_refused(name: str) -> None:
 
 
 def test_a_branching_score_mod_is_refused_by_its_name() -> None:
-    with pytest.raises(InputError, match="score_mod: it asks for the value"):
+    with pytest.raises(InputError, match="score_mod: it reads the value"):
         attend(*tensors(B, H, H, T, T), score_mod=lambda s, b, h, i, j: s if s > 0 else -s)
 
 

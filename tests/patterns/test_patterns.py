@@ -122,7 +122,7 @@ def test_text_is_short_hand_too() -> None:
         ("Window(-1)", "Window: before and after count keys, expected 0 or more, got -1, -1"),
         (
             "Window(0)",
-            "Window: a window of 0 keys on both sides sees only the token itself; give at least 1, or",
+            "Window: a window of 0 keys on both sides sees only the token itself; use 1 or more, or",
         ),
         ("Window(4, 4, 0)", "Window: dilation is a step in keys, expected 1 or more, got 0"),
         ("Global(0)", "Global: expected 1 token or more, got 0"),

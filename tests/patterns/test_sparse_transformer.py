@@ -116,7 +116,7 @@ def test_the_integrations(near: Pattern):
     a, b = mask(near, context), mask(far, context)
     turns = SoftmaxConfig(pattern=PerLayer((near, far)))
     for layer, expected in enumerate((a, b, a)):
-        pattern = turns.at(layer).pattern
+        pattern = turns.for_layer(layer).pattern
         assert pattern is not None
         assert torch.equal(mask(pattern, context), expected)
     assert torch.equal(mask(near | far, context), a | b)
@@ -170,8 +170,8 @@ def test_blocks_agree_with_the_definition(pattern: Pattern):
         (lambda: Strided(0), "Strided: stride counts positions, expected 1 or more, got 0"),
         (lambda: Fixed(0), "Fixed: stride counts positions"),
         (lambda: Fixed(4, 0), "Fixed: columns counts positions, expected 1 or more, got 0"),
-        (lambda: Fixed(4, 5), "Fixed: columns, expected at most the 4 positions of a block, got 5"),
-        (lambda: Summary(4, 5), "Summary: columns, expected at most"),
+        (lambda: Fixed(4, 5), "Fixed: columns: expected at most the 4 positions of a block, got 5"),
+        (lambda: Summary(4, 5), "Summary: columns: expected at most"),
         (lambda: Window(0), "Window: a window of 0 keys"),
     ],
 )

@@ -13,6 +13,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Global, Pattern, Window
 from polyformer.attention.positions import (
     AlibiConfig,
+    BoundPosition,
     DebertaConfig,
     Position,
     PositionConfig,
@@ -21,7 +22,6 @@ from polyformer.attention.positions import (
     ShawConfig,
     Site,
     T5BiasConfig,
-    Terms,
     TransformerXLConfig,
 )
 from polyformer.attention.positions.rope.context_extension import YarnConfig
@@ -129,7 +129,7 @@ def run(
         context = labelled(position, tokens.context(new, causal=causal))
         q, k, v = (x[:, :, part] for x in tensors)
         q, k = position.rotate(q, k, context, site(LAYER))
-        y, state = mechanism(q, k, v, context, state, Terms(position, site(LAYER)))
+        y, state = mechanism(q, k, v, context, state, BoundPosition(position, site(LAYER)))
         outputs.append(y)
         start += new
     return torch.cat(outputs, 2)

@@ -110,7 +110,9 @@ def test_learned_positions_end_and_are_extended():
 
 @pytest.mark.parametrize("kind", ["rope", "learned_per_layer", "none", "concatenated", "deberta"])
 def test_what_has_no_vector_for_a_position_is_refused(kind: str):
-    with pytest.raises(InputError, match=f"vectors: '{kind}' .*expected one of axial, grid, learned, sinus"):
+    with pytest.raises(
+        InputError, match=f"vectors: expected .* axial, grid, learned, sinusoidal; got '{kind}'"
+    ):
         ConcatenatedConfig.from_dict({"kind": "concatenated", "vectors": kind})
 
 

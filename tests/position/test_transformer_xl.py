@@ -124,9 +124,9 @@ def test_with_gradients_and_in_training_nothing_is_kept():
     q, context = torch.randn(2, 4, 1, 3, dtype=torch.float64), Context(1, 40, causal=True)
     with torch.no_grad():
         keys_of(position, q, context)
-    assert position._kept
+    assert position._cache
     keys = keys_of(position, q, context)
-    assert not position._kept
+    assert not position._cache
     keys.sum().backward()
     weight = position.projections[1].weight
     expected = sinusoids(torch.arange(40), 10).sum(0).expand(12, 10)
@@ -136,4 +136,4 @@ def test_with_gradients_and_in_training_nothing_is_kept():
         keys_of(position.eval(), q, Context(30, 40, causal=True))  # most distances are of its own tokens
         position.projections[1].register_forward_hook(lambda *call: None)
         keys_of(position, q, context)
-    assert not position._kept
+    assert not position._cache

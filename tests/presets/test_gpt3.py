@@ -40,7 +40,7 @@ def test_every_other_layer_has_a_window():
     assert stack is not None
     mechanism = stack.attention.mechanism
     assert isinstance(mechanism, SoftmaxConfig)
-    windowed = [isinstance(mechanism.at(layer).pattern, Window) for layer in range(12)]
+    windowed = [isinstance(mechanism.for_layer(layer).pattern, Window) for layer in range(12)]
     assert windowed == [False, True] * 6
 
 

@@ -16,9 +16,15 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.training.objectives.distillation import DistillationConfig, chosen_layers
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.recipes.distill import Distilling, distilled, labelled, logits_at, real_tokens
-from polyformer.training.recipes.student import student_config, take_layers
-from polyformer.training.tasks import Fitting
+from polyformer.training.recipes.distill import (
+    DistillationTask,
+    distillation_recipe,
+    labelled,
+    logits_at,
+    real_tokens,
+)
+from polyformer.training.recipes.student import copy_teacher_layers, student_config
+from polyformer.training.tasks import TaskWithData
 
 TEXT = {
     "classify": "text,label\n" + "good film,pos\nbad film it is,neg\nfair enough,pos\n" * 8,
@@ -75,7 +81,7 @@ def test_a_student_is_the_teacher_without_some_layers(position: Any):
     for parameter in teacher.parameters():  # tables that begin with zeros would agree anyhow
         torch.nn.init.normal_(parameter, std=0.3)
     student = Transformer(student_config(teacher.config, 3)).double().eval()
-    take_layers(student, teacher)
+    copy_teacher_layers(student, teacher)
     assert teacher.encoder is not None
     for index in (1, 3):  # pre-norm: a layer whose sub-layers write nothing passes its input on
         layer = teacher.encoder.layers[index]
@@ -92,7 +98,7 @@ def test_groups_and_turns_are_kept():
     shared = student_config(config(num_hidden_groups=1), 2)
     assert shared.encoder is not None
     assert (shared.encoder.num_hidden_layers, shared.encoder.num_hidden_groups) == (2, 1)
-    take_layers(Transformer(shared), Transformer(config(num_hidden_groups=1)))
+    copy_teacher_layers(Transformer(shared), Transformer(config(num_hidden_groups=1)))
     pairs = student_config(config(num_hidden_layers=4, num_hidden_groups=2, layers_per_group=2), None).encoder
     assert pairs is not None
     assert (pairs.num_hidden_layers, pairs.num_hidden_groups, pairs.layers_per_group) == (2, 1, 2)
@@ -101,7 +107,7 @@ def test_groups_and_turns_are_kept():
     layers = PerLayer((Window(1), Window(2), Window(3), Window(4), Full()))
     turns = student_config(config(attention=layers), 3)
     assert turns.encoder is not None
-    patterns = [turns.encoder.attention.mechanism.at(i).pattern for i in range(3)]  # type: ignore[attr-defined]
+    patterns = [turns.encoder.attention.mechanism.for_layer(i).pattern for i in range(3)]  # type: ignore[attr-defined]
     assert patterns == [Window(1), Window(3), Full()]
     assert student_config(config()).encoder == dataclasses.replace(config().encoder, num_hidden_layers=2)  # type: ignore[type-var]
 
@@ -111,9 +117,9 @@ def test_what_differs_in_more_than_layers_is_refused():
     with pytest.raises(
         InputError, match=r"student: 'tokens.weight' has shape \(99, 16\), the teacher's \(300,"
     ):
-        take_layers(Transformer(student_config(config(vocab_size=99), 2)), teacher)
+        copy_teacher_layers(Transformer(student_config(config(vocab_size=99), 2)), teacher)
     with pytest.raises(InputError, match=r"student: its 'encoder\.position\.w' is none of the teacher's"):
-        take_layers(Transformer(student_config(config(position="da"), 2)), teacher)
+        copy_teacher_layers(Transformer(student_config(config(position="da"), 2)), teacher)
     with pytest.raises(InputError, match="layers: expected 1 to 5, as many as the teacher has, got 6"):
         student_config(config(), 6)
 
@@ -149,21 +155,23 @@ def test_the_loss_is_its_definition(kind: str, teachers: dict[str, Path], tmp_pa
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
-def distilling(folder: Path, settings: DistillationConfig) -> tuple[Distilling, dict[str, torch.Tensor]]:
+def distilling(
+    folder: Path, settings: DistillationConfig
+) -> tuple[DistillationTask, dict[str, torch.Tensor]]:
     from polyformer.data import load
 
     run = Run.open(folder)
     teacher = run.model("cpu")
     student = Transformer(student_config(teacher.config))
-    take_layers(student, teacher)
+    copy_teacher_layers(student, teacher)
     splits = load(run.recipe.data, run.recipe.task.needs)
-    fitting = Distilling(run.task, splits, 0, student, teacher, settings)
+    fitting = DistillationTask(run.task, splits, 0, student, teacher, settings)
     return fitting, next(iter(fitting.batches(0, 0, 0, 1)))
 
 
 def test_a_student_equal_to_its_teacher_has_nothing_to_learn_but_labels(teachers: dict[str, Path]):
     fitting, batch = distilling(teachers["classify"], DistillationConfig(teacher="t", hard=0.0))
-    same = Distilling(fitting.task, _none(), 0, fitting.teacher, fitting.teacher, fitting.config)
+    same = DistillationTask(fitting.task, _none(), 0, fitting.teacher, fitting.teacher, fitting.config)
     assert same.loss(fitting.teacher, batch).item() == pytest.approx(0.0, abs=1e-6)
     assert fitting.loss(fitting.student.eval(), batch).item() > 1e-4
 
@@ -216,7 +224,7 @@ def test_a_distilled_run_resumes_bit_for_bit_and_is_read_as_any_other(
 
 def test_the_teacher_stays_as_it_was_and_the_student_begins_there(teachers: dict[str, Path], tmp_path: Path):
     before = (teachers["lm"] / "model.safetensors").read_bytes()
-    recipe = distilled(teachers["lm"], 1)
+    recipe = distillation_recipe(teachers["lm"], 1)
     still = dataclasses.replace(recipe.optimizer, lr=1e-12, weight_decay=0.0)  # type: ignore[call-arg]
     fitted = fit(dataclasses.replace(recipe, optimizer=still), tmp_path / "out")
     theirs = Run.open(teachers["lm"]).model("cpu").state_dict()
@@ -249,11 +257,11 @@ def test_what_has_no_soft_labels_is_refused(teachers: dict[str, Path]):
     head = dataclasses.replace(fitting.student.config.head, problem="regression")  # type: ignore[call-arg]
     fitting.student.config = dataclasses.replace(fitting.student.config, head=head)
     with pytest.raises(InputError, match="expected one of several labels for a text"):
-        Distilling(fitting.task, _none(), 0, fitting.student, fitting.teacher, fitting.config)
+        DistillationTask(fitting.task, _none(), 0, fitting.student, fitting.teacher, fitting.config)
     embed = model_config("encoder-tiny", {"head": "embed"})
     with pytest.raises(InputError, match="with the head 'embed' is not learnt from a teacher"):
-        Distilling(fitting.task, _none(), 0, Transformer(embed), fitting.teacher, fitting.config)
-    assert Fitting is Distilling.__bases__[0]
+        DistillationTask(fitting.task, _none(), 0, Transformer(embed), fitting.teacher, fitting.config)
+    assert TaskWithData is DistillationTask.__bases__[0]
 
 
 def test_a_fresh_student_has_weights_of_its_own_and_any_size(teachers: dict[str, Path], tmp_path: Path):

@@ -11,12 +11,12 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors
 from polyformer.data import Splits
 from polyformer.models.architectures import build_model
-from polyformer.training.carrying import Carrying
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.recipes.distill import distilled
-from polyformer.training.tasks import Fitting
+from polyformer.training.recipes.distill import distillation_recipe
+from polyformer.training.recurrent_loss import RecurrentLoss
+from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe
 
 MEMORY = {"position": "transformer_xl", "memory": "recurrent(length=24)", "dropout": 0.1}
@@ -75,12 +75,12 @@ def fitted(path: Path, length: int = 1000) -> tuple[Any, Any, Any]:
 def test_losses_of_the_batches_are_those_of_whole_rows(text: Path):
     """Weights stay here, and the memory covers an epoch: segments, edges and documents change nothing."""
     task, model, rows = fitted(text)
-    fitting = Fitting(task, Splits(rows, None, None), 0)
-    carrying = Carrying(model, fitting, Engine(EngineConfig(device="cpu")), None)
+    fitting = TaskWithData(task, Splits(rows, None, None), 0)
+    recurrent_loss = RecurrentLoss(model, fitting, Engine(EngineConfig(device="cpu")), None)
     total = count = 0.0
     for batch in fitting.batches(0, 0, 0, 1):
         weight = fitting.weight(batch)
-        total += float(carrying.loss(model, batch).detach()) * weight
+        total += float(recurrent_loss.loss(model, batch).detach()) * weight
         count += weight
     laid = [torch.from_numpy(table.astype("int64")) for table in fitting.train.laid(0)]
     expected = model(laid[0], document_ids=laid[1], shift_labels=laid[2]).loss
@@ -118,12 +118,12 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run
     with pytest.raises(InputError, match="a teacher says nothing to a memory"):
-        fit(distilled(run.folder, 1), tmp_path / "student")
+        fit(distillation_recipe(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
     engine.world = 3
     with pytest.raises(InputError, match="4 rows that go on with their texts cannot be dealt evenly to 3"):
-        Carrying(model, Fitting(task, Splits(rows, None, None), 0), engine, None)
+        RecurrentLoss(model, TaskWithData(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)
 

@@ -15,7 +15,7 @@ from polyformer.attention.patterns import Global, Pattern, PerHead, PerLayer, Wi
 from polyformer.cli.main import main
 from polyformer.models.config import ModelConfig
 from polyformer.training.recipes import Recipe, fit, fit_stages, stages
-from polyformer.training.recipes.stages import widened
+from polyformer.training.recipes.stages import widen_windows
 
 
 def recipe(path: Path, **changes: Any) -> Recipe:
@@ -60,8 +60,8 @@ def pattern(config: ModelConfig) -> Pattern | None:
     ids=str,
 )
 def test_windows_are_widened_wherever_they_stand(pattern: Pattern, expected: Pattern):
-    assert widened(pattern, 4) == expected
-    assert widened(pattern, 1) == pattern
+    assert widen_windows(pattern, 4) == expected
+    assert widen_windows(pattern, 1) == pattern
 
 
 def test_each_stage_doubles_and_halves(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_a_stage_goes_on_with_the_weights_of_the_one_before(tmp_path: Path):
     assert second.run.tokenizer.backend.to_str() == first.run.tokenizer.backend.to_str()
     assert second.run.folder == tmp_path / "run" / "stage-2"
     model = polyformer.from_pretrained(second.run.folder)
-    assert pattern(model.config) == widened(pattern(first.model.config), 2)
+    assert pattern(model.config) == widen_windows(pattern(first.model.config), 2)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path):

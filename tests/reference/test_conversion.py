@@ -133,8 +133,8 @@ def refused(name: str, attention: MechanismConfig | None) -> str | None:
         return None
     if not attention.causal and model.encoder is None:
         return "cannot run in a decoder"
-    if not attention.relates and changes_scores(stack.position):
-        return "cannot take positions that change scores"
+    if not attention.supports_score_bias and changes_scores(stack.position):
+        return "cannot use a position scheme that changes the scores"
     if attention.kind == "alternate" and name == "albert":
         return "share"
     return None

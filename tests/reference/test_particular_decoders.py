@@ -202,7 +202,7 @@ def test_buckets_are_kept_as_they_were_given():
     for option, buckets in (([2, 4], 8), (6, 6), (None, 4)):
         config = family.config({**TABLE["reformer"].sizes, "num_buckets": option}, "ModelWithLMHead")
         assert config.decoder is not None
-        mechanism = config.decoder.attention.mechanism.at(1)
+        mechanism = config.decoder.attention.mechanism.for_layer(1)
         assert isinstance(mechanism, LSHConfig)
         assert mechanism.buckets == buckets
         assert family.hub_config(config)[0]["num_buckets"] == option

@@ -28,7 +28,7 @@ SITE = Site(0, lambda x: x, lambda x: x)
 def waves(config: RopeConfig, width: int, pos: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin [T, width / 2] in float64: theirs are computed in float32."""
     angles = pos.double().unsqueeze(-1) * frequencies(config, width, pos.device)
-    size = 1.0 if config.extension is None else config.extension.size
+    size = 1.0 if config.extension is None else config.extension.channel_scale
     return angles.cos() * size, angles.sin() * size
 
 
@@ -84,4 +84,4 @@ def test_frequencies_of_every_extension(head: int, base: float):
         theta, size = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
         ours = frequencies(RopeConfig(base=base, extension=extension), head, torch.device("cpu"))
         torch.testing.assert_close(ours, theta.double(), rtol=1e-5, atol=0)
-        assert abs(extension.size - size) < 1e-12
+        assert abs(extension.channel_scale - size) < 1e-12

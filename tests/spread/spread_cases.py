@@ -10,15 +10,15 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Pattern
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share, balanced, contiguous
-from polyformer.core.sequence.spread import spread
+from polyformer.core.sequence.context_parallel import shard_sequence
+from polyformer.core.sequence.sequence_shards import SequenceShard, balanced, contiguous
 
 LENGTH, ROWS, HEADS, KV_HEADS = 45, 2, 4, 2
 
 
-def share_of(kind: str, length: int, way: str) -> Share:
+def share_of(kind: str, length: int, way: str) -> SequenceShard:
     runs = {"contiguous": contiguous, "balanced": balanced}[kind](length, dist.get_world_size())
-    return Share(dist.group.WORLD, dist.get_rank(), runs, way)
+    return SequenceShard(dist.group.WORLD, dist.get_rank(), runs, way)
 
 
 def whole_context(length: int, *, causal: bool, mixed: bool) -> Context:
@@ -44,7 +44,7 @@ def random_inputs(length: int, width: int = 5) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def assert_spread_equals_whole(
-    share: Share,
+    share: SequenceShard,
     whole: Context,
     inputs: tuple[Tensor, ...],
     parameters: list[Tensor],
@@ -52,7 +52,7 @@ def assert_spread_equals_whole(
 ) -> None:
     """Outputs [B, H, T, D] and gradients of inputs [.., T, ..] are those of one process; those of parameters,
     which every process has, add up to them. run(context, *inputs)."""
-    local_context = spread(whole, share, inputs[0].device)
+    local_context = shard_sequence(whole, share, inputs[0].device)
     results = []
     weights = None
     for context, take in ((whole, lambda x: x), (local_context, lambda x: share.take(x, 2))):
@@ -73,7 +73,11 @@ def assert_spread_equals_whole(
 
 
 def check_pattern(
-    pattern: Pattern | None, share: Share, whole: Context, parameters: tuple[Tensor, ...] = (), **options: Any
+    pattern: Pattern | None,
+    share: SequenceShard,
+    whole: Context,
+    parameters: tuple[Tensor, ...] = (),
+    **options: Any,
 ) -> None:
     """`attend`, its log-sum-exp too."""
 

@@ -15,8 +15,8 @@ from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Stri
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share, balanced, contiguous
-from polyformer.core.sequence.spread import spread
+from polyformer.core.sequence.context_parallel import shard_sequence
+from polyformer.core.sequence.sequence_shards import SequenceShard, balanced, contiguous
 from registered import registered
 
 WAYS = "all", "needed", "ring"
@@ -84,8 +84,8 @@ def bytes_are_those_of_the_layout() -> None:
     """A window brings the keys before and after a process's queries and nothing else."""
     share, whole = share_of("contiguous", 4000, "auto"), Context(4000, 4000)
     q, k, v = (share.take(x, 2).float().requires_grad_() for x in random_inputs(4000))
-    context, pattern = spread(whole, share, q.device), Window(20, 10)
-    first, last = share.own[0]
+    context, pattern = shard_sequence(whole, share, q.device), Window(20, 10)
+    first, last = share.local_runs[0]
     needed = min(20, first) + min(10, 4000 - last)
     expected = needed * k.shape[0] * k.shape[1] * (k.shape[3] + v.shape[3]) * 4
     assert explain(q, k, v, pattern=pattern, context=context).bytes_received == expected
@@ -99,7 +99,7 @@ def a_ring_holds_few_keys() -> None:
     """Chosen where all keys are needed: a process receives those of the others one by one, and gradients."""
     share, whole = share_of("balanced", 400, "auto"), Context(400, 400, causal=True)
     q, k, v = (share.take(x, 2).float().requires_grad_() for x in random_inputs(400))
-    context = spread(whole, share, q.device)
+    context = shard_sequence(whole, share, q.device)
     plan = explain(q, k, v, context=context)
     assert "spread over 4 processes: ring" in str(plan)
     with counted_transfers() as transfers:
@@ -108,7 +108,7 @@ def a_ring_holds_few_keys() -> None:
     assert [transfer.received for transfer in transfers] == [chunk] * (3 + 3 + 4)
     assert plan.bytes_received == 3 * chunk
     dropped = explain(q, k, v, context=context, dropout=0.1)
-    assert "needed (a ring computes parts again, and dropout would draw other numbers)" in str(dropped)
+    assert "needed (a ring recomputes its parts, and dropout would draw other numbers)" in str(dropped)
 
 
 def half_precision() -> None:
@@ -118,7 +118,7 @@ def half_precision() -> None:
     for way in ("needed", "ring"):
         share = share_of("balanced", LENGTH, way)
         local = [share.take(x, 2).requires_grad_() for x in (q, k, v)]
-        context = spread(whole, share, q.device)
+        context = shard_sequence(whole, share, q.device)
         expected = share.take(attend(q, k, v, pattern=pattern, context=whole), 2)
         exact = attend(*local, pattern=pattern, context=context)
         torch.testing.assert_close(exact, expected)
@@ -159,28 +159,30 @@ def test_a_causal_pattern_is_balanced():
     assert imbalance(Causal(), whole, 4) > 1.5
     assert imbalance(Window(100, 0) | Global(2), whole, 4) < 1.1
     assert imbalance(None, Context(3, 3), 4) == pytest.approx(4 / 3)
-    needs = find_needs(Causal(), whole, Share(None, 0, balanced(4096, 4)))
+    needs = find_needs(Causal(), whole, SequenceShard(None, 0, balanced(4096, 4)))
     assert needs.keys[0] == ((0, 4096),)
 
 
 def test_explain_says_what_comes_from_others():
     whole = Context(4096, 4096, causal=True)
-    share = Share(None, 1, contiguous(4096, 4))
+    share = SequenceShard(None, 1, contiguous(4096, 4))
     q = torch.zeros(1, 2, 1024, 4)
-    context = spread(whole, share, q.device)
+    context = shard_sequence(whole, share, q.device)
     plan = explain(q, q, q, pattern=Window(100, 0) | Global(1), context=context)
     assert "101 keys from others, 6464 bytes" in str(plan)
 
 
 def test_a_ring_that_cannot_be_is_refused_in_every_process():
-    context = spread(Context(4, 4), Share(None, 0, contiguous(4, 2), "ring"), torch.device("cpu"))
+    context = shard_sequence(
+        Context(4, 4), SequenceShard(None, 0, contiguous(4, 2), "ring"), torch.device("cpu")
+    )
     q = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(InputError, match="way: 'ring' cannot be here: a ring computes parts again"):
+    with pytest.raises(InputError, match="strategy: 'ring' cannot run this call: a ring recomputes"):
         attend(q, q, q, context=context, dropout=0.5)
 
 
 def test_weights_are_not_recorded():
-    context = spread(Context(4, 4), Share(None, 0, contiguous(4, 2)), torch.device("cpu"))
+    context = shard_sequence(Context(4, 4), SequenceShard(None, 0, contiguous(4, 2)), torch.device("cpu"))
     q = torch.zeros(1, 1, 2, 4)
     with recorded(), pytest.raises(InputError, match="spread over processes"):
         attend(q, q, q, context=context)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from launching import launch, run_checks
-from polyformer.core.sequence.spread import spread_over, whole_table
+from polyformer.core.sequence.context_parallel import context_parallel, gather_sequence
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
@@ -41,7 +41,7 @@ def metrics_are_those_of_one_process() -> None:
         counts = tokens_read(model)
         expected = task.measure(model, held)
         tokens = counts.pop()
-        with spread_over():
+        with context_parallel():
             spread = task.measure(model, held)
         assert counts.pop() < 0.8 * tokens, f"{kind}: a process read more than its share"
         assert spread == pytest.approx(expected, rel=1e-10), kind
@@ -69,9 +69,9 @@ def gathered(value: object) -> list[Any]:
 def tables_are_made_whole() -> None:
     slots = torch.arange(dist.get_rank(), 7, dist.get_world_size())
     whole = torch.arange(14).view(2, 7)
-    assert torch.equal(whole_table(whole, None), whole)
-    with spread_over():
-        assert torch.equal(whole_table(whole[:, slots], slots), whole)
+    assert torch.equal(gather_sequence(whole, None), whole)
+    with context_parallel():
+        assert torch.equal(gather_sequence(whole[:, slots], slots), whole)
 
 
 def test_metrics_of_shared_texts_are_those_of_one_process():

@@ -9,7 +9,7 @@ from polyformer.attention.functional.spread.traffic import counted_transfers
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.linformer.length_projections import PROJECTIONS
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.spread import spread
+from polyformer.core.sequence.context_parallel import shard_sequence
 from registered import registered
 
 
@@ -17,7 +17,7 @@ def all_mechanisms() -> None:
     """Every registered mechanism that says it can, without and with a future, documents and padding."""
     kinds = set()
     for config in (example for cls in registered(MechanismConfig.kinds) for example in cls.examples()):
-        if config.spreads:
+        if config.supports_context_parallel:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
     assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
@@ -34,7 +34,7 @@ def few_tokens() -> None:
 
 def check_mechanism(config: MechanismConfig, length: int) -> None:
     torch.manual_seed(5)
-    mechanism = config.at(0).build(HEADS, 6).double().eval()
+    mechanism = config.for_layer(0).build(HEADS, 6).double().eval()
     for parameter in mechanism.parameters():
         torch.nn.init.normal_(parameter)
 
@@ -59,7 +59,7 @@ def sums_are_as_many_for_any_length() -> None:
         share, whole = share_of("contiguous", length, "auto"), Context(length, length, causal=True)
         q, k, v = (share.take(x, 2).float() for x in random_inputs(length))
         with counted_transfers() as transfers:
-            mechanism(q, k, v, spread(whole, share, q.device), None, None)
+            mechanism(q, k, v, shard_sequence(whole, share, q.device), None, None)
         sent.append([transfer.received for transfer in transfers])
     assert sent[0] == sent[1] != []
 

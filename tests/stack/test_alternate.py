@@ -29,7 +29,7 @@ def test_what_one_cannot_the_stack_cannot() -> None:
     from polyformer.attention.patterns import GlobalEnd
 
     mixed = AlternateConfig(mechanisms=(NEAR, SoftmaxConfig(pattern=GlobalEnd(1))))
-    assert mixed.packs
+    assert mixed.supports_packing
     with pytest.raises(InputError, match="mechanism 'alternate' cannot run in a decoder"):
         create_model("decoder-tiny", attention=mixed)
 
@@ -43,7 +43,7 @@ def test_ties_are_made_with_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> 
     from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 
     tied: list[tuple[object, object]] = []
-    monkeypatch.setattr(SoftmaxAttention, "tie", lambda self, first: tied.append((self, first)))
+    monkeypatch.setattr(SoftmaxAttention, "share_parameters", lambda self, first: tied.append((self, first)))
     model = create_model("decoder-tiny", num_hidden_layers=3)
     assert model.decoder is not None
     first, *others = (layer.attention.mechanism for layer in model.decoder.layers)  # type: ignore[union-attr]

@@ -217,7 +217,7 @@ def test_dropout_of_the_output_comes_after_the_final_norm():
     [
         ({"layerdrop": 1.0}, "layerdrop: expected a probability in [0, 1), got 1.0"),
         ({"final_dropout": -0.1}, "final_dropout: expected a probability in [0, 1), got -0.1"),
-        ({"layerdrop": 0.1, "block": ReversibleConfig()}, "layerdrop: a reversible stack runs all"),
+        ({"layerdrop": 0.1, "block": ReversibleConfig()}, "layerdrop: a reversible stack cannot skip"),
     ],
 )
 def test_layers_that_cannot_be_left_out_are_refused(options: dict[str, Any], message: str):

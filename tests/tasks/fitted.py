@@ -10,7 +10,7 @@ from polyformer.data import Splits
 from polyformer.data.batching import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.training.tasks import Fitting, TextTask
+from polyformer.training.tasks import TaskWithData, TextTask
 
 Metrics = dict[str, float]
 
@@ -21,7 +21,7 @@ def learned(
     """Metrics over the first epoch's batches before and after `steps` updates of a model from `config`."""
     torch.manual_seed(0)
     model = Transformer(task.adapt(config.override("dropout", 0.0)))
-    fitting = Fitting(task, Splits(rows, None, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(rows, None, None), seed=0)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     before = _measured(task, model, fitting)
     for _, batch in zip(range(steps), _batches(fitting)):
@@ -31,12 +31,12 @@ def learned(
     return before, _measured(task, model, fitting)
 
 
-def _batches(fitting: Fitting) -> Iterator[Batch]:
+def _batches(fitting: TaskWithData) -> Iterator[Batch]:
     for epoch in itertools.count():
         yield from fitting.batches(epoch, 0, 0, 1)
 
 
 @torch.no_grad()
-def _measured(task: TextTask, model: Transformer, fitting: Fitting) -> Metrics:
+def _measured(task: TextTask, model: Transformer, fitting: TaskWithData) -> Metrics:
     totals = [task.totals(model.eval(), batch) for batch in fitting.batches(0, 0, 0, 1)]
     return task.metrics(torch.stack(totals).sum(0).tolist(), {})

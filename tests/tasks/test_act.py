@@ -17,7 +17,7 @@ from polyformer.data.episodes import Episodes
 from polyformer.data.windows import Windows
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.training.recipes import ModelChoice, Recipe, Run, fit
-from polyformer.training.tasks import ActingConfig
+from polyformer.training.tasks import ActionPredictionConfig
 
 Row = dict[str, Any]
 
@@ -133,7 +133,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_keeps_all_that_acting_needs(run: Path):
     kept = Run.open(run).recipe.task
-    assert isinstance(kept, ActingConfig)
+    assert isinstance(kept, ActionPredictionConfig)
     assert kept.state_mean == pytest.approx((3.0, 3.0, 3.0), abs=1.0)
     assert kept.return_scale == pytest.approx(1.0, abs=1e-6)
     assert (kept.discrete, kept.bounded, len(kept.usual_action or ())) == (False, True, 1)

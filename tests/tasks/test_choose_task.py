@@ -12,7 +12,7 @@ from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, read
 from polyformer.data.choices import columns_of_choices, listed, right_choice
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Choosing, ChoosingConfig, Fitting
+from polyformer.training.tasks import MultipleChoice, MultipleChoiceConfig, TaskWithData
 
 ENDINGS = {"cat": "miaows", "dog": "barks", "cow": "moos loudly in the field"}
 ROWS = [
@@ -30,11 +30,11 @@ NEEDS = ("text", "choices", "label")
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     config = TokenizerConfig(algorithm="wordpiece", vocab_size=80)
-    return Tokenizer.train(config, ChoosingConfig().texts(ROWS))
+    return Tokenizer.train(config, MultipleChoiceConfig().texts(ROWS))
 
 
-def build(tokenizer: Tokenizer, **options: object) -> Choosing:
-    return ChoosingConfig(**{"batch_tokens": 256, "max_length": 20, **options}).build(tokenizer)  # type: ignore[arg-type]
+def build(tokenizer: Tokenizer, **options: object) -> MultipleChoice:
+    return MultipleChoiceConfig(**{"batch_tokens": 256, "max_length": 20, **options}).build(tokenizer)  # type: ignore[arg-type]
 
 
 def test_a_batch_has_the_rows_of_every_choice(tokenizer: Tokenizer):
@@ -76,7 +76,7 @@ def test_a_model_learns_and_is_measured_beside_the_majority(tokenizer: Tokenizer
 
 
 def test_batches_have_room_for_all_choices(tokenizer: Tokenizer):
-    fitting = Fitting(build(tokenizer, batch_tokens=100), Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(build(tokenizer, batch_tokens=100), Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     for batch in fitting.batches(0, 0, 0, 1):
         assert batch["input_ids"].numel() <= 100
     with pytest.raises(InputError, match=r"with its 3 choices has .* tokens, more than task.batch_tokens 20"):

@@ -12,9 +12,9 @@ from polyformer.models.presets import model_config
 from polyformer.training.tasks import (
     Classification,
     ClassificationConfig,
-    Fitting,
     PairClassification,
     PairClassificationConfig,
+    TaskWithData,
 )
 
 WORDS = {"pos": ["good", "fine"], "neg": ["bad", "poor"]}
@@ -61,7 +61,7 @@ def test_metrics_from_a_confusion_worked_by_hand(tokenizer: Tokenizer):
 
 def test_a_model_learns_and_says_its_labels(tokenizer: Tokenizer):
     task = build(tokenizer)
-    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny", {"dropout": 0.0})))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -78,7 +78,7 @@ def test_a_model_learns_and_says_its_labels(tokenizer: Tokenizer):
 
 def test_token_dropout_hides_words_in_training_only(tokenizer: Tokenizer):
     task = build(tokenizer, token_dropout=0.5)
-    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     assert fitting.valid is not None
     served = (fitting.batches(0, 0, 0, 1), (batch for _, batch in fitting.valid.batches.epoch(0)))
     shown = [np.concatenate([batch["input_ids"].flatten() for batch in batches]) for batches in served]

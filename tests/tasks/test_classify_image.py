@@ -12,7 +12,7 @@ from polyformer.data import Splits
 from polyformer.data.augmentation import AugmentationConfig
 from polyformer.models.architectures import VisionTransformer
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Fitting, ImageClassification, ImageClassificationConfig
+from polyformer.training.tasks import ImageClassification, ImageClassificationConfig, TaskWithData
 from polyformer.training.tasks.classify_image import statistics
 
 SIZE = 8, 12
@@ -68,7 +68,7 @@ def test_images_of_one_level_have_a_deviation():
 
 def test_a_model_learns_and_says_its_labels():
     task, model = build(augmentation=AugmentationConfig(shift=1))
-    fitting = Fitting(task, Splits(rows(), rows(12, seed=1), None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(rows(), rows(12, seed=1), None), seed=0)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     batches = itertools.chain.from_iterable(fitting.batches(epoch, 0, 0, 1) for epoch in itertools.count())
     for batch in itertools.islice(batches, 60):
@@ -86,9 +86,9 @@ def test_a_model_learns_and_says_its_labels():
 
 def test_views_are_random_in_training_alone_and_resume_bit_for_bit():
     task, _ = build(augmentation=AugmentationConfig(flip=0.5, shift=2, rotation=10.0))
-    fitting = Fitting(task, Splits(rows(), rows(), None), seed=3)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(rows(), rows(), None), seed=3)  # type: ignore[arg-type]
     whole = list(fitting.batches(5, 0, 0, 1))
-    resumed = list(Fitting(task, Splits(rows(), None, None), seed=3).batches(5, 2, 0, 1))  # type: ignore[arg-type]
+    resumed = list(TaskWithData(task, Splits(rows(), None, None), seed=3).batches(5, 2, 0, 1))  # type: ignore[arg-type]
     assert torch.equal(whole[2]["pixel_values"], resumed[0]["pixel_values"])
     plain, _ = build()
     held = [next(task.held_out(rows()).batches.epoch(0))[1] for task in (task, plain)]

@@ -11,7 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig, default_documents
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import ContrastiveModelling, ContrastiveModellingConfig, Fitting
+from polyformer.training.tasks import ContrastiveModelling, ContrastiveModellingConfig, TaskWithData
 
 ROWS = [{"text": text[:400]} for text in default_documents()[:4]]
 
@@ -53,7 +53,7 @@ def test_a_token_is_guessed_or_hidden_with_its_sentence_never_both(task: Contras
 
 
 def test_the_loss_joins_both_and_metrics_say_each(task: ContrastiveModelling, model: Transformer):
-    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     batch = next(iter(fitting.batches(0, 0, 0, 1)))
     output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
     totals = task.totals(model, batch).tolist()
@@ -67,7 +67,7 @@ def test_the_loss_joins_both_and_metrics_say_each(task: ContrastiveModelling, mo
 
 
 def test_every_parameter_is_trained_by_the_joint_loss(task: ContrastiveModelling, model: Transformer):
-    batch = next(iter(Fitting(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
+    batch = next(iter(TaskWithData(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
     task.loss(model, batch).backward()
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
@@ -76,7 +76,7 @@ def test_every_parameter_is_trained_by_the_joint_loss(task: ContrastiveModelling
 
 def test_a_batch_of_single_sentences_still_trains(task: ContrastiveModelling, model: Transformer):
     rows = [{"text": "one sentence and no more"}]
-    batch = next(iter(Fitting(task, Splits(rows, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
+    batch = next(iter(TaskWithData(task, Splits(rows, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
     assert batch["pair_ids"].sum() == 0
     assert task.loss(model, batch).isfinite()
     assert task.totals(model, batch)[3:].tolist() == [0, 0, 0]

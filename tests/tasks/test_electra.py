@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Electra, ElectraConfig, Fitting
+from polyformer.training.tasks import Electra, ElectraConfig, TaskWithData
 from polyformer.training.tasks.electra import ElectraOutput, GeneratorAndModel, generator_config
 
 ROWS = [{"text": f"line {i} of a small text with words in it, and {i * 7} more"} for i in range(12)]
@@ -32,7 +32,7 @@ def joined(task: Electra, **options: object) -> GeneratorAndModel:
 
 
 def first(task: Electra) -> dict[str, torch.Tensor]:
-    return next(iter(Fitting(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
+    return next(iter(TaskWithData(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
 
 
 def test_the_generator_is_as_deep_and_a_quarter_as_wide():

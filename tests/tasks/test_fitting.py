@@ -8,8 +8,8 @@ import torch
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, load
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training import Task
-from polyformer.training.tasks import Fitting, LanguageModelling, LanguageModellingConfig, Workers
+from polyformer.training import TrainingTask
+from polyformer.training.tasks import LanguageModelling, LanguageModellingConfig, TaskWithData, Workers
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def listed(batches: Any) -> list[list[list[int]]]:
 def test_processes_share_what_is_left_of_an_epoch(
     task: LanguageModelling, splits: tuple[Splits, Splits], streamed: bool
 ):
-    fitting = Fitting(task, splits[streamed], seed=5)
-    assert isinstance(fitting, Task)
+    fitting = TaskWithData(task, splits[streamed], seed=5)
+    assert isinstance(fitting, TrainingTask)
     whole = listed(fitting.batches(0, 0, 0, 1))
     assert len(whole) > 7
     assert listed(fitting.batches(0, 3, 0, 1)) == whole[3:]
@@ -63,6 +63,6 @@ def test_workers_share_an_evaluation(task: LanguageModelling, splits: tuple[Spli
 
 
 def test_without_validation_there_are_no_metrics(task: LanguageModelling, splits: tuple[Splits, Splits]):
-    fitting = Fitting(task, splits[0]._replace(validation=None), seed=0)
+    fitting = TaskWithData(task, splits[0]._replace(validation=None), seed=0)
     assert fitting.evaluate(torch.nn.Identity(), None) == {}  # type: ignore[arg-type]
     assert (fitting.best, fitting.direction) == ("loss", "min")

@@ -12,7 +12,7 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.tasks import Fitting, MaskedModelling, MaskedModellingConfig
+from polyformer.training.tasks import MaskedModelling, MaskedModellingConfig, TaskWithData
 
 ROWS = [{"text": "some text to hide a part of"}, {"text": "and a second one, longer than a row of tokens is"}]
 
@@ -35,7 +35,7 @@ def test_labels_are_what_was_hidden(task: MaskedModelling):
 
 
 def test_training_hides_anew_and_evaluation_does_not(task: MaskedModelling):
-    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
 
     def hidden(batches) -> list[np.ndarray]:
         return sorted((row != -100).numpy().tobytes() for batch in batches for row in batch["labels"])
@@ -66,7 +66,7 @@ def test_a_tokenizer_without_mask_is_refused(tmp_path):
 def test_static_masks_are_copies_in_training_alone(task: MaskedModelling):
     config = MaskedModellingConfig(row_length=32, batch_tokens=96, masking=MaskingConfig(static_copies=10))
     static = config.build(task.tokenizer)
-    fitting = Fitting(static, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
+    fitting = TaskWithData(static, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
     plain = len(task.prepare(ROWS))
     seen = [
         [row.tobytes() for batch in fitting.batches(epoch, 0, 0, 1) for row in batch["labels"].numpy()]
@@ -107,7 +107,8 @@ def test_attention_that_cannot_keep_packed_documents_apart_is_refused_before_a_r
         "tokenizer": {"algorithm": "bytes"},
     }
     with pytest.raises(
-        InputError, match=r"'linformer' cannot keep documents packed in one row apart.*--task.packed false"
+        InputError,
+        match=r"'linformer' cannot separate documents that are packed in one row.*--task.packed false",
     ):
         fit(Recipe.from_dict(settings), tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.*"))

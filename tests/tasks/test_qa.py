@@ -11,7 +11,7 @@ from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Answering, AnsweringConfig
+from polyformer.training.tasks import QuestionAnswering, QuestionAnsweringConfig
 
 CONTEXT = "Anna lives in Oslo. Bert lives in Rome. Carl lives in Lima."
 SIZES = {"max_length": 64, "max_question": 20, "stride": 20, "batch_tokens": 256}
@@ -34,8 +34,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
 
 
-def build(tokenizer: Tokenizer, **options: Any) -> Answering:
-    return AnsweringConfig(**{**SIZES, **options}).build(tokenizer)
+def build(tokenizer: Tokenizer, **options: Any) -> QuestionAnswering:
+    return QuestionAnsweringConfig(**{**SIZES, **options}).build(tokenizer)
 
 
 def test_labels_are_the_answer_where_a_window_has_it(tokenizer: Tokenizer):
@@ -101,7 +101,7 @@ def test_scores_are_percents_over_questions(tokenizer: Tokenizer):
 
 
 def test_every_text_is_learnt_from_once(tokenizer: Tokenizer):
-    assert list(AnsweringConfig().texts(ROWS)) == [
+    assert list(QuestionAnsweringConfig().texts(ROWS)) == [
         ROWS[0]["question"],
         CONTEXT,
         *(r["question"] for r in ROWS[1:]),
@@ -120,7 +120,7 @@ def test_it_learns():
         for text, place in zip(texts, places)
     ]
     words = Tokenizer.train(TokenizerConfig(algorithm="wordpiece", vocab_size=120), [*texts, "Where ?"])
-    task = AnsweringConfig(max_length=20, max_question=4, stride=10, batch_tokens=256).build(words)
+    task = QuestionAnsweringConfig(max_length=20, max_question=4, stride=10, batch_tokens=256).build(words)
     before, after = learned(task, model_config("encoder-tiny"), rows, steps=80)
     assert before["loss"] > 2
     assert after["loss"] < 0.5
@@ -155,4 +155,4 @@ def test_refuses(tokenizer: Tokenizer):
     ):
         build(tokenizer).prepare([wrong])
     with pytest.raises(InputError, match=r"stride: expected at most 41, .* got 50"):
-        AnsweringConfig(**{**SIZES, "stride": 50})
+        QuestionAnsweringConfig(**{**SIZES, "stride": 50})

@@ -11,7 +11,7 @@ from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import MaskedConfig, PretrainingConfig
-from polyformer.training.tasks import Fitting, NextSentenceConfig, SentenceOrderConfig, SentencePairs
+from polyformer.training.tasks import NextSentenceConfig, SentenceOrderConfig, SentencePairs, TaskWithData
 from polyformer.training.tasks.sentence_pairs import SentencePairsConfig
 
 ROWS = [
@@ -66,7 +66,7 @@ def test_next_sentences_cross_documents_and_orders_do_not(tokenizer: Tokenizer):
 
 def test_pairs_are_drawn_once_and_masks_anew(tokenizer: Tokenizer):
     task = build(NextSentenceConfig, tokenizer)
-    fitting = Fitting(task, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
 
     def seen(epoch: int, name: str) -> list[bytes]:
         batches = fitting.batches(epoch, 0, 0, 1)

@@ -7,7 +7,7 @@ from fitted import learned
 from polyformer import InputError
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Fitting, SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks import SpanCorruption, SpanCorruptionConfig, TaskWithData
 
 ROWS = [
     {"text": "some text to take spans of."},
@@ -50,7 +50,7 @@ def test_documents_are_laid_end_to_end(task: SpanCorruption):
 
 
 def test_batches_have_no_padding(task: SpanCorruption):
-    fitting = Fitting(task, Splits(ROWS * 5, None, None), seed=0)  # type: ignore[arg-type]
+    fitting = TaskWithData(task, Splits(ROWS * 5, None, None), seed=0)  # type: ignore[arg-type]
     epochs = [list(fitting.batches(epoch, 0, 0, 1)) for epoch in (0, 1)]
     for batches in epochs:
         for batch in batches:

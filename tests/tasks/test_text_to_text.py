@@ -12,7 +12,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.find import find_recipe
-from polyformer.training.tasks import Part, TextToText, TextToTextConfig
+from polyformer.training.tasks import MixturePart, TextToText, TextToTextConfig
 from polyformer.training.tasks.text_to_text import measured
 
 PARTS: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_long_texts_are_cut(folder: Path):
     (row,) = task.prepare_part("de", [{"source": "abcdef", "target": "abcdef"}])
     assert task.tokenizer.decode(row["input_ids"]) == "abc"
     assert task.tokenizer.decode(row["labels"]) == "abc"
-    assert task.room(100) == 3
+    assert task.max_generated(100) == 3
 
 
 def recipe(folder: Path) -> Recipe:
@@ -145,7 +145,7 @@ def test_what_is_refused(folder: Path):
     with pytest.raises(InputError, match="parts: expected a task or more"):
         _ = TextToTextConfig().own_data
     with pytest.raises(InputError, match="prefix, words: texts whose spans are removed have none"):
-        Part(form="spans", prefix="x")
+        MixturePart(form="spans", prefix="x")
     with pytest.raises(InputError, match=r"parts\.a\.words: no word for '0'"):
         _ = config(folder, parts={"a": {**PARTS["mood"], "words": {"1": "good"}}}).own_data
     with pytest.raises(InputError, match="expected data with a path, read in memory"):

@@ -21,7 +21,7 @@ from fault_points import FaultPoints
 
 from forking import processes
 from polyformer.core.files import read_json, read_tensors
-from polyformer.training.checkpoint import Checkpoints, is_whole
+from polyformer.training.checkpoint import Checkpoints, is_intact
 from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import tiny_recipe
 
@@ -72,7 +72,7 @@ def contents(out: Path) -> dict[str, Any]:
 def check_sound(out: Path) -> int:
     """What a kill leaves is whole, file by file; returns the step of the last checkpoint."""
     checkpoints = Checkpoints(out)
-    assert all(is_whole(checkpoints.path(step)) for step in checkpoints.steps())
+    assert all(is_intact(checkpoints.path(step)) for step in checkpoints.steps())
     for name in ("run.json", "config.json", "tokenizer.json"):
         if (out / name).exists():
             read_json(out / name, dict)

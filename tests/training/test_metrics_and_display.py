@@ -11,7 +11,14 @@ from tiny_task import run
 
 from polyformer.core.errors import InputError
 from polyformer.training.curves import panel_names, plot_curves, series
-from polyformer.training.display import Lines, Live, Silent, duration, open_display, summary
+from polyformer.training.display import (
+    LineDisplay,
+    LiveDisplay,
+    SilentDisplay,
+    duration,
+    open_display,
+    summary,
+)
 from polyformer.training.metrics import MetricsLog, read_metrics
 
 
@@ -75,14 +82,14 @@ def test_tensorboard_holds_the_same_values(tmp_path: Path) -> None:
 def test_plain_lines_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     display = open_display(100, 0, active=True, stream=stream)
-    assert isinstance(display, Lines)
+    assert isinstance(display, LineDisplay)
     values = {"epoch": 1, "loss": 2.34567, "tokens_per_s": 12345.6, "seconds": 3.0, "valid_loss": 3.14159}
     with display:
         display.report(20, values, left=3725.0)
         display.note("resumed")
     line = "step 20/100  loss 2.3457  12,346 tokens/s  valid loss 3.142  1:02:05 left"
     assert stream.getvalue().splitlines() == [line, "resumed"]
-    assert isinstance(open_display(100, 0, active=False, stream=stream), Silent)
+    assert isinstance(open_display(100, 0, active=False, stream=stream), SilentDisplay)
 
 
 def read_to_end(terminal: int) -> str:
@@ -107,7 +114,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
         display = open_display(40, 10, active=True, stream=terminal)
-        assert isinstance(display, Live)
+        assert isinstance(display, LiveDisplay)
         with display:
             display.report(20, {"loss": 2.5, "tokens_per_s": 900.0, "valid_loss": 1.25}, left=61.0)
             display.report(30, {"loss": 2.0, "tokens_per_s": 900.0}, left=30.0)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.training.muon import MuonConfig, orthogonal
+from polyformer.training.muon import orthogonal
+from polyformer.training.optimizers import MuonConfig
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])

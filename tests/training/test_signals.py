@@ -13,7 +13,7 @@ from torch import nn
 
 from forking import processes
 from polyformer.cli.main import main
-from polyformer.training.signals import Asked, Interrupted, Signals, surviving_warnings
+from polyformer.training.signals import Interrupted, SignalRequests, Signals, ignore_sigusr1
 from polyformer.training.task import Batch
 
 STEP = 7
@@ -140,7 +140,7 @@ def test_handlers_of_the_program_stay() -> None:
     try:
         with Signals() as signals:
             signal.raise_signal(signal.SIGTERM)
-            assert signals.take() == Asked()
+            assert signals.take() == SignalRequests()
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -148,11 +148,11 @@ def test_handlers_of_the_program_stay() -> None:
 
 
 def test_a_warning_where_nothing_trains_is_survived() -> None:
-    with surviving_warnings():
+    with ignore_sigusr1():
         signal.raise_signal(signal.SIGUSR1)
         with Signals() as signals:
             signal.raise_signal(signal.SIGUSR1)
-            assert signals.take() == Asked(save=True)
-            assert signals.take() == Asked()
+            assert signals.take() == SignalRequests(save=True)
+            assert signals.take() == SignalRequests()
         signal.raise_signal(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

@@ -16,7 +16,7 @@ from polyformer.training.averaging import average_weights
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.curves import plot_curves
 from polyformer.training.metrics import read_metrics
-from polyformer.training.task import Batch, Task
+from polyformer.training.task import Batch, TrainingTask
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ def kept(out: Path) -> list[int]:
 
 
 def test_the_tiny_task_is_a_task() -> None:
-    assert isinstance(TinyTask(), Task)
+    assert isinstance(TinyTask(), TrainingTask)
 
 
 def test_a_run_learns_and_leaves_its_record(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from polyformer.training.loop import train
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.task import Batch
-from polyformer.training.tasks import Fitting
+from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe
 
 # 163 tokens: in two rows the last segment of an epoch is a column that has a label in the first alone.
@@ -39,7 +39,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Killed(Fitting):
+class Killed(TaskWithData):
     """The second process alone gets a SIGKILL before a step."""
 
     steps = 0
@@ -52,7 +52,7 @@ class Killed(Fitting):
 
 
 def run(
-    out: Path, case: str, kind: type[Fitting] = Fitting, steps: int = STEPS, resume: bool = False
+    out: Path, case: str, kind: type[TaskWithData] = TaskWithData, steps: int = STEPS, resume: bool = False
 ) -> None:
     options = dict(MEMORIES[case])
     task = {"feed": "in_order", "batch_tokens": 16 * options.pop("rows"), "ngram_order": 0}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polyformer
 from polyformer import create_model
-from polyformer.attention.patterns.score_steps import UNNAMED, in_turn, step, steps_of
+from polyformer.attention.patterns.score_steps import UNNAMED, chain_score_mods, step, steps_of
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.buffers import Buffers
 from polyformer.cli.plots.explorer.calls import measure_call
@@ -175,10 +175,10 @@ def without_functions(site: Any) -> Any:
 
 def test_steps_are_named_and_flat():
     first, second = (lambda score, *_: score + 1), step("twice")(lambda score, *_: 2 * score)
-    both = in_turn([None, in_turn([first, second]), second])
+    both = chain_score_mods([None, chain_score_mods([first, second]), second])
     assert [name for name, _ in steps_of(both)] == [UNNAMED, "twice", "twice"]
-    assert in_turn([None]) is None
-    assert in_turn([first, None]) is first
+    assert chain_score_mods([None]) is None
+    assert chain_score_mods([first, None]) is first
     assert both is not None
     place = torch.zeros(1)
     assert both(torch.ones(1), place, place, place, place) == 8

@@ -106,8 +106,7 @@ def test_text_of_a_small_pattern():
     assert text.split("\n") == [
         "(Window(before=1, after=1, dilation=1) | Global(tokens=1))",
         "Keys per query: 3-6, 4 on average. Density 66.7 %. The",
-        "layout computes 80.6 % of the scores, 50 % of them all",
-        "without a mask.",
+        "layout computes 80.6 % of all scores, 50 % without a mask.",
         "",
         "mask (one character: 2 queries x 1 keys; right: keys per",
         "query)",

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer import InputError, documentation
+from polyformer import InputError
 from polyformer.attention.patterns import Full, Global, Pattern, PerHead, Window
 from polyformer.attention.positions import AlibiConfig, PositionConfig, SinusoidalConfig
+from polyformer.cli import documentation
 from polyformer.cli.plots import pages as module
 from polyformer.cli.plots.pages import pages
 from polyformer.cli.plots.pattern import MASKED, SKIPPED, pictures
@@ -133,7 +133,6 @@ def copy(tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     for name in ("README.md", "SECURITY.md"):
         (tmp_path / name).write_text("no tables\n")
     (tmp_path / "docs" / "design.md").write_text("by hand\n")
-    shutil.copy(documentation.DOCS / "results.md", tmp_path / "docs")  # of which the page of claims is made
     monkeypatch.setattr(module, "pages", lambda: files)
     monkeypatch.setattr(documentation, "ROOT", tmp_path)
     monkeypatch.setattr(documentation, "DOCS", tmp_path / "docs")

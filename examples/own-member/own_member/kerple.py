@@ -3,7 +3,7 @@
     log      score_ij = q_i . k_j / sqrt(D) - r_1 log(1 + r_2 |i - j|)       r_1, r_2 > 0
     power    score_ij = q_i . k_j / sqrt(D) - r_1 |i - j|^r_2                r_1 > 0, 0 < r_2 <= 2
 
-Two numbers for each head, shared by all layers. Chi et al. 2022.
+Each head has two parameters, shared by all layers. Chi et al. 2022.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ class KerpleConfig(PositionConfig):
     paper: ClassVar[str] = "Chi et al. 2022 (KERPLE)"
 
     def build(self, shape: Shape) -> "Kerple":
-        """The scheme for the heads of one stack."""
+        """Return the scheme for the heads of a stack."""
         return Kerple(shape.num_heads, self.variant)
 
     @classmethod
     def examples(cls) -> tuple["KerpleConfig", ...]:
-        """Both variants."""
+        """Return both variants."""
         return cls(), cls(variant="power")
 
 
@@ -47,7 +47,7 @@ class Kerple(Position):
         self.shape = nn.Parameter(torch.zeros(num_heads))  # r_2 = softplus(shape), or 2 sigmoid(shape)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
-        """The kernel of every distance between a query and a key of this call."""
+        """Return the kernel of every distance between a query and a key of this call."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device, dtype=q.dtype).abs()
         scale, shape = F.softplus(self.scale.unsqueeze(1)), self.shape.unsqueeze(1)

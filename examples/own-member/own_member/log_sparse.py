@@ -1,6 +1,6 @@
 """LogSparse: each token attends to itself and to the tokens 1, 2, 4, 8, ... before it.
 
-O(log T) keys a query; log2(T) layers of it connect any token with every earlier one. Li et al. 2019,
+Each query has O(log T) keys, and log2(T) layers connect any token with all earlier tokens. Li et al. 2019,
 section 4.2.
 """
 
@@ -15,7 +15,7 @@ from polyformer.core.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class LogSparse(ByDistance):
-    """Keys at distances of powers of two, as far as `before`, and the `near` last tokens."""
+    """Keys at power-of-two distances up to `before`, and the last `near` tokens."""
 
     before: int = 4096
     near: int = 0
@@ -27,14 +27,14 @@ class LogSparse(ByDistance):
             raise InputError(f"LogSparse: expected before >= 1 and near >= 0, got {self.before}, {self.near}")
 
     def ends(self) -> tuple[int, int]:
-        """0 <= i - j <= before."""
+        """Return the range of distances: 0 <= i - j <= before."""
         return self.before, 0
 
     def sees(self, distance: Tensor) -> Tensor:
-        """i - j is 0, a power of two (a single bit), or at most `near`."""
+        """Return whether i - j is 0, a power of two (a single bit), or at most `near`."""
         return (distance & (distance - 1) == 0) | (distance <= self.near)
 
     @classmethod
     def examples(cls) -> tuple["LogSparse", ...]:
-        """With and without local attention."""
+        """Return patterns with and without local attention."""
         return cls(16), cls(16, near=3)

@@ -1,8 +1,8 @@
-"""Maxout: the largest of several linear pieces takes the place of an activation function.
+"""Maxout: the maximum of several linear pieces replaces the activation function.
 
     y = max_p (x W_p + b_p) W_out + b_out        p = 1 .. pieces
 
-A convex piecewise linear activation, learned. Goodfellow et al. 2013.
+The result is a learned, convex, piecewise linear activation. Goodfellow et al. 2013.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from polyformer.nn.feedforward import FeedForward, FeedForwardConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaxoutConfig(FeedForwardConfig):
-    """`pieces`: linear functions of which each inner unit takes the largest."""
+    """`pieces`: the number of linear functions; each inner unit is their maximum."""
 
     intermediate_size: int = 2048
     pieces: int = 2
@@ -34,7 +34,7 @@ class MaxoutConfig(FeedForwardConfig):
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
     def build(self, hidden_size: int) -> "Maxout":
-        """The feed-forward of one layer."""
+        """Return the feed-forward of a layer."""
         return Maxout(hidden_size, self)
 
 
@@ -49,5 +49,5 @@ class Maxout(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """The definition: the largest piece of every inner unit, projected back."""
+        """Return the largest piece of every inner unit, projected back."""
         return self.down(self.dropout(self.up(x).unflatten(-1, (self.pieces, -1)).amax(-2)))

@@ -1,12 +1,12 @@
-"""Nystrom attention: softmax attention by way of m landmarks, means of runs of queries and of keys.
+"""Nystrom attention: softmax attention through m landmarks, which are means of segments of queries and keys.
 
     y = softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v        scores divided by sqrt(D)
 
-q~, k~ [m, D]: means over m runs of nearly equal length; ^+ the pseudo-inverse, by six iterations that use
-products of matrices alone. Xiong et al. 2021, section 3, without the optional convolution of the values.
+q~, k~ [m, D] are means over m segments of nearly equal length. ^+ is the pseudo-inverse, computed by six
+iterations of matrix products. Xiong et al. 2021, section 3, without the optional convolution of the values.
 
-Cost: O(T m) a head. Encoders alone: a landmark is a mean over tokens on both sides. Padding belongs to no
-run; with fewer tokens than landmarks each token is its own landmark, and the others are left out.
+The cost is O(T m) per head. Nystrom attention works only in encoders, because a landmark averages tokens on
+both sides. Padding belongs to no segment. With fewer tokens than landmarks, each token is its own landmark.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from polyformer.core.state import State
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NystromConfig(MechanismConfig):
-    """`landmarks`: m; `iterations`: of the pseudo-inverse."""
+    """`landmarks`: m. `iterations`: iterations of the pseudo-inverse."""
 
     landmarks: int = 64
     iterations: int = 6
@@ -33,9 +33,9 @@ class NystromConfig(MechanismConfig):
     kind: ClassVar[str] = "nystrom"
     paper: ClassVar[str] = "Xiong et al. 2021 (Nystromformer), section 3"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -45,16 +45,16 @@ class NystromConfig(MechanismConfig):
             )
 
     def build(self, num_heads: int, head_size: int) -> "Nystrom":
-        """The mechanism of one layer."""
+        """Return the mechanism of a layer."""
         return Nystrom(self)
 
     def definition(self) -> "NystromConfig":
-        """The code is the equation."""
+        """Return the definition; the code is the equation."""
         return self
 
     @classmethod
     def examples(cls) -> tuple["NystromConfig", ...]:
-        """Fewer landmarks than tokens."""
+        """Return an example with fewer landmarks than tokens."""
         return (cls(landmarks=4),)
 
 
@@ -81,11 +81,11 @@ class Nystrom(Mechanism):
         q, k, v = q.to(exact), *(x.to(exact).repeat_interleave(groups, dim=1) for x in (k, v))
         q = q * q.shape[3] ** -0.5
         valid = context.kv_valid
-        real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if valid is None else valid.bool()
-        means = _means(real, self.config.landmarks, exact).unsqueeze(1)  # [B, 1, m, T]
+        mask = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if valid is None else valid.bool()
+        means = _means(mask, self.config.landmarks, exact).unsqueeze(1)  # [B, 1, m, T]
         used = (means.sum(-1) > 0).unsqueeze(2)  # [B, 1, 1, m]
         query_landmarks, key_landmarks = means @ q, means @ k
-        tokens = real[:, None, None, :]
+        tokens = mask[:, None, None, :]
         left = softmax(q @ key_landmarks.mT, used & tokens.mT)[0]
         middle = softmax(query_landmarks @ key_landmarks.mT, used & used.mT)[0]
         right = softmax(query_landmarks @ k.mT, tokens & used.mT)[0]
@@ -93,14 +93,14 @@ class Nystrom(Mechanism):
         return y.to(dtype), state
 
 
-def _means(real: Tensor, landmarks: int, dtype: torch.dtype) -> Tensor:
-    """[B, m, T]: times tokens, the mean of each run of real tokens; zeros for a run of none."""
-    rank, count = real.cumsum(1) - 1, real.sum(1, keepdim=True)
-    run = rank * landmarks // count.clamp(min=landmarks)  # token r of n is in run r m / n
-    runs = (run.unsqueeze(1) == torch.arange(landmarks, device=real.device).view(1, -1, 1)) & real.unsqueeze(
-        1
-    )
-    return runs.to(dtype) / runs.sum(2, keepdim=True).clamp(min=1)
+def _means(mask: Tensor, landmarks: int, dtype: torch.dtype) -> Tensor:
+    """Return the matrix [B, m, T] that averages the tokens of each segment; empty segments have zeros."""
+    rank, count = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
+    segment = rank * landmarks // count.clamp(min=landmarks)  # token r of n is in segment r m / n
+    segments = (
+        segment.unsqueeze(1) == torch.arange(landmarks, device=mask.device).view(1, -1, 1)
+    ) & mask.unsqueeze(1)
+    return segments.to(dtype) / segments.sum(2, keepdim=True).clamp(min=1)
 
 
 def _pseudo_inverse(a: Tensor, iterations: int) -> Tensor:

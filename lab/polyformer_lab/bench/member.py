@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.positions import Position, PositionConfig, Shape, Site, Terms, changes_scores
+from polyformer.attention.positions import (
+    BoundPosition,
+    Position,
+    PositionConfig,
+    Shape,
+    Site,
+    changes_scores,
+)
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
 from polyformer_lab.bench.rows import AbsentError
@@ -47,7 +54,7 @@ class Member:
             raise InputError(
                 f"members: {quote(scheme.strip())} changes a model's input and not its attention"
             )
-        mechanism.require("relates")
+        mechanism.require("supports_score_bias")
         return cls(mechanism, position)
 
     @property
@@ -111,7 +118,7 @@ class Alone(nn.Module):
         if self.position is None:
             return self.mechanism(q, k, v, context, None, None)[0]
         q, k = self.position.rotate(q, k, context, self.site)
-        return self.mechanism(q, k, v, context, None, Terms(self.position, self.site))[0]
+        return self.mechanism(q, k, v, context, None, BoundPosition(self.position, self.site))[0]
 
 
 def density(pattern: Pattern, length: int, heads: int, causal: bool) -> float:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.sequence.context import Context
-from polyformer.nn.memory.search import SEARCHES, entries
+from polyformer.nn.memory.search import SEARCHES, gather_entries
 from polyformer.nn.memory.store import Store
 from polyformer_lab.bench.rows import OURS, AbsentError, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
@@ -117,7 +117,7 @@ def storing(keys: Tensor, values: Tensor, new: Tensor) -> Callable[[], object]:
 
 def _looked_up(name: str, queries: Tensor, keys: Tensor, values: Tensor, count: int) -> object:
     scores, places = SEARCHES[name](queries, keys, count)
-    return scores, entries(values, places)
+    return scores, gather_entries(values, places)
 
 
 class PublicStore:

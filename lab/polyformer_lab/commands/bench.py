@@ -1,4 +1,4 @@
-"""Measure speed and memory, compared with other libraries where they are installed.
+"""Measure speed and memory, compared with other libraries if they are installed.
 
 all: the project's table, compared with alternative libraries. attached: BERT of transformers with an attached
 pattern. attention: one attention layer, by pattern or mechanism and length. families: public models on real

@@ -16,7 +16,7 @@ EXAMPLES = """examples:
   polyformer reproduce warmup                          # post-norm needs warm-up, pre-norm does not
   polyformer reproduce warmup --training.steps 100     # any setting of the recipe
   polyformer reproduce warmup --print > mine.yaml      # the experiment as a file, to change
-  polyformer reproduce mine.yaml --jobs 2              # an experiment of your own, two runs at a time
+  polyformer reproduce mine.yaml --jobs 2              # your own experiment, two runs in parallel
   polyformer reproduce extrapolation --data DIR        # ALiBi: train short, test long; DIR has WikiText-2
   polyformer reproduce knn-lm --wikitext2 DIR --decoder DIR   # each source by its name
   polyformer reproduce all --quick                     # every claim for a few seconds, and an overview page
@@ -42,7 +42,7 @@ class ReproduceOptions:
     encoder: str | None = option("the folder of a sentence encoder", metavar="DIR")
     exits: str | None = option("the folder of a checkpoint with exits", metavar="DIR")
     out: str | None = option(
-        "where to write (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
+        "output folder (default: runs/CLAIM, or runs/CLAIM-quick)", metavar="DIR", output="folder"
     )
     seeds: tuple[int, ...] = option("seeds that replace those of the experiment", ())
     only: tuple[str, ...] = option("for 'all': only these claims", (), metavar="CLAIM")

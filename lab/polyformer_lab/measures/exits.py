@@ -13,7 +13,7 @@ from polyformer.applications.exits.texts import ROWS, continuation_generator, ge
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
-from polyformer.nn.depth import whole_depth
+from polyformer.nn.depth import full_depth
 from polyformer.nn.depth.exits import Exits
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
@@ -90,7 +90,7 @@ def similarity(targets: Sequence[str], texts: Sequence[str]) -> float:
 def perplexity(model: Transformer, ids: Tensor, whole: bool) -> float:
     """Return the perplexity of rows with the present exits, or without exits (`whole`)."""
     nats, device = 0.0, next(model.parameters()).device
-    with whole_depth(whole):
+    with full_depth(whole):
         for part in ids.to(device).split(ROWS):
             loss = model(part, labels=part).loss
             assert loss is not None

@@ -10,8 +10,8 @@ import numpy as np
 
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.training.rl.recording import Recording, record
-from polyformer.training.rl.trial import Trial, achieved
-from polyformer.training.tasks.act import Acting
+from polyformer.training.rl.trial import Trial, achieved_returns
+from polyformer.training.tasks.act import ActionPrediction
 from polyformer_lab.cells import Cell, Row, measurement
 
 DATA = "episodes-v0"
@@ -48,13 +48,16 @@ def returns_achieved(cell: Cell, environment: str, episodes: int, points: int = 
             without return conditioning.
     """
     fitted = cell.fitted
-    task, model = cast(Acting, fitted.task), cast(TrajectoryTransformer, cast(Any, fitted.model).eval())
+    task, model = (
+        cast(ActionPrediction, fitted.task),
+        cast(TrajectoryTransformer, cast(Any, fitted.model).eval()),
+    )
     asked = (0.0,)
     if points:
         low, high = np.percentile([sum(row["rewards"]) for row in cast(Any, fitted.splits.train)], [5, 95])
         asked = tuple(np.linspace(low, high, points).tolist())
     trial = Trial(environment=environment, returns=asked, episodes=episodes, seed=(cell.seed or 0) + 1)
-    results = achieved(model, task, trial)
+    results = achieved_returns(model, task, trial)
     for point, (value, returns) in enumerate(sorted(results.items()) if points else ()):
         row = {"point": point, "asked": value}
         yield {**row, "achieved": float(np.mean(returns)), "deviation": float(np.std(returns))}

@@ -126,7 +126,7 @@ class Row:
         return SEGMENTS if self.family == "memory" else 1
 
     @property
-    def remembers(self) -> bool:
+    def supports_recurrence(self) -> bool:
         """Return whether a segment is read with the state of the segment before; the memory `none` forgets
         it.
 

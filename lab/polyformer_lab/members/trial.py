@@ -122,8 +122,8 @@ def backward(trained: Transformer, row: Row, batch: Rows) -> None:
         share = (part.answers != -100).sum() / total
         # A segment without questions is also read, since it changes the memory.
         labels = {_labels(row): part.answers} if share else {}
-        output = trained(**_inputs(part, row), **labels, state=state, use_cache=row.remembers)
-        state = output.state.detach() if row.remembers else None
+        output = trained(**_inputs(part, row), **labels, state=state, use_cache=row.supports_recurrence)
+        state = output.state.detach() if row.supports_recurrence else None
         if share:
             (output.loss * share).backward()
 
@@ -159,8 +159,8 @@ def logits_of(trained: Transformer, row: Row, rows: Rows) -> Tensor:
     """Return logits [B, T, V], computed in the row's segments."""
     logits, state = [], None
     for part in _segments(rows, row.segments):
-        output = trained(**_inputs(part, row), state=state, use_cache=row.remembers)
-        state = output.state if row.remembers else None
+        output = trained(**_inputs(part, row), state=state, use_cache=row.supports_recurrence)
+        state = output.state if row.supports_recurrence else None
         logits.append(output.logits)
     return torch.cat(logits, 1)
 

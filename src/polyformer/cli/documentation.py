@@ -86,7 +86,7 @@ def family_table() -> str:
     from polyformer.models.checkpoints import FAMILIES
 
     lines = [
-        "| model_type | source | objective | classes | sizes (parameters) | only with |",
+        "| model_type | source | objective | classes | sizes (parameters) | required options |",
         "|---|---|---|---|---|---|",
     ]
     for name in sorted(FAMILIES):
@@ -103,7 +103,7 @@ def architecture_table() -> str:
     from polyformer.models.attached.architectures import ARCHITECTURES
 
     lines = [
-        "| architecture | class | kind | windows of its own | more than a mask |",
+        "| architecture | class | kind | sliding windows | beyond a mask |",
         "|---|---|---|---|---|",
     ]
     for row in sorted(ARCHITECTURES, key=lambda row: (row.kind, row.name)):

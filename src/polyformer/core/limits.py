@@ -27,7 +27,7 @@ RESERVED = 2**14
 """The most tokens for which a KV cache reserves memory at once; beyond that it grows with the tokens."""
 
 WAYS = 4096
-"""Texts generated at once for one input: beams, or samples."""
+"""Texts generated at once for one input: beams or samples."""
 
 COUNT = 2**63 - 1
 """The limit of a number that only ends a loop, such as training steps, and of seeds."""
@@ -61,12 +61,12 @@ LIMITS = {
     "calls and names of layers in `polyformer_attention` of a config.json": f"{PARTS:,}",
     "an integer in a file": f"{INTEGER_BITS} bits",
     "a float in a file": "finite",
-    "a name in an object": "once",
+    "a key in a JSON object": "once",
     "a size in a configuration (positions, widths, vocabulary)": f"{SIZE:,}",
     "layers of a stack, also in a GGUF file": f"{LAYERS:,}",
     "a number in a pattern": f"{PATTERN_NUMBER:,}",
     "new tokens of a text (`--max-new-tokens`, `--generate`, `GenerationConfig`)": f"{NEW_TOKENS:,}",
-    "beams, or samples of one input": f"{WAYS:,}",
+    "beams or samples per input": f"{WAYS:,}",
     "any other size on the command line (`--lengths`, `--num-beams`, `--batch-tokens`, ...)": f"{SIZE:,}",
     "a value quoted in a message": f"{QUOTED} characters",
     "a message": f"{MESSAGE:,} characters",
@@ -75,10 +75,10 @@ LIMITS = {
     "the file of an image": _size(IMAGE_BYTES),
     "pixels of an image": f"{PIXELS:,}",
     "labels of an IDX file": f"{LABELS:,}",
-    "what comes out of a gzip, zstd, npz or Parquet file": (
-        f"{EXPANSION} times its size, or {_size(EXPANDED)} if that is more"
+    "decompressed data of a gzip, zstd, npz or Parquet file": (
+        f"{EXPANSION} times the file, or {_size(EXPANDED)} if larger"
     ),
-    "numbers of a word vector": f"{VECTOR_WIDTH:,}",
+    "dimensions of a word vector": f"{VECTOR_WIDTH:,}",
 }
 """The limited sizes and their limits."""
 
@@ -86,5 +86,5 @@ LIMITS = {
 def limit_table() -> str:
     """Return `LIMITS` as a Markdown table."""
     return "\n".join(
-        ["| what | at most |", "|---|---|", *(f"| {what} | {most} |" for what, most in LIMITS.items())]
+        ["| input | limit |", "|---|---|", *(f"| {what} | {most} |" for what, most in LIMITS.items())]
     )

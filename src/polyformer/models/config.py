@@ -78,7 +78,7 @@ class ModelConfig(Saved):
                 f"encoder.depth: {quote(self.encoder.depth.kind)} is for decoders, which predict token "
                 "by token; use 'act', or 'fixed'"
             )
-        if self.encoder is not None and self.head.again and not self.encoder.norm.tokenwise:
+        if self.encoder is not None and self.head.reruns_last_layer and not self.encoder.norm.tokenwise:
             raise InputError(
                 f"encoder.norm: head {quote(self.head.kind)} runs the last layer again, and "
                 f"{quote(self.encoder.norm.kind)} would count its tokens twice; use 'layer'"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
 from polyformer.nn.stack import LayerState
@@ -24,7 +24,7 @@ class ModelState(State):
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
-    source_share: Share | None = None  # which of its tokens `source` has, where processes share them
+    source_share: SequenceShard | None = None  # which of its tokens `source` has, where processes share them
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""
@@ -36,7 +36,7 @@ class ModelState(State):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Predicted:
+class HeadOutput:
     """Predictions that are there already."""
 
     value: Tensor | tuple[Tensor, Tensor]
@@ -54,7 +54,7 @@ class ModelOutput:
     last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
     cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
     encoder-decoder. state: pass it to the next call. slots: [T], which tokens of the sequence these are,
-    where processes share it (`spread_over`).
+    where processes share it (`context_parallel`).
 
     A pytree of its tensors, predictions among them: `torch.export` gives it back, without the state. Where
     there is a loss they are computed when read in any case, unless a graph is traced.
@@ -88,11 +88,11 @@ class ModelOutput:
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields with the predictions themselves: how to make them cannot be pickled."""
         with torch.set_grad_enabled(self.last_hidden_state.requires_grad):  # as the other fields were made
-            return {**self.__dict__, "predictions": Predicted(self.predictions())}
+            return {**self.__dict__, "predictions": HeadOutput(self.predictions())}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelOutput":
         """Return a copy of all values without the autograd graph, which torch does not copy."""
-        predictions = Predicted(tree_map(_detached, self.predictions()))
+        predictions = HeadOutput(tree_map(_detached, self.predictions()))
         values = {name: tree_map(_detached, value) for name, value in vars(self).items()}
         return ModelOutput(**copy.deepcopy({**values, "predictions": predictions}, memo))
 
@@ -125,7 +125,7 @@ def _flatten(output: ModelOutput) -> tuple[list[Any], _Rest | None]:
 
 def _unflatten(leaves: Iterable[Any], rest: _Rest | None) -> ModelOutput:
     predictions, *others = leaves
-    make = Predicted(predictions) if rest is None or rest.predictions is None else rest.predictions
+    make = HeadOutput(predictions) if rest is None or rest.predictions is None else rest.predictions
     state = None if rest is None else rest.state
     return ModelOutput(predictions=make, state=state, **dict(zip(LEAVES, others)))
 

@@ -6,6 +6,7 @@
 
 from typing import TYPE_CHECKING
 
+import polyformer.training.muon  # registers the optimizer
 from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from polyformer.training.config import TrainingConfig as TrainingConfig
     from polyformer.training.loop import Result as Result
     from polyformer.training.loop import train as train
-    from polyformer.training.muon import MuonConfig as MuonConfig
+    from polyformer.training.optimizers import MuonConfig as MuonConfig
     from polyformer.training.optimizers import OptimizerConfig as OptimizerConfig
     from polyformer.training.recipes import *
     from polyformer.training.schedules import ScheduleConfig as ScheduleConfig
     from polyformer.training.task import Batch as Batch
-    from polyformer.training.task import Task as Task
+    from polyformer.training.task import TrainingTask as TrainingTask
     from polyformer.training.task import share as share
     from polyformer.training.task import share_rows as share_rows
     from polyformer.training.tasks import *
@@ -30,14 +31,14 @@ __getattr__, __dir__ = lazy_names(
     {
         "Batch": "task",
         "EngineConfig": "config",
-        "MuonConfig": "muon",
+        "MuonConfig": "optimizers",
         "OptimizerConfig": "optimizers",
         "ReportingConfig": "config",
         "Result": "loop",
         "SavingConfig": "config",
         "ScheduleConfig": "schedules",
-        "Task": "task",
         "TrainingConfig": "config",
+        "TrainingTask": "task",
         "share": "task",
         "share_rows": "task",
         "train": "loop",

@@ -19,7 +19,7 @@ from polyformer.training.checkpoint import Checkpoints, Snapshot
 from polyformer.training.signals import Interrupted
 
 
-class Writer:
+class CheckpointWriter:
     """A writer of the checkpoints of a run. Leaving its context waits for the last checkpoint.
 
     background: write in a thread. group: the processes that share the model, where each writes its shards;
@@ -38,7 +38,7 @@ class Writer:
             self.checkpoints.write(snapshot, self.group)
             return
         # A daemon thread, so that a second Ctrl-C stops the program immediately.
-        self._thread = threading.Thread(target=self._write, args=(snapshot.copied(),), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(snapshot.copy_to_cpu(),), daemon=True)
         self._thread.start()
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -78,8 +78,9 @@ class Writer:
             self._thread.join()  # report the error of training; do not leave a partial checkpoint
 
 
-def writers(timeout: float | None) -> ProcessGroup:
-    """Create a gloo group of all processes, on the CPU, for `Writer`. Collective: every process calls it.
+def checkpoint_group(timeout: float | None) -> ProcessGroup:
+    """Create a gloo group of all processes, on the CPU, for `CheckpointWriter`. Collective: every process
+    calls it.
 
     timeout: seconds that the processes wait for each other; None uses the default of torch.
     """

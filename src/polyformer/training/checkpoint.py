@@ -95,14 +95,14 @@ class Checkpoints:
         the checkpoint is either complete or absent.
         """
         if group is not None:
-            from polyformer.training.distributed.checkpoint import raise_together
+            from polyformer.training.distributed.sharded_files import raise_on_all_ranks
 
             complaint = None
             try:
                 self._write_parts(snapshot, group)
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint, group)
+            raise_on_all_ranks(complaint, group)
             return
         with atomic_directory(self.path(snapshot.progress.step)) as folder:
             save_tensors(folder / MODEL, snapshot.weights)
@@ -111,8 +111,8 @@ class Checkpoints:
         self.prune(snapshot.progress.best_step)
 
     def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.training.distributed.checkpoint import raise_together, shown_to_all
-        from polyformer.training.divided_files import write_divided
+        from polyformer.training.distributed.sharded_files import broadcast_path, raise_on_all_ranks
+        from polyformer.training.sharded_checkpoint import write_sharded
 
         first, complaint = torch.distributed.get_rank() == 0, None
         path = self.path(snapshot.progress.step)
@@ -122,10 +122,10 @@ class Checkpoints:
                 folder = opened.enter_context(atomic_directory(path)) if first else None
             except InputError as error:
                 complaint = str(error)
-            raise_together(complaint, group)
-            folder = shown_to_all(folder, group)
+            raise_on_all_ranks(complaint, group)
+            folder = broadcast_path(folder, group)
             with writing(path):
-                digests = write_divided(folder, snapshot.weights, snapshot.optimizer, group)
+                digests = write_sharded(folder, snapshot.weights, snapshot.optimizer, group)
             if first:
                 snapshot.write_rest(folder, digests)
         if first:
@@ -149,64 +149,64 @@ class Checkpoints:
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Load the weights and the optimizer state of a checkpoint, and return its state (see `read_state`).
 
-    The memory of a recurrent model is returned as "carried". Raises `InputError` that names the file that is
-    missing, damaged or does not fit, and how to continue.
+    The memory of a recurrent model is returned as "recurrent_state". Raises `InputError` that names the file
+    that is missing, damaged or does not fit, and how to continue.
     """
     state = checked_state(path)
     load_model(path, model)
-    if by_parts(path, model):
-        from polyformer.training.divided_files import read_optimizer
+    if is_sharded_checkpoint(path, model):
+        from polyformer.training.sharded_checkpoint import read_optimizer
 
-        with _damage(path):
+        with _explain_damage(path):
             read_optimizer(path, state, model, optimizer)
     else:
         tensors = _read_tensors(path, OPTIMIZER)
         set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
     if MEMORY in state["sha256"]:
-        state["carried"] = state_of(_read_tensors(path, MEMORY), path / MEMORY)
+        state["recurrent_state"] = state_of(_read_tensors(path, MEMORY), path / MEMORY)
     return state
 
 
 def load_model(path: Path, model: nn.Module) -> None:
     """Load the weights of checkpoint `path` into `model`. Collective if the model is sharded."""
-    if by_parts(path, model):
-        from polyformer.training.divided_files import read_model
+    if is_sharded_checkpoint(path, model):
+        from polyformer.training.sharded_checkpoint import read_model
 
         digests = checked_state(path)["sha256"]
-        with _damage(path):
+        with _explain_damage(path):
             read_model(path, digests, model)
         return
-    put_weights(model, _read_tensors(path, MODEL), path / MODEL)
+    load_weights(model, _read_tensors(path, MODEL), path / MODEL)
 
 
 def load_average(paths: list[Path], model: nn.Module) -> int:
     """Load the mean of the weights of several checkpoints into `model`; return the number of checkpoints."""
-    if any(by_parts(path, model) for path in paths):
-        from polyformer.training.divided_files import read_average
+    if any(is_sharded_checkpoint(path, model) for path in paths):
+        from polyformer.training.sharded_checkpoint import read_average
 
         read_average(paths, model)
         return len(paths)
     files = [path / MODEL for path in paths]
-    put_weights(model, average_weights(files), files[-1])
+    load_weights(model, average_weights(files), files[-1])
     return len(paths)
 
 
-def by_parts(path: Path, model: nn.Module) -> bool:
+def is_sharded_checkpoint(path: Path, model: nn.Module) -> bool:
     """Return whether the checkpoint or the model is sharded over several processes."""
-    return has_parts(path) or _is_divided(model)
+    return has_parts(path) or _is_sharded_model(model)
 
 
-def _is_divided(model: nn.Module) -> bool:
+def _is_sharded_model(model: nn.Module) -> bool:
     if not torch.distributed.is_initialized():
         return False
-    from polyformer.training.distributed.checkpoint import (
-        is_divided,  # its torch modules take a second to load
+    from polyformer.training.distributed.sharded_files import (
+        is_sharded,  # its torch modules take a second to load
     )
 
-    return is_divided(model)
+    return is_sharded(model)
 
 
-def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
+def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
     """Load `tensors` (read from `source`) into `model`; tied weights are stored once."""
     tied = tied_names(model.state_dict())
     again = {name: tensors[first] for name, first in tied.items() if first in tensors}
@@ -221,20 +221,20 @@ def put_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path
 
 def checked_state(path: Path) -> dict[str, Any]:
     """Return `read_state(path)`; errors also say how to continue."""
-    with _damage(path):
+    with _explain_damage(path):
         return read_state(path)
 
 
 def _read_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     expected = checked_state(path)["sha256"][name]
-    with _damage(path):
+    with _explain_damage(path):
         tensors = read_tensors(path / name)
         if file_digest(path / name) != expected:
             raise InputError(f"{path / name} is damaged: its bytes are not those written")
     return tensors
 
 
-def is_whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Return whether a checkpoint is complete and undamaged."""
     try:
         digests = read_state(path)["sha256"]
@@ -244,7 +244,7 @@ def is_whole(path: Path) -> bool:
 
 
 @contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def _explain_damage(path: Path) -> Iterator[None]:
     """Add to an `InputError` about the checkpoint `path` how to continue without it."""
     try:
         yield
@@ -258,7 +258,7 @@ def _way_out(path: Path) -> str:
     run = path.parent.parent
     checkpoints = Checkpoints(run)
     earlier = [step for step in checkpoints.steps() if step < step_of(path)]
-    whole = next((step for step in reversed(earlier) if is_whole(checkpoints.path(step))), None)
+    whole = next((step for step in reversed(earlier) if is_intact(checkpoints.path(step))), None)
     if whole is not None:
         return f"go on from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
     return (

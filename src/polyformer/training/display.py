@@ -32,12 +32,12 @@ class Display(Protocol):
 def open_display(steps: int, done: int, active: bool, stream: TextIO | None = None) -> Display:
     """Return the display on `stream` (default: standard output) of a run of `steps`, after `done`."""
     if not active:
-        return Silent()
+        return SilentDisplay()
     output: TextIO = sys.stdout if stream is None else stream
-    return Live(steps, done, output) if output.isatty() else Lines(steps, output)
+    return LiveDisplay(steps, done, output) if output.isatty() else LineDisplay(steps, output)
 
 
-class Silent:
+class SilentDisplay:
     """A display without output."""
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Silent:
         pass
 
 
-class Lines(Silent):
+class LineDisplay(SilentDisplay):
     """A display with one plain line per report."""
 
     def __init__(self, steps: int, stream: TextIO) -> None:
@@ -72,7 +72,7 @@ class Lines(Silent):
         print(text, file=self.stream, flush=True)
 
 
-class Live:
+class LiveDisplay:
     """A progress bar at the bottom of the terminal; evaluations and notes scroll above it."""
 
     def __init__(self, steps: int, done: int, stream: TextIO) -> None:

@@ -13,22 +13,21 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
-from polyformer.core.sequence.spread import spread_over
+from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
-from polyformer.training.background import Writer, writers
+from polyformer.training.background import CheckpointWriter, checkpoint_group
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig
-from polyformer.training.copies import Copies
-from polyformer.training.distributed.mesh import Mesh, open_mesh
+from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.processes import open_accelerator
-from polyformer.training.signals import Asked
-from polyformer.training.task import Batch, Evaluators, Task
+from polyformer.training.signals import SignalRequests
+from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 
 if TYPE_CHECKING:
+    from polyformer.training.distributed.full_state_dict import UnshardedModel
     from polyformer.training.distributed.pipeline import Pipeline
-    from polyformer.training.distributed.whole import Form
 
 HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -64,7 +63,7 @@ class Engine:
         self.mesh: Mesh | None = None  # None for plain data parallelism
         if not config.parallel.whole:
             self.mesh = open_mesh(config.parallel, self.device.type)
-        self.form: Form | None = None  # of the model before sharding
+        self.unsharded_model: UnshardedModel | None = None  # of the model before sharding
         self.pipeline: Pipeline | None = None  # None without pipeline parallelism
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.wrapped: nn.Module = nn.Identity()
@@ -86,40 +85,40 @@ class Engine:
         return self.data_rank + stage * self.data_world
 
     @property
-    def evaluators(self) -> Evaluators:
+    def evaluation_group(self) -> EvaluationGroup:
         """Return the processes that share an evaluation, as tasks expect them.
 
         Processes that share one copy of a model evaluate the same batches, because each batch needs all their
         shards.
         """
-        return self.accelerator if self.mesh is None else Copies(self.mesh)  # type: ignore[return-value]
+        return self.accelerator if self.mesh is None else ReplicaGroup(self.mesh)  # type: ignore[return-value]
 
-    def evaluated(self, model: nn.Module) -> nn.Module:
+    def evaluation_module(self, model: nn.Module) -> nn.Module:
         """Return the module that tasks evaluate: `model`, or the pipeline of its stages in all processes."""
         if self.pipeline is None:
             return model
-        from polyformer.training.distributed.pipeline import Pipelined
+        from polyformer.training.distributed.pipeline import PipelinedModel
 
-        return Pipelined(self.pipeline)
+        return PipelinedModel(self.pipeline)
 
-    def place_model(self, model: nn.Module, task: Task, draw: Draw | None = None) -> list[str]:
+    def place_model(self, model: nn.Module, task: TrainingTask, draw: Draw | None = None) -> list[str]:
         """Move the weights, or the shard of this process, to the device; changes `model` until `finish`.
 
-        draw: see `late_weights`. Returns notes for the user. Raises `InputError` if `task` does not support
-        the configured parallelism.
+        draw: see `deferred_initialization`. Returns notes for the user. Raises `InputError` if `task` does
+        not support the configured parallelism.
         """
         self.check_task(task)
         if self.mesh is None:
             model.to(self.device)
             return []
-        from polyformer.training.distributed.whole import Form
+        from polyformer.training.distributed.full_state_dict import UnshardedModel
 
-        self.form = Form(model)
+        self.unsharded_model = UnshardedModel(model)
         parallel, notes = self.config.parallel, []
         if self.mesh.size("tensor") > 1:
-            from polyformer.training.distributed.tensor import divide_heads
+            from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 
-            notes += divide_heads(model, self.mesh.device_mesh["tensor"])
+            notes += apply_tensor_parallel(model, self.mesh.device_mesh["tensor"])
         if parallel.pipeline == 1:
             return notes + self._place(model, model, draw)
         from polyformer.training.distributed.pipeline import Pipeline
@@ -139,17 +138,17 @@ class Engine:
 
         root: the module to call, `model` or a wrapper of it. draw: as in `place_model`.
         """
-        from polyformer.training.distributed.late_weights import complete, move
-        from polyformer.training.distributed.shard import compile_layers, shard
+        from polyformer.training.distributed.deferred_initialization import materialize, move_to_device
+        from polyformer.training.distributed.fully_sharded import apply_fsdp, compile_layers
 
         assert self.mesh is not None
         divided = self.mesh.sharding.size() > 1
         if not divided:
-            move(model, self.device)
+            move_to_device(model, self.device)
         if self.config.compile:
             compile_layers(model)
-        notes = shard(model, self.mesh.sharding, root) if divided else []
-        complete(model, self.device, draw)
+        notes = apply_fsdp(model, self.mesh.sharding, root) if divided else []
+        materialize(model, self.device, draw)
         return notes
 
     def build(self, config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -157,9 +156,9 @@ class Engine:
         self.config.parallel.check_optimizer(config.kind)
         optimizer = config.build(model)
         if self.mesh is not None:
-            from polyformer.training.distributed.shard import split_by_mesh
+            from polyformer.training.distributed.fully_sharded import split_groups_by_mesh
 
-            split_by_mesh(optimizer)
+            split_groups_by_mesh(optimizer)
         return optimizer
 
     @contextmanager
@@ -172,12 +171,12 @@ class Engine:
         if self.mesh is None:
             yield
             return
-        from polyformer.training.distributed.shard import unsharded
+        from polyformer.training.distributed.fully_sharded import unsharded
 
         if self.pipeline is None:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        with unsharded(model if self.pipeline is None else self.pipeline.root), self.spread():
+        with unsharded(model if self.pipeline is None else self.pipeline.root), self.context_parallel():
             yield
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
@@ -186,18 +185,18 @@ class Engine:
         files: the model given to `place_model`, or submodules of it, by path. A sharded model is plain
         afterwards: complete in the first process, without data in the others.
         """
-        if self.form is None:
+        if self.unsharded_model is None:
             for path, module in files.items() if self.rank == 0 else ():
                 write_tensors(path, dict(module.state_dict()))
             return
-        from polyformer.training.distributed.whole import gathered
+        from polyformer.training.distributed.full_state_dict import gather_tensor
 
-        fetch = gathered
+        fetch = gather_tensor
         if self.pipeline is not None:
-            fetch = self.pipeline.holders.fetch
-            self.pipeline.holders.rejoin()
-        self.form.restore(fetch, files)
-        self.form = self.pipeline = None
+            fetch = self.pipeline.owners.fetch
+            self.pipeline.owners.restore_modules()
+        self.unsharded_model.restore(fetch, files)
+        self.unsharded_model = self.pipeline = None
 
     def wrap(self, model: nn.Module) -> None:
         """Wrap `model` (on `device`) for training; the names and attributes of `model` do not change."""
@@ -207,7 +206,7 @@ class Engine:
         wrapped = model
         if self.world > 1:
             stacks = (module for module in model.modules() if isinstance(module, Stack))
-            if any(stack.leaves_out for stack in stacks):  # each process skips different layers
+            if any(stack.skips_layers for stack in stacks):  # each process skips different layers
                 self.accelerator.ddp_handler.find_unused_parameters = True  # type: ignore[union-attr]
             wrapped = self.accelerator.prepare_model(model)
         if self.config.compile:
@@ -220,30 +219,32 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
 
-    def spread(self) -> AbstractContextManager[None]:
+    def context_parallel(self) -> AbstractContextManager[None]:
         """Return a context in which the processes of the context-parallel group share each text."""
         if self.mesh is None or self.mesh.size("context") == 1:
             return nullcontext()
-        return spread_over(self.mesh.group("context"))
+        return context_parallel(self.mesh.group("context"))
 
-    def check_task(self, task: Task) -> None:
+    def check_task(self, task: TrainingTask) -> None:
         """Raise `InputError` if `task` needs more than the loss under context or pipeline parallelism.
 
         In these cases a process has only a part of each text or some of the layers.
         """
         for name in ("context", "pipeline"):
-            if getattr(self.config.parallel, name) > 1 and not getattr(task, "spreads", False):
+            if getattr(self.config.parallel, name) > 1 and not getattr(
+                task, "supports_context_parallel", False
+            ):
                 raise InputError(
                     f"parallel.{name}: this task reads more of the model than its loss, and a process has a "
                     "part of each text or model alone; set it to 1, or take a task such as lm, mlm or tag"
                 )
 
-    def unsynced(self, skip: bool) -> AbstractContextManager[object]:
+    def no_sync_unless_last(self, skip: bool) -> AbstractContextManager[object]:
         """Return a context that skips gradient synchronization if `skip`, for all but the last pass."""
         if self.mesh is not None:
-            from polyformer.training.distributed.shard import set_last_pass
+            from polyformer.training.distributed.fully_sharded import set_all_reduce_gradients
 
-            set_last_pass(self.wrapped, last=not skip)
+            set_all_reduce_gradients(self.wrapped, last=not skip)
             return nullcontext()
         # A compiled module forwards attributes, so `no_sync` of the data-parallel module is used either way.
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
@@ -289,7 +290,7 @@ class Engine:
             return every
         return every.unflatten(0, (self.world, -1))[self.mesh.readers].flatten(0, 1)
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the `value` of the first process."""
         if self.world == 1:
             return value
@@ -297,7 +298,7 @@ class Engine:
 
         return broadcast_object_list([value])[0]
 
-    def united(self, values: dict[str, Any]) -> dict[str, Any]:
+    def merge_stages(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of all pipeline stages, merged; each stage has the entries for its layers."""
         if self.pipeline is None:
             return values
@@ -305,18 +306,18 @@ class Engine:
         torch.distributed.all_gather_object(every, values, self.pipeline.group)
         return {name: value for own in every for name, value in own.items()}
 
-    def together(self, asked: Asked) -> Asked:
+    def merge_requests(self, asked: SignalRequests) -> SignalRequests:
         """Return the union of the requests of all processes."""
         if self.world == 1:
             return asked
         mine = torch.tensor([asked.stop, asked.save, asked.failed], dtype=torch.float64, device=self.device)
         stops, saves, failures = zip(*self.accelerator.gather(mine[None]).tolist())  # type: ignore[union-attr]
-        return Asked(int(max(stops)), bool(max(saves)), bool(max(failures)))
+        return SignalRequests(int(max(stops)), bool(max(saves)), bool(max(failures)))
 
-    def writer(self, checkpoints: Checkpoints, background: bool) -> Writer:
+    def writer(self, checkpoints: Checkpoints, background: bool) -> CheckpointWriter:
         """Return the checkpoint writer: all processes write a sharded model, otherwise only the first."""
-        group = None if self.mesh is None else writers(self.config.timeout)
-        return Writer(checkpoints, background, group)
+        group = None if self.mesh is None else checkpoint_group(self.config.timeout)
+        return CheckpointWriter(checkpoints, background, group)
 
     def machine(self) -> dict[str, Any]:
         """Return the description of the hardware that checkpoints record."""
@@ -326,10 +327,10 @@ class Engine:
         """Clip the gradients, update the weights and reset the gradients; return the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self.mesh is not None:
-            from polyformer.training.distributed.shard import gradient_norm, update_parts
+            from polyformer.training.distributed.fully_sharded import gradient_norm, update_shards
 
             norm = gradient_norm(parameters) if self.pipeline is None else self.pipeline.norm()
-            return update_parts(optimizer, parameters, clip, norm)
+            return update_shards(optimizer, parameters, clip, norm)
         self.scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:

@@ -8,11 +8,11 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.training.engine import Engine
-from polyformer.training.task import Batch, Task
+from polyformer.training.task import Batch, TrainingTask
 
 
 @dataclass(frozen=True)
-class Group:
+class StepBatches:
     """The batches that a process computes in one step."""
 
     batches: list[Batch]  # at least one
@@ -29,7 +29,7 @@ class Feed:
     other's texts, each process takes its rows of all `accumulate` batches, for any number of processes.
     """
 
-    def __init__(self, task: Task, engine: Engine, accumulate: int, epoch: int, used: int) -> None:
+    def __init__(self, task: TrainingTask, engine: Engine, accumulate: int, epoch: int, used: int) -> None:
         self.task, self.engine, self.accumulate = task, engine, accumulate
         self.continues = getattr(task, "continues", False)
         self.epoch = epoch
@@ -39,7 +39,7 @@ class Feed:
     def _open(self) -> Iterator[Batch]:
         return self.task.batches(self.epoch, self.used, self.engine.data_rank, self.engine.data_world)
 
-    def next(self) -> Group:
+    def next(self) -> StepBatches:
         """Return the batches of the next step; start the next epoch when the current epoch is finished.
 
         Raises `InputError` for an empty data set.
@@ -54,7 +54,7 @@ class Feed:
         self.used += self.accumulate * (1 if self.continues else self.engine.data_world)
         return group
 
-    def _take(self) -> Group | None:
+    def _take(self) -> StepBatches | None:
         """Return the next group, or None if no process has a batch left. Collective."""
         batches = list(islice(self._stream, self.accumulate))
         weights = [self.task.weight(batch) for batch in batches]
@@ -68,7 +68,7 @@ class Feed:
         missing = self.engine.passes(len(useful), self.accumulate) - len(useful)
         if missing or not useful:
             useful += [(self._filler(), 0)] * max(missing, 1)
-        return Group([batch for batch, _ in useful], [weight for _, weight in useful], total, tokens)
+        return StepBatches([batch for batch, _ in useful], [weight for _, weight in useful], total, tokens)
 
     def _total(self, weight: int, mine: bool) -> tuple[float | torch.Tensor, bool]:
         if self.engine.world == 1:

@@ -15,27 +15,30 @@ from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.tuning import adopted
 from polyformer.core.ops.workers import threads
-from polyformer.training.carrying import Carrying
+from polyformer.training.activation_checkpointing import (
+    activation_checkpointing,
+    check_activation_checkpointing,
+)
 from polyformer.training.checkpoint import Checkpoints, load_average, load_checkpoint, load_model
 from polyformer.training.config import TrainingConfig
 from polyformer.training.curves import plot_curves
-from polyformer.training.display import Display, Silent, open_display
-from polyformer.training.distributed.peers import answering
+from polyformer.training.display import Display, SilentDisplay, open_display
+from polyformer.training.distributed.process_group import raise_peer_failure
 from polyformer.training.engine import Engine, is_main
-from polyformer.training.feed import Feed, Group
+from polyformer.training.feed import Feed, StepBatches
 from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import MetricsLog, check_reporting
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.passes import run_passes
-from polyformer.training.recomputing import check_recomputing, recomputing
+from polyformer.training.recurrent_loss import RecurrentLoss
 from polyformer.training.resuming import choose_kernels, choose_threads
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.seeding import seed_step
-from polyformer.training.signals import Asked, Interrupted, Signals
+from polyformer.training.signals import Interrupted, SignalRequests, Signals
 from polyformer.training.snapshot import Snapshot
 from polyformer.training.state import Progress, check_progress
-from polyformer.training.tally import Tally
-from polyformer.training.task import ConcludedTask, Task
+from polyformer.training.step_sums import StepSums
+from polyformer.training.task import FinalMetricsTask, TrainingTask
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -46,7 +49,9 @@ class Result:
 
     step: int  # updates made
     metrics: dict[str, float]  # of the final weights
-    concluded: dict[str, dict[str, float]]  # further metrics of the final weights, from `ConcludedTask`
+    final_metrics: dict[
+        str, dict[str, float]
+    ]  # further metrics of the final weights, from `FinalMetricsTask`
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
     stopped_early: bool  # by `patience`
@@ -55,7 +60,7 @@ class Result:
 
 def train(
     model: nn.Module,
-    task: Task,
+    task: TrainingTask,
     config: TrainingConfig,
     optimizer_config: OptimizerConfig,
     schedule_config: ScheduleConfig,
@@ -92,7 +97,7 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        task: Task,
+        task: TrainingTask,
         config: TrainingConfig,
         optimizer: OptimizerConfig,
         schedule: ScheduleConfig,
@@ -108,14 +113,14 @@ class Training:
         self.model = model
         self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
-        self.display: Display = Silent()
-        self.concluded: dict[str, dict[str, float]] = {}
+        self.display: Display = SilentDisplay()
+        self.final_metrics: dict[str, dict[str, float]] = {}
         self.main = self.engine.rank == 0
-        self._take_up(seed, resume, from_step)
+        self._resume_or_start(seed, resume, from_step)
 
-    def _take_up(self, seed: int, resume: bool, from_step: int | None) -> None:
+    def _resume_or_start(self, seed: int, resume: bool, from_step: int | None) -> None:
         check_reporting(self.config.reporting, self.out)
-        check_recomputing(self.model, self.config.engine.recompute)
+        check_activation_checkpointing(self.model, self.config.engine.recompute)
         saving = self.config.saving
         self.checkpoints = Checkpoints(self.out, saving.checkpoint_every, saving.kept)
         self.writer = self.engine.writer(self.checkpoints, saving.background)
@@ -125,7 +130,7 @@ class Training:
                 f"out: {self.out} already holds a run (to {chosen.name}); resume it or name another folder"
             )
         self.progress, saved = Progress(seed=seed), None
-        self.tally = Tally(self.engine)
+        self.sums = StepSums(self.engine)
         if chosen is not None:
             saved = load_checkpoint(chosen, self.model, self.optimizer)
             self.progress = saved["progress"]
@@ -135,7 +140,7 @@ class Training:
         elif resume:
             self.notes.append(f"{self.out} has no checkpoint yet: it starts again at step 0")
         check_progress(self.out, self.progress, seed, self.config.steps)
-        self.carrying = Carrying(self.model, self.task, self.engine, saved)
+        self.recurrent_loss = RecurrentLoss(self.model, self.task, self.engine, saved)
         self.threads, notes = choose_threads(self.engine, self.model, saved)
         self.choices, more = choose_kernels(self.engine, saved)
         self.notes += notes + more
@@ -143,10 +148,10 @@ class Training:
     def run(self, files: Mapping[Path, nn.Module] = NOTHING) -> Result:
         """Run the remaining steps and finish. files: paths of the final weights of (sub)modules."""
         with (
-            recomputing(self.model, self.config.engine.recompute),
+            activation_checkpointing(self.model, self.config.engine.recompute),
             threads(self.threads),
             adopted(self.choices),
-            answering(),
+            raise_peer_failure(),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
             self._open()
@@ -162,7 +167,7 @@ class Training:
         return Result(
             step=self.progress.step,
             metrics=self.progress.metrics,
-            concluded=self.concluded,
+            final_metrics=self.final_metrics,
             best=self.progress.best,
             best_step=self.progress.best_step,
             stopped_early=self.progress.step < self.config.steps,
@@ -187,7 +192,7 @@ class Training:
         self.model.train()
         self.began = self.row_began = time.perf_counter()
 
-    def step(self, group: Group) -> None:
+    def step(self, group: StepBatches) -> None:
         """Run one update of the weights."""
         progress, engine = self.progress, self.engine
         progress.step, progress.epoch, progress.used = progress.step + 1, self.feed.epoch, self.feed.used
@@ -195,8 +200,8 @@ class Training:
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
-        loss = run_passes(engine, self.carrying, group)
-        self.tally.add(progress.step, group, loss, engine.update(self.optimizer, self.config.clip))
+        loss = run_passes(engine, self.recurrent_loss, group)
+        self.sums.add(progress.step, group, loss, engine.update(self.optimizer, self.config.clip))
 
     def after_step(self) -> None:
         """Log metrics, evaluate, save and handle signals, as far as they are due after a step."""
@@ -205,7 +210,7 @@ class Training:
         due = step % reporting.log_every == 0 or last
         row: dict[str, float] = self.training_row() if due else {}
         if step == self.first + 1 and not due:
-            self.sign_of_life()
+            self.report_first_step()
         with self.paused():
             improved = False
             if step % reporting.evaluate_every == 0 or last:
@@ -215,7 +220,7 @@ class Training:
                 self.log.write(step, row)
                 self.display.report(step, row, self.seconds_left())
             # Processes must agree when to stop; they communicate signals where they exchange metrics anyway.
-            asked = self.asked() if due or self.engine.world == 1 else Asked()
+            asked = self.collect_requests() if due or self.engine.world == 1 else SignalRequests()
             regular = step % self.config.saving.checkpoint_every == 0
             if regular or improved or last or self.out_of_patience() or asked.save or asked.stop:
                 self.save()
@@ -225,25 +230,25 @@ class Training:
             if asked.stop:
                 raise Interrupted(asked.stop, step)
 
-    def asked(self) -> Asked:
+    def collect_requests(self) -> SignalRequests:
         """Return the requests of signals in all processes. Raises the error of a failed checkpoint."""
         mine = dataclasses.replace(self.signals.take(), failed=self.writer.failed)
-        asked = self.engine.together(mine)
+        asked = self.engine.merge_requests(mine)
         if asked.failed:
             self.writer.raise_failure()
         return asked
 
-    def sign_of_life(self) -> None:
+    def report_first_step(self) -> None:
         """Show the time and the loss (of this process) of the first step, before any row of metrics."""
         seconds = time.perf_counter() - self.began
         every = self.config.reporting.log_every
         self.display.note(
-            f"first step: loss {self.tally.mean():.4f}, {seconds:.1f} s; metrics every {every} steps"
+            f"first step: loss {self.sums.mean():.4f}, {seconds:.1f} s; metrics every {every} steps"
         )
 
     def collect(self) -> float:
         """Add the last losses to the progress; return tokens read. Raises for a loss that is not finite."""
-        loss, weight, tokens, bad = self.tally.collect()
+        loss, weight, tokens, bad = self.sums.collect()
         if bad <= self.progress.step:
             kept = self.checkpoints.latest()
             raise InputError(
@@ -263,12 +268,12 @@ class Training:
             "epoch": self.progress.epoch,
             "loss": self.progress.loss_sum / max(self.progress.weight_sum, 1.0),
             "lr": self.optimizer.param_groups[0]["lr"],
-            "grad_norm": float(self.tally.norm),
+            "grad_norm": float(self.sums.norm),
             "tokens_per_s": tokens / (now - self.row_began),
             "seconds": self.earlier_seconds + now - self.began,
         }
         self.progress.loss_sum = self.progress.weight_sum = 0.0
-        self.tally.tokens, self.row_began = 0, now
+        self.sums.tokens, self.row_began = 0, now
         return row
 
     @contextmanager
@@ -287,10 +292,11 @@ class Training:
         """Return the task's metrics of the current weights."""
         self.model.eval()
         with torch.no_grad(), self.engine.autocast(), self.engine.evaluating(self.model):
-            metrics = self.task.evaluate(self.engine.evaluated(self.model), self.engine.evaluators)
+            model = self.engine.evaluation_module(self.model)
+            metrics = self.task.evaluate(model, self.engine.evaluation_group)
         self.model.train()
         # All processes must agree on the best value to the last bit, or they would diverge.
-        return self.engine.agree({name: float(value) for name, value in metrics.items()})
+        return self.engine.broadcast({name: float(value) for name, value in metrics.items()})
 
     def evaluate(self) -> bool:
         """Evaluate the model; return whether the result is the best so far."""
@@ -313,14 +319,15 @@ class Training:
     def save(self) -> None:
         """Check that the weights are finite, and write a checkpoint or start to write it."""
         tokens = self.collect()  # collective: called by all processes
-        self.tally.tokens = int(tokens) if self.main else 0
-        carried = self.carrying.gathered()
+        self.sums.tokens = int(tokens) if self.main else 0
+        recurrent_state = self.recurrent_loss.gather_state()
         self.progress.scaler = self.engine.scaler.state_dict()
         if self.log is not None:
             self.log.sync()
         if self.main or self.engine.mesh is not None:
-            snapshot = Snapshot.of(self.progress, self.model, self.optimizer, self.engine.machine(), carried)
-            snapshot.kind["scalars"] = self.engine.united(snapshot.kind["scalars"])
+            machine = self.engine.machine()
+            snapshot = Snapshot.of(self.progress, self.model, self.optimizer, machine, recurrent_state)
+            snapshot.kind["scalars"] = self.engine.merge_stages(snapshot.kind["scalars"])
             self.writer.write(snapshot)
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
@@ -335,9 +342,9 @@ class Training:
         if final != "last":
             self.progress.metrics = self.measure()
         self.model.eval()
-        if isinstance(self.task, ConcludedTask):
+        if isinstance(self.task, FinalMetricsTask):
             with torch.no_grad(), self.engine.evaluating(self.model):
-                model = self.engine.evaluated(self.model)
-                self.concluded = self.task.conclude(model, self.engine.evaluators)
+                model = self.engine.evaluation_module(self.model)
+                self.final_metrics = self.task.evaluate_final(model, self.engine.evaluation_group)
         self.engine.finish(files)
         self.model.eval()  # a sharded model that was made plain is back in training mode

@@ -8,51 +8,14 @@ are about as large as for Adam, so that the learning rates of Adam can be used. 
 2025, equation 4.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from polyformer.core.errors import InputError
-from polyformer.training.optimizers import OptimizerConfig, trained
+from torch import Tensor
 
 ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
 """p(s) = A s + B s^3 + C s^5, applied `ITERATIONS` times, maps every s in [0.01, 1] into [0.7, 1.2]."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MuonConfig(OptimizerConfig):
-    """Muon: orthogonalized updates for the matrices of layers; Adam at `adam_lr` for all other parameters."""
-
-    kind: ClassVar[str] = "muon"
-    paper: ClassVar[str] = "Jordan et al. 2024; scale and decay of Liu et al. 2025, section 2.2"
-
-    lr: float = 1e-2
-    momentum: float = 0.95
-    weight_decay: float = 0.1  # of the matrices, per step, times the learning rate
-    adam_lr: float = 4e-3
-    betas: tuple[float, float] = (0.9, 0.95)  # of Adam
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.adam_lr > 0:
-            raise InputError(f"adam_lr: expected a number above 0, got {self.adam_lr}")
-
-    def build(self, model: nn.Module) -> "Muon":
-        """Return the optimizer; for a model without matrices except embedding tables it is plain Adam."""
-        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-        matrices: list[nn.Parameter] = []
-        rest: list[nn.Parameter] = []
-        for parameter in trained(model):
-            is_matrix = parameter.ndim == 2 and id(parameter) not in tables
-            (matrices if is_matrix else rest).append(parameter)
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "orthogonal": True, "lr": self.lr, "weight_decay": self.weight_decay},
-            {"params": rest, "orthogonal": False, "lr": self.adam_lr, "weight_decay": 0.0},
-        ]
-        return Muon([group for group in groups if group["params"]], self.momentum, self.betas)
 
 
 class Muon(torch.optim.Optimizer):
@@ -101,9 +64,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     X <- A X + (B X X^T + C (X X^T)^2) X, started at matrix / ||matrix||.
     """
     if torch.distributed.is_initialized():
-        from polyformer.training.distributed.whole import of_whole
+        from polyformer.training.distributed.full_state_dict import apply_to_full_tensor
 
-        return of_whole(_orthogonal, matrix)
+        return apply_to_full_tensor(_orthogonal, matrix)
     return _orthogonal(matrix)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of torch, with the hyperparameters of the papers."""
+"""Optimizers of torch, and Muon, with the hyperparameters of the papers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,6 +8,7 @@ from torch import nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.training.muon import Muon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,39 @@ class Adafactor(OptimizerConfig):
         """Return Adafactor, with updates clipped to a root mean square of `clip_threshold`."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
         return torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """Muon: orthogonalized updates for the matrices of layers; Adam at `adam_lr` for all other parameters."""
+
+    kind: ClassVar[str] = "muon"
+    paper: ClassVar[str] = "Jordan et al. 2024; scale and decay of Liu et al. 2025, section 2.2"
+
+    lr: float = 1e-2
+    momentum: float = 0.95
+    weight_decay: float = 0.1  # of the matrices, per step, times the learning rate
+    adam_lr: float = 4e-3
+    betas: tuple[float, float] = (0.9, 0.95)  # of Adam
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.adam_lr > 0:
+            raise InputError(f"adam_lr: expected a number above 0, got {self.adam_lr}")
+
+    def build(self, model: nn.Module) -> Muon:
+        """Return the optimizer; for a model without matrices except embedding tables it is plain Adam."""
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for parameter in trained(model):
+            is_matrix = parameter.ndim == 2 and id(parameter) not in tables
+            (matrices if is_matrix else rest).append(parameter)
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "orthogonal": True, "lr": self.lr, "weight_decay": self.weight_decay},
+            {"params": rest, "orthogonal": False, "lr": self.adam_lr, "weight_decay": 0.0},
+        ]
+        return Muon([group for group in groups if group["params"]], self.momentum, self.betas)
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
-from polyformer.training.distributed.peers import answering, meet_again
+from polyformer.training.distributed.process_group import raise_peer_failure, reinit_process_group
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,8 +30,8 @@ def open_accelerator(device: str, timeout: float | None) -> "Accelerator":
     buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     wait = None if timeout is None else timedelta(seconds=timeout)
     handlers: list[Any] = [buckets] if wait is None else [buckets, InitProcessGroupKwargs(timeout=wait)]
-    with answering():
-        meet_again("nccl" if device == "cuda" else "gloo", wait)
+    with raise_peer_failure():
+        reinit_process_group("nccl" if device == "cuda" else "gloo", wait)
         accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=handlers)
     plain = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
     if accelerator.distributed_type not in plain:

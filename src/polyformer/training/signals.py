@@ -35,7 +35,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Asked:
+class SignalRequests:
     """The requests of signals: `stop` the run, by the number of the signal or 0; `save` a checkpoint now.
 
     failed: whether a checkpoint could not be written in the background; processes share it with the requests.
@@ -53,7 +53,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.asked = Asked()
+        self.asked = SignalRequests()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -67,18 +67,18 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take(self) -> Asked:
+    def take(self) -> SignalRequests:
         """Return the requests so far; a request for a checkpoint is returned only once."""
-        asked, self.asked = self.asked, Asked(self.asked.stop)
+        asked, self.asked = self.asked, SignalRequests(self.asked.stop)
         return asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == WARNING:
-            self.asked = Asked(self.asked.stop, save=True)
+            self.asked = SignalRequests(self.asked.stop, save=True)
             return
         if number == signal.SIGINT and self.asked.stop == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = Asked(number, self.asked.save)
+        self.asked = SignalRequests(number, self.asked.save)
         name = signal.Signals(number).name
         # os.write instead of print, because the signal may have interrupted a print.
         text = f"\npolyformer: {name}: stopping after this step" + (
@@ -89,7 +89,7 @@ class Signals:
 
 
 @contextmanager
-def surviving_warnings() -> Iterator[None]:
+def ignore_sigusr1() -> Iterator[None]:
     """Ignore SIGUSR1 while data are read or results are written, because there is no progress to save."""
     main = threading.current_thread() is threading.main_thread()
     if WARNING is None or not main or signal.getsignal(WARNING) is not signal.SIG_DFL:

@@ -27,7 +27,7 @@ class Snapshot:
     kind: dict[str, Any]  # the optimizer class, and its state that is not a tensor
     machine: dict[str, Any]  # the hardware
     tuning: dict[str, Any]  # the tuning choices in use
-    carried: State | None  # memory of the last batches, for a recurrent model
+    recurrent_state: State | None  # memory of the last batches, for a recurrent model
 
     @classmethod
     def of(
@@ -36,20 +36,22 @@ class Snapshot:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         machine: dict[str, Any],
-        carried: State | None,
+        recurrent_state: State | None,
     ) -> Self:
         """Return a snapshot that references the tensors of a run."""
         memory, scalars = optimizer_state(model, optimizer)
         kind = {"kind": type(optimizer).__name__, "scalars": scalars}
-        return cls(progress, model.state_dict(keep_vars=True), memory, kind, machine, recorded(), carried)
+        return cls(
+            progress, model.state_dict(keep_vars=True), memory, kind, machine, recorded(), recurrent_state
+        )
 
-    def copied(self) -> Self:
+    def copy_to_cpu(self) -> Self:
         """Return a copy on the CPU that training does not change; tied tensors stay the same object."""
         copies: dict[int, Tensor] = {}
 
         def own(tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
-                copies[id(tensor)] = _copied(tensor.detach())
+                copies[id(tensor)] = _copy_to_cpu(tensor.detach())
             return copies[id(tensor)]
 
         snapshot = dataclasses.replace(
@@ -58,7 +60,7 @@ class Snapshot:
             weights={name: own(tensor) for name, tensor in self.weights.items()},
             optimizer={name: own(tensor) for name, tensor in self.optimizer.items()},
             kind=copy.deepcopy(self.kind),
-            carried=None if self.carried is None else self.carried.map(own),
+            recurrent_state=None if self.recurrent_state is None else self.recurrent_state.map(own),
         )
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies to pinned memory are asynchronous
@@ -69,19 +71,19 @@ class Snapshot:
 
         digests: checksums of model and optimizer files that `write_state` does not compute.
         """
-        if self.carried is not None:
-            save_tensors(folder / MEMORY, state_tensors(self.carried))
+        if self.recurrent_state is not None:
+            save_tensors(folder / MEMORY, state_tensors(self.recurrent_state))
         write_state(folder, self.progress, self.kind, versions(), self.machine, self.tuning, digests)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
     """Return a copy of `tensor` on the CPU; of a sharded tensor, a sharded copy of the local shard."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
-        copied = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        return copied.copy_(tensor, non_blocking=True)
+        copy_to_cpu = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return copy_to_cpu.copy_(tensor, non_blocking=True)
     names, form = flatten()
     parts = {name: getattr(tensor, name) for name in names}
-    parts = {name: _copied(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    parts = {name: _copy_to_cpu(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
     kind: Any = type(tensor)
     return kind.__tensor_unflatten__(parts, form, tensor.shape, tensor.stride())

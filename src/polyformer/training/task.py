@@ -13,7 +13,7 @@ Batch = dict[str, torch.Tensor]
 Item = TypeVar("Item")
 
 
-class Evaluators(Protocol):
+class EvaluationGroup(Protocol):
     """The processes that share an evaluation: the part of an `accelerate.Accelerator` that tasks use."""
 
     @property
@@ -32,7 +32,7 @@ class Evaluators(Protocol):
 
 
 @runtime_checkable
-class Task(Protocol):
+class TrainingTask(Protocol):
     """A training task. The loop uses tasks only through this interface."""
 
     @property
@@ -68,7 +68,7 @@ class Task(Protocol):
         """
         ...
 
-    def evaluate(self, model: nn.Module, accelerator: Evaluators) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, float]:
         """Return metrics on held-out data, the same on every process; called on all, without gradients.
 
         `model` is the plain module in evaluation mode. Share the work by `accelerator.process_index` and
@@ -79,7 +79,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class ContinuedTask(Task, Protocol):
+class RecurrentTask(TrainingTask, Protocol):
     """A task with batches that may continue the texts of the previous batch, row by row.
 
     In this case each process takes its rows of every batch (`share_rows`), and `skip` of `batches` counts
@@ -102,10 +102,10 @@ class ContinuedTask(Task, Protocol):
 
 
 @runtime_checkable
-class ConcludedTask(Task, Protocol):
+class FinalMetricsTask(TrainingTask, Protocol):
     """A task with additional metrics of the final weights."""
 
-    def conclude(self, model: nn.Module, accelerator: Evaluators) -> dict[str, dict[str, float]]:
+    def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return metrics by the name of their data; called in the same way as `evaluate`."""
         ...
 

@@ -27,7 +27,7 @@ from polyformer.models.checkpoints.load import WRAPPED
 from polyformer.models.checkpoints.sentence import embedding_head
 from polyformer.models.config import ModelConfig, longest
 from polyformer.nn.heads import EmbedConfig
-from polyformer.training.recipes.reader import LABELLED, MARKS, mark
+from polyformer.training.recipes.reader import LABELLED, MARKS, set_special_tokens
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks.text import batched
 
@@ -78,7 +78,7 @@ class Encoder:
         self.config, self.tokenizer, self.batch_tokens = config, load_tokenizer(folder), batch_tokens
         self.max_length = _length(folder, config, max_length)
         if config.origin is None and self.tokenizer.backend.post_processor is None:
-            mark(self.tokenizer, *(MARKS["generate"] if config.encoder is None else LABELLED))
+            set_special_tokens(self.tokenizer, *(MARKS["generate"] if config.encoder is None else LABELLED))
         if self.max_length is not None:
             self.tokenizer.marking.enable_truncation(self.max_length)
         special = config.special

@@ -10,7 +10,7 @@ import torch
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.generation.stopping import Decode
-from polyformer.nn.depth import recorded_depths, whole_depth
+from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import set_threshold
 
 ROWS = 16
@@ -38,7 +38,7 @@ def generate_texts(
     """Generate with exits at `threshold` (a number, or a number per exit), or without exits if it is None."""
     set_threshold(model, 1.0 if threshold is None else threshold)
     start = time.perf_counter()
-    with whole_depth(threshold is None), recorded_depths() as depths:
+    with full_depth(threshold is None), recorded_depths() as depths:
         texts = write(model)
     seconds = time.perf_counter() - start
     steps = [depth for depth in depths if depth.shape[1] == 1]  # longer steps read a prompt

@@ -136,7 +136,7 @@ def _run(
         return steps.run()
 
     device = autocast_device(request.q)
-    isolated = run_isolated if request.context.share is None else _run_together
+    isolated = run_isolated if request.context.shard is None else _run_together
     if not is_autocast(device):
         return isolated(request, run)
     with torch.autocast(device, enabled=False):  # `prepare` has already cast the inputs as autocast would

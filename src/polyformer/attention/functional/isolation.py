@@ -77,6 +77,7 @@ def run_isolated(
     bad = ~(k.isfinite().all(-1) & v.isfinite().all(-1))  # [B, Hkv, Tk]
     if not bad.any():
         return run(request)
+    # [B, Hkv, Tk, 1]
     zeros = bad.unsqueeze(-1)
     out, lse = run(dataclasses.replace(request, k=k.masked_fill(zeros, 0.0), v=v.masked_fill(zeros, 0.0)))
     nan = torch.zeros_like(out[..., 0]).masked_fill(_see(request, bad), torch.nan)
@@ -114,7 +115,7 @@ def guarded(forward: Forward[M]) -> Forward[M]:
     ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
-        if context.share is not None:  # all processes must take the same steps, whatever their values are
+        if context.shard is not None:  # all processes must take the same steps, whatever their values are
             return forward(self, q, k, v, context, state, position)
         if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
             return empty(q, k, v), state
@@ -126,6 +127,7 @@ def guarded(forward: Forward[M]) -> Forward[M]:
         bad_queries, bad_keys = _bad_tokens(q), _bad_tokens(k) | _bad_tokens(v)
         q, k, v = (torch.where(x.isfinite(), x, 0) for x in (q, k, v))
         y, _ = forward(self, q, k, v, context, None, position)
+        # Values of 1 at bad tokens: the output of a query is 0 unless it sees one.
         probe = bad_keys.to(v.dtype).expand(v.shape)
         unrecorded = recorded() if recording() else contextlib.nullcontext()  # hides the second run
         with torch.no_grad(), collect_auxiliary_losses(), unrecorded:

@@ -141,7 +141,7 @@ class Spread:
     @property
     def received(self) -> int:
         """Return the number of keys that this process receives."""
-        share = self.needs.share.keys
+        share = self.needs.share.key_shard
         if self.way == "ring":
             return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
         return self.needs.received(share.rank)
@@ -185,7 +185,7 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
 
     repeated: calls of other layers use the plan again. A shared mask then costs less than a split call.
     """
-    if request.context.share is not None:
+    if request.context.shard is not None:
         refuse_recording(request.context)
         return Spread(request, *choose_way(request), backend)
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
@@ -210,7 +210,7 @@ def plan(request: Request, backend: str = "auto", return_lse: bool = False, repe
 
 def refuse_recording(context: Context) -> None:
     """Raise `InputError` if weights are recorded while a sequence is spread over processes."""
-    if context.share is not None and recording():
+    if context.shard is not None and recording():
         raise InputError(
             "output_attentions: weights cannot be recorded while a sequence is spread over processes; "
             "run on one process"

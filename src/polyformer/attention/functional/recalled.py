@@ -39,7 +39,7 @@ def recall_key(
     than a static pattern, relative terms and a scale. Autograd, tracers, autocast, recording of weights and
     observation of calls prevent the reuse.
     """
-    if context is None or context.share is not None or mask_mod is not None or score_mod is not None:
+    if context is None or context.shard is not None or mask_mod is not None or score_mod is not None:
         return None
     if dropout or backend != "auto" or return_lse:
         return None

@@ -62,6 +62,7 @@ class Relative:
         """Return the same terms over the distances first..last, with zeros for new distances."""
         changes = {}
         for name, table in self.tables.items():
+            # Zeros for distances outside the old tables; a negative number cuts entries off.
             before, after = self.first - first, last - (self.first + table.shape[1] - 1)
             widths = (before, after) if table.dim() == 2 else (0, 0, before, after)
             changes[name] = F.pad(table, widths) if before or after else table

@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.precision import autocast_device
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def prepare(
     dropout: float = 0.0,
 ) -> Request:
     """Return the request for these arguments of `attend`; raises `InputError` for invalid arguments."""
-    spread = context is not None and context.share is not None
+    spread = context is not None and context.shard is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
     q, k, v = _autocast(q, k, v)
@@ -102,11 +102,11 @@ def prepare(
     if score_mod is not None and not is_own(score_mod):
         score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
-        score_mod = by_slots(score_mod, context.share)
+        score_mod = by_slots(score_mod, context.shard)
     return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
 
 
-def by_slots(score_mod: ScoreMod, share: Share | None) -> ScoreMod:
+def by_slots(score_mod: ScoreMod, share: SequenceShard | None) -> ScoreMod:
     """Return a user's `score_mod` for the queries of a process: it receives the slots of the queries."""
     if share is None:
         return score_mod

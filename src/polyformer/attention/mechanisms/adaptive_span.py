@@ -24,7 +24,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.spans import Spans, fading, rounded
+from polyformer.attention.patterns.spans import Spans, log_span_mask, round_up_span
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -47,10 +47,10 @@ class AdaptiveSpanConfig(MechanismConfig):
     dropout: float = 0.0  # of attention weights
     backend: str = "auto"
 
-    spreads: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     kind: ClassVar[str] = "adaptive_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    remembers: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("max_span", "ramp"):
@@ -68,7 +68,7 @@ class AdaptiveSpanConfig(MechanismConfig):
     def pattern_of(self, spans: Sequence[float]) -> Pattern:
         """Return the pattern of keys that heads with these spans attend to."""
         reach = (min(self.max_span, math.ceil(span + self.ramp) - 1) for span in spans)
-        return Spans(tuple((rounded(span),) for span in reach))
+        return Spans(tuple((round_up_span(span),) for span in reach))
 
     def definition(self) -> "AdaptiveSpanConfig":
         """Return the config that computes all pairs at once, without the layout of the spans."""
@@ -113,14 +113,14 @@ class AdaptiveSpan(Mechanism):
         add_auxiliary_loss("span", self._span_loss())
         record_mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
         relative = self._log_mask(self._clamped(), context)
-        others = None if position is None else position.relative(q, k, context)
+        position_terms = None if position is None else position.relative(q, k, context)
         y = attend(
             q,
             k,
             v,
             pattern=None if self.config.backend == "definition" else self._pattern(),
             score_mod=None if position is None else position.score_mod(q, k, context),
-            relative=(relative if others is None else relative.plus(others)),
+            relative=(relative if position_terms is None else relative.plus(position_terms)),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
@@ -135,14 +135,14 @@ class AdaptiveSpan(Mechanism):
     def _span_loss(self) -> Tensor:
         """Return the mean span times its penalty, plus a quadratic loss that keeps fractions near 0..1."""
         inside = self.fraction.clamp(0, 1)
-        price = self.config.penalty * self.config.max_span
-        return price * inside.mean() + (self.fraction - inside).square().mean()
+        weight = self.config.penalty * self.config.max_span
+        return weight * inside.mean() + (self.fraction - inside).square().mean()
 
     def _log_mask(self, spans: Tensor, context: Context) -> Relative:
         """Return log m(d) for every head and distance d, -inf beyond max_span."""
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=spans.device).abs()
-        seen = fading(spans.unsqueeze(1), distance, self.config.ramp)
+        seen = log_span_mask(spans.unsqueeze(1), distance, self.config.ramp)
         return Relative(first=least, bias=seen.masked_fill(distance > self.config.max_span, -torch.inf))
 
     def _pattern(self) -> Pattern:

@@ -7,7 +7,7 @@ al. 2018), or any two mechanisms in one stack. The stack has only the abilities 
 import dataclasses
 from typing import ClassVar
 
-from polyformer.attention.mechanisms.base import ABILITIES, Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.base import CAPABILITIES, Mechanism, MechanismConfig
 from polyformer.core.errors import InputError
 
 
@@ -22,14 +22,14 @@ class AlternateConfig(MechanismConfig):
 
     kind: ClassVar[str] = "alternate"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
-    remembers: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.mechanisms:
             raise InputError("mechanisms: expected 1 mechanism or more, got none")
         # Instance attributes override the class attributes of this frozen config.
-        for ability in ABILITIES:
+        for ability in CAPABILITIES:
             unable = [mechanism for mechanism in self.mechanisms if not getattr(mechanism, ability)]
             if unable:
                 object.__setattr__(self, ability, False)
@@ -39,13 +39,13 @@ class AlternateConfig(MechanismConfig):
             self, "eager", next((mechanism.eager for mechanism in self.mechanisms if mechanism.eager), "")
         )
 
-    def at(self, layer: int) -> MechanismConfig:
+    def for_layer(self, layer: int) -> MechanismConfig:
         """Return the mechanism of layer `layer`, modulo the length of the list."""
-        return self.mechanisms[layer % len(self.mechanisms)].at(layer)
+        return self.mechanisms[layer % len(self.mechanisms)].for_layer(layer)
 
     def build(self, num_heads: int, head_size: int) -> Mechanism:
         """Return the module of the first layer: outside a stack there is only one layer."""
-        return self.at(0).build(num_heads, head_size)
+        return self.for_layer(0).build(num_heads, head_size)
 
     def definition(self) -> MechanismConfig:
         """Return the list of every mechanism's definition."""

@@ -14,11 +14,11 @@ from polyformer.core.expression import first_name
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
-Form = Literal["auto", "definition"]
-"""The field `backend` of a mechanism with a custom fast form: the fast form, or the plain equation."""
+MechanismBackend = Literal["auto", "definition"]
+"""Values of `backend` for a mechanism with its own fast implementation: that, or the plain equation."""
 
-ONCE_PLAIN = "lsh", "memory_compressed", "performer", "rfa", "routing", "sinkhorn", "sort_cut"
-"""Members with configs that were saved with an option `plain`: true is now `backend="definition"`."""
+LEGACY_PLAIN_KINDS = "lsh", "memory_compressed", "performer", "rfa", "routing", "sinkhorn", "sort_cut"
+"""Kinds whose old configs have an option `plain`; `plain=True` is now `backend="definition"`."""
 
 
 class ScoreTerms(Protocol):
@@ -35,32 +35,34 @@ class ScoreTerms(Protocol):
         """Return the terms of scores and values by distance; None if the scheme has none."""
 
 
-ABILITIES = {
+CAPABILITIES = {
     "causal": "run in a decoder: it sees later tokens",
-    "packs": "keep documents packed in one row apart",
-    "caches": "go on from a state",
-    "relates": "take positions that change scores",
-    "remembers": "attend to a memory of earlier segments",
-    "spreads": "take a sequence that is spread over processes",
+    "supports_packing": "separate documents that are packed in one row",
+    "supports_kv_cache": "continue from a KV cache or another state",
+    "supports_score_bias": "use a position scheme that changes the scores",
+    "supports_recurrence": "attend to a memory of earlier segments",
+    "supports_context_parallel": "run with context parallelism, a sequence spread over processes",
 }
-"""Abilities that a mechanism may lack, by the class attribute that declares them."""
+"""Capabilities that a mechanism may lack, by the class attribute that declares them; for error messages."""
 
-WAYS_OUT = {
-    "packs": "give each document rows of its own (--task.packed false, where the task has it)",
-    "relates": "take a position that changes none, such as 'learned', 'sinusoidal', 'rope' or 'none'",
+ALTERNATIVES = {
+    "supports_packing": "put each document in a separate row (--task.packed false, if the task has it)",
+    "supports_score_bias": (
+        "choose a position scheme that leaves scores unchanged: 'learned', 'sinusoidal', 'rope' or 'none'"
+    ),
 }
-"""Alternatives to an ability, other than another mechanism."""
+"""Alternatives to a missing capability, other than another mechanism."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
-    Class attributes declare the abilities of a member (`ABILITIES`); errors name the alternative `instead`:
-    `causal`; `packs`; `caches`; `relates`: accepts the score terms of a position scheme; `remembers`: accepts
-    more keys than queries, with the keys of a memory first, and has a KV cache as state; `spreads`: accepts
-    one process's share of the tokens of a sequence. `reasons`: the reason why a member lacks an ability, if
-    its equation does not show it.
+    Class attributes declare the capabilities of a member (`CAPABILITIES`); errors name the alternative
+    `instead`. `supports_score_bias`: accepts the score terms of a position scheme. `supports_recurrence`:
+    accepts more keys than queries, with the keys of a memory first, and has a KV cache as state.
+    `supports_context_parallel`: accepts the tokens of one process out of a longer sequence. `reasons`: why a
+    member lacks a capability, if its equation does not show it.
 
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights
@@ -70,11 +72,11 @@ class MechanismConfig(Config):
 
     option: ClassVar[str] = "model.attention"
     causal: ClassVar[bool] = True
-    packs: ClassVar[bool] = True
-    caches: ClassVar[bool] = True
-    relates: ClassVar[bool] = True
-    remembers: ClassVar[bool] = False
-    spreads: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = True
+    supports_kv_cache: ClassVar[bool] = True
+    supports_score_bias: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"
     eager: ClassVar[str] = ""
     shares_queries: ClassVar[bool] = False
@@ -85,14 +87,15 @@ class MechanismConfig(Config):
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
         """Return the data of a mechanism; a pattern or its expression becomes softmax attention over it."""
-        pattern = Pattern.meant(data)
+        # "Window(64)" is short for softmax attention over this pattern.
+        pattern = Pattern.parse(data)
         if pattern is not None:
             return {"kind": "softmax", "pattern": pattern}
         if isinstance(data, str) and (name := first_name(data)) not in cls.kinds:
             error = unknown(f"mechanism or pattern of {where}", name, {*cls.kinds, *Pattern.registry})
             raise InputError(f"{error}; expected {cls.ways()}")
         # Configs saved before `backend` replaced `plain` must still load.
-        if isinstance(data, dict) and data.get("kind", cls.kind) in ONCE_PLAIN:
+        if isinstance(data, dict) and data.get("kind", cls.kind) in LEGACY_PLAIN_KINDS:
             data = _with_backend(data)
         return super().expanded(data, where)
 
@@ -105,7 +108,7 @@ class MechanismConfig(Config):
         """Return the module for `num_heads` query heads of size `head_size`."""
         raise NotImplementedError
 
-    def at(self, layer: int) -> "MechanismConfig":
+    def for_layer(self, layer: int) -> "MechanismConfig":
         """Return the mechanism of layer `layer` of a stack: the same in all layers by default."""
         return self
 
@@ -113,7 +116,7 @@ class MechanismConfig(Config):
         """Return the config that computes the plain equation, the reference for tests of the fast form."""
         raise NotImplementedError
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int | None:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int | None:
         """Return the number of elements per run of slots that processes of context parallelism all-gather.
 
         These are sums of keys; None if the processes exchange keys instead.
@@ -132,12 +135,13 @@ class MechanismConfig(Config):
         return MechanismConfig.from_dict({"kind": "softmax", **kept})
 
     def require(self, ability: str) -> None:
-        """Raise `InputError` unless this member has the ability, one of `ABILITIES`."""
+        """Raise `InputError` unless this member has the capability, one of `CAPABILITIES`."""
         if not getattr(self, ability):
             reason = f" ({self.reasons[ability]})" if ability in self.reasons else ""
-            way = f"; or {WAYS_OUT[ability]}" if ability in WAYS_OUT else ""
+            way = f"; or {ALTERNATIVES[ability]}" if ability in ALTERNATIVES else ""
             raise InputError(
-                f"mechanism {quote(self.kind)} cannot {ABILITIES[ability]}{reason}; use {self.instead}{way}"
+                f"mechanism {quote(self.kind)} cannot {CAPABILITIES[ability]}{reason}; "
+                f"use {self.instead}{way}"
             )
 
 
@@ -147,6 +151,7 @@ def _with_backend(data: dict[str, object]) -> dict[str, object]:
     if not isinstance(plain, bool):
         return data
     rest = {name: value for name, value in data.items() if name != "plain"}
+    # `plain=False` was the default, as `backend="auto"` is now.
     return {**rest, "backend": "definition"} if plain else rest
 
 
@@ -159,7 +164,7 @@ def check_head_size(head_size: int) -> None:
 class Mechanism(nn.Module):
     """Base class of attention modules, which mix the values of each head."""
 
-    def tie(self, first: "Mechanism") -> None:
+    def share_parameters(self, first: "Mechanism") -> None:
         """Share parameters with the stack's `first` layer, if layers of this member share any."""
 
     def new_state(self, reserve: int) -> State | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 
 
-def with_terms(
+def add_terms(
     scores: Tensor, q: Tensor, k: Tensor, terms: PairTerms | None, slots: Tensor | None = None
 ) -> Tensor:
     """Return scaled scores [B, H, Tq, Tk] of q [B, H, Tq, D] and k [B, H, Tk, D] with the terms of a scheme.
@@ -34,10 +34,12 @@ def with_terms(
     return scores if terms.score_mod is None else terms.score_mod(scores, b, h, q_idx, kv_idx)
 
 
-def weighed(weights: Tensor, v: Tensor, terms: PairTerms | None, slots: Tensor | None = None) -> Tensor:
+def weighted_values(
+    weights: Tensor, v: Tensor, terms: PairTerms | None, slots: Tensor | None = None
+) -> Tensor:
     """Return sum_j p_ij (v_j + position_values[d]) for weights [B, H, Tq, Tk] and v [B, H, Tk, Dv].
 
-    slots: as in `with_terms`.
+    slots: as in `add_terms`.
     """
     out = weights @ v
     if terms is None or terms.relative is None or terms.relative.position_values is None:

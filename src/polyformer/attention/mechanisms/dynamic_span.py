@@ -4,7 +4,7 @@
     m(x) = clip((ramp + z_i - x) / ramp, 0, 1)       with the distance d = |i - j|
 
 The layout of each run of queries is as wide as its widest span. Training adds the auxiliary loss penalty
-times the mean of z over heads and real tokens, for each layer. Sukhbaatar et al. 2019, section 2.2.
+times the mean of z over heads and non-padding tokens, for each layer. Sukhbaatar et al. 2019, section 2.2.
 
 Deviations: the paper reads the layer's input x_t; a mechanism gets only its projection, the query q_t of the
 head (after any rotation by position), so v_h has D weights per head instead of E. An encoder, which the paper
@@ -24,8 +24,8 @@ from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import in_turn, step
-from polyformer.attention.patterns.spans import GRAIN, Spans, fading
+from polyformer.attention.patterns.score_steps import chain_score_mods, step
+from polyformer.attention.patterns.spans import SPAN_MULTIPLE, Spans, log_span_mask
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -50,7 +50,7 @@ class DynamicSpanConfig(MechanismConfig):
 
     kind: ClassVar[str] = "dynamic_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    remembers: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("max_span", "ramp"):
@@ -107,14 +107,14 @@ class DynamicSpan(Mechanism):
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
         record_mark("span (tokens)", lambda: spans, "queries")
-        add_auxiliary_loss("span", self.config.penalty * _mean(spans, context))
-        other = None if position is None else position.score_mod(q, k, context)
+        add_auxiliary_loss("span", self.config.penalty * _mean_span(spans, context))
+        position_mod = None if position is None else position.score_mod(q, k, context)
         y = attend(
             q,
             k,
             v,
             pattern=None if self.config.backend == "definition" else self._pattern(spans),
-            score_mod=in_turn([other, self._log_mask(spans, context)]),
+            score_mod=chain_score_mods([position_mod, self._log_mask(spans, context)]),
             relative=None if position is None else position.relative(q, k, context),
             context=context,
             dropout=self.config.dropout if self.training else 0.0,
@@ -130,7 +130,7 @@ class DynamicSpan(Mechanism):
         @broadcasts
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             distance = context.distance(q_idx, kv_idx).abs()
-            seen = fading(spans[b, h, q_idx], distance, ramp)
+            seen = log_span_mask(spans[b, h, q_idx], distance, ramp)
             return score + torch.where(distance <= most, seen, -torch.inf)
 
         return add
@@ -144,14 +144,16 @@ class DynamicSpan(Mechanism):
         if farthest.is_meta:  # no values on the meta device: use the spans of a new model
             first = torch.tensor(self.config.initial, device="cpu").sigmoid()
             farthest = (most * first).expand(farthest.shape)
-        runs = F.pad(farthest, (0, -farthest.shape[1] % GRAIN)).unflatten(1, (-1, GRAIN)).amax(2)
+        runs = (
+            F.pad(farthest, (0, -farthest.shape[1] % SPAN_MULTIPLE)).unflatten(1, (-1, SPAN_MULTIPLE)).amax(2)
+        )
         longest = (runs + self.config.ramp).ceil().clamp(max=most)
-        steps = (longest / GRAIN).ceil().long() * GRAIN
-        return Spans(tuple(map(tuple, steps.tolist())), GRAIN)
+        steps = (longest / SPAN_MULTIPLE).ceil().long() * SPAN_MULTIPLE
+        return Spans(tuple(map(tuple, steps.tolist())), SPAN_MULTIPLE)
 
 
-def _mean(spans: Tensor, context: Context) -> Tensor:
-    """Return the mean of spans [B, H, Tq] over heads and real tokens."""
+def _mean_span(spans: Tensor, context: Context) -> Tensor:
+    """Return the mean of spans [B, H, Tq] over heads and non-padding tokens."""
     if context.kv_valid is None:
         return spans.mean()
     real = context.kv_valid[:, context.offset : context.offset + context.q_len].unsqueeze(1)

@@ -20,7 +20,7 @@ from polyformer.attention.mechanisms.base import ScoreTerms
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.core.sequence.context import Context
 
-FEW = 8
+MAX_TABLE_RATIO = 8
 """A product with all entries, up to this many times the needed ones, is as fast as reading vectors per pair.
 
 Measured: 46 nanoseconds per pair with 32 times more entries of 64 numbers, 16 nanoseconds by reading them.
@@ -63,6 +63,7 @@ class PairTerms:
         if position is None:
             return None
         far = position.farthest
+        # Farther distances share an entry, so that the tables of a long text stay short.
         near = context if far is None else context.within_distances((-far, far))
         relative, score_mod = position.relative(q, k, near), position.score_mod(q, k, context)
         if relative is None and score_mod is None:
@@ -93,14 +94,15 @@ class PairTerms:
         if relative is not None:
             entry = self._entry(relative, pairs)
             if relative.position_keys is not None:
-                scores = scores + _met(content * self.scale, relative.position_keys, pairs.h, entry)
+                scores = scores + _vector_terms(content * self.scale, relative.position_keys, pairs.h, entry)
             if relative.position_queries is not None:
-                by_key = _met(keys * self.scale, relative.position_queries, pairs.h, entry.mT)
+                by_key = _vector_terms(keys * self.scale, relative.position_queries, pairs.h, entry.mT)
                 scores = scores + by_key.mT
             if relative.bias is not None:
-                scores = scores + _rows(relative.bias, pairs.h, entry)
+                scores = scores + _table_rows(relative.bias, pairs.h, entry)
         if self.score_mod is None:
             return scores
+        # The score function comes after all terms, as in `attend`.
         return self.score_mod(scores, pairs.b, pairs.h, pairs.q_idx, pairs.kv_idx).expand_as(scores)
 
     def values(self, weights: Tensor, pairs: Pairs) -> Tensor | None:
@@ -108,11 +110,11 @@ class PairTerms:
         if self.relative is None or self.relative.position_values is None:
             return None
         table, entry = self.relative.position_values, self._entry(self.relative, pairs)
-        if table.shape[1] > FEW * weights.shape[2]:
-            return (weights.unsqueeze(-1) * _rows(table, pairs.h, entry)).sum(-2)
+        if table.shape[1] > MAX_TABLE_RATIO * weights.shape[2]:
+            return (weights.unsqueeze(-1) * _table_rows(table, pairs.h, entry)).sum(-2)
         # Sum the weights of each entry first: one product with the table instead of a vector per pair.
         mass = weights.new_zeros(*weights.shape[:2], table.shape[1])
-        return mass.scatter_add(-1, entry.long(), weights) @ _own(table, pairs.h)
+        return mass.scatter_add(-1, entry.long(), weights) @ _tile_tables(table, pairs.h)
 
     def size(self, queries: int, keys: int) -> int:
         """Return the number of elements of the largest intermediate tensor for a tile of this size."""
@@ -121,9 +123,11 @@ class PairTerms:
         for name, table in tables.items():
             if name == "bias":
                 continue
-            met, others = (keys, queries) if name == "position_queries" else (queries, keys)
+            rows, others = (keys, queries) if name == "position_queries" else (queries, keys)
             count, width = table.shape[1:]
-            sizes.append(count * (met + width) if count <= FEW * others else queries * keys * width)
+            sizes.append(
+                count * (rows + width) if count <= MAX_TABLE_RATIO * others else queries * keys * width
+            )
         return max(sizes)
 
     def _entry(self, relative: Relative, pairs: Pairs) -> Tensor:
@@ -131,20 +135,20 @@ class PairTerms:
         return relative.entry(self.context.distance(pairs.q_idx.int(), pairs.kv_idx.int()))
 
 
-def _met(vectors: Tensor, table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
+def _vector_terms(vectors: Tensor, table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
     """Return vectors [n, M, D] . table[h, entry], [n, M, K], for entries of a table [H or 1, R, D]."""
-    if table.shape[1] <= FEW * entry.shape[2]:
-        return (vectors @ _own(table, h).mT).gather(-1, entry.long())
+    if table.shape[1] <= MAX_TABLE_RATIO * entry.shape[2]:
+        return (vectors @ _tile_tables(table, h).mT).gather(-1, entry.long())
     # Batched matrix-vector products are slower than a product and a sum.
-    return (_rows(table, h, entry) * vectors.unsqueeze(-2)).sum(-1)
+    return (_table_rows(table, h, entry) * vectors.unsqueeze(-2)).sum(-1)
 
 
-def _own(table: Tensor, h: Tensor) -> Tensor:
+def _tile_tables(table: Tensor, h: Tensor) -> Tensor:
     """Return each tile's table, [n or 1, R, D]."""
     return table if len(table) == 1 else table.index_select(0, h.flatten())
 
 
-def _rows(table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
+def _table_rows(table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
     """Return table[h, entry], [n, M, K] or [n, M, K, D], of a table [H or 1, R] or [H or 1, R, D]."""
     # An index into the tables of all heads, concatenated, so that one `index_select` reads them.
     place = entry if len(table) == 1 else entry + h.int() * table.shape[1]

@@ -33,19 +33,19 @@ class SoftmaxConfig(MechanismConfig):
 
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
-    remembers: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pattern is not None and not self.pattern.causal():
             # The config is frozen; an instance attribute overrides the class attribute.
             object.__setattr__(self, "causal", False)
-            object.__setattr__(self, "instead", "a pattern that asks nothing of later tokens")
+            object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
 
     def changed(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
-        pattern = Pattern.meant(value)
+        pattern = Pattern.parse(value)
         return (
             super().changed(value, where) if pattern is None else dataclasses.replace(self, pattern=pattern)
         )
@@ -54,7 +54,7 @@ class SoftmaxConfig(MechanismConfig):
         """Return the module, which has no parameters: `attend` over the pattern."""
         return SoftmaxAttention(self)
 
-    def at(self, layer: int) -> "SoftmaxConfig":
+    def for_layer(self, layer: int) -> "SoftmaxConfig":
         """Return the config with the pattern of layer `layer`."""
         return (
             self

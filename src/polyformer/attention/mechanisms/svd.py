@@ -41,9 +41,9 @@ class SVDConfig(MechanismConfig):
     kind: ClassVar[str] = "svd"
     paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -93,12 +93,12 @@ class SVDAttention(Mechanism):
             real = context.kv_valid[:, context.offset : context.offset + context.q_len]
             # Rows of padding are masked too: otherwise they would change the singular vectors.
             allowed = (real.unsqueeze(2) & context.kv_valid.unsqueeze(1)).unsqueeze(1)  # [B, 1, Tq, Tk]
-        weights = cut(softmax(scores, allowed)[0], self.config.rank)
+        weights = truncate_rank(softmax(scores, allowed)[0], self.config.rank)
         weights = dropout(weights, self.config.dropout, self.training)
         return (weights @ v).to(dtype), state
 
 
-def cut(weights: Tensor, rank: int) -> Tensor:
+def truncate_rank(weights: Tensor, rank: int) -> Tensor:
     """Return the nearest matrix of rank `rank` to weights P [..., Tq, Tk]: U_r U_r^T P = U_r S_r W_r^T."""
     if rank >= min(weights.shape[-2:]):
         return weights

@@ -36,7 +36,7 @@ class PairTiles:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class TokenRows:
     """Tokens as rows: q and the vectors `content` for position keys, [Nq, D]; k [Nk, D], v [Nk, Dv]."""
 
     q: Tensor
@@ -46,7 +46,7 @@ class Rows:
 
 
 def tile_attention(
-    rows: Rows, tiles: PairTiles, terms: PairTerms, dropped: float = 0.0
+    rows: TokenRows, tiles: PairTiles, terms: PairTerms, dropped: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output [n, Q, Dv], log-sum-exp [n, Q], and whether each query has any allowed key, [n, Q].
 
@@ -54,8 +54,9 @@ def tile_attention(
     """
 
     def run() -> tuple[Tensor, Tensor, Tensor]:
-        queries, content = (_taken(x, tiles.queries) for x in (rows.q, rows.content))
-        keys, values = (_taken(x, tiles.keys) for x in (rows.k, rows.v))
+        # [n, Q, D] for queries, [n, L, D] for keys.
+        queries, content = (_gather_rows(x, tiles.queries) for x in (rows.q, rows.content))
+        keys, values = (_gather_rows(x, tiles.keys) for x in (rows.k, rows.v))
         scores = terms.scores(queries @ keys.mT * terms.scale, tiles.pairs, content, keys)
         allowed = tiles.allowed()
         weights, lse = softmax(scores, allowed)
@@ -69,7 +70,7 @@ def tile_attention(
     return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
 
 
-def held(q: Tensor, terms: PairTerms) -> int:
+def max_elements(q: Tensor, terms: PairTerms) -> int:
     """Return the maximum number of elements for tiles computed together, for the queries q of a whole call.
 
     With gradients the limit exceeds the cache: every group of tiles writes gradients as large as all of q, k,
@@ -81,6 +82,6 @@ def held(q: Tensor, terms: PairTerms) -> int:
     return max(room(q), q.numel() // 2, *(2 * x.numel() for x in tables if x.requires_grad))
 
 
-def _taken(x: Tensor, index: Tensor) -> Tensor:
+def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Return rows [n, M, D] of x [N, D]."""
     return x.index_select(0, index.flatten()).view(*index.shape, x.shape[1])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.expression import read
+from polyformer.attention.patterns.expression import build_pattern
 from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.errors import InputError
@@ -48,6 +48,7 @@ class Pattern:
         "_".
         """
         super().__init_subclass__(**options)
+        # An underscore marks the base of a family, which nobody writes in an expression.
         if named and not cls.__name__.startswith("_"):
             register(Pattern.registry, cls.__name__, cls, "pattern")
 
@@ -58,10 +59,12 @@ class Pattern:
     def mask(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return `allows` for q_idx [Tq, 1] and kv_idx [Tk], with both axes expanded: [(B, H,) Tq, Tk]."""
         allowed = self.allows(context, b, h, q_idx, kv_idx)
+        # `allows` may depend on the queries or the keys only, and then lacks the other axis.
         return allowed.expand(torch.broadcast_shapes(allowed.shape, (q_idx.shape[0], kv_idx.shape[0])))
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys that queries start <= i < stop need; O(1) where the pattern is static."""
+        # Correct for any rule: every key is visited, and `allows` masks it.
         return Keys(some=clip(0, context.kv_len, context.kv_len))
 
     def cuts(self, context: Context) -> tuple[int, ...]:
@@ -106,7 +109,7 @@ class Pattern:
         """
         return None
 
-    def mapped(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
+    def map_parts(self, function: "Callable[[Pattern], Pattern]") -> "Pattern":
         """Return this pattern with `function` applied to each pattern that it is composed of."""
         return function(self)
 
@@ -131,11 +134,13 @@ class Pattern:
 
     def layout(self, context: Context, block: int) -> Layout:
         """Return rows of at most `block` queries with the keys they need, in O(Tq / block)."""
+        # Rows end at multiples of `block` and wherever the needed keys change abruptly.
         edges = {*range(0, context.q_len, block), *self.cuts(context), context.q_len}
         inside = sorted(edge for edge in edges if 0 <= edge <= context.q_len)
         return tuple(Row(a, b, self.keys(context, a, b)) for a, b in itertools.pairwise(inside))
 
     def __and__(self, other: "Pattern | MaskMod | str") -> "Pattern":
+        # Looked up by its sign, because `composition` imports this module.
         return Pattern.operators["&"](self, other)
 
     def __or__(self, other: "Pattern | MaskMod | str") -> "Pattern":
@@ -154,7 +159,7 @@ class Pattern:
             return (cls(),)
         except TypeError as error:
             raise InputError(
-                f"{cls.__name__}: it has options without defaults ({error}); give it `examples`, "
+                f"{cls.__name__}: it has options without defaults ({error}); define `examples`, "
                 "a classmethod that returns small instances"
             ) from error
 
@@ -165,6 +170,7 @@ class Pattern:
 
     def to_text(self) -> str:
         """Return the expression of this pattern; `from_text` parses it back."""
+        # Fields by name: the expression stays valid if a pattern gets another field.
         options = ", ".join(f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({options})"
 
@@ -176,13 +182,14 @@ class Pattern:
         Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
         """
         expected = "an expression like 'Window(256) | Global(1)'"
-        return read(parse_expression(text, "pattern", expected), text, Pattern.registry)
+        return build_pattern(parse_expression(text, "pattern", expected), text, Pattern.registry)
 
     @staticmethod
-    def meant(data: object) -> "Pattern | None":
+    def parse(data: object) -> "Pattern | None":
         """Return `data` as a pattern if it is a pattern or an expression that begins with a pattern's name,
         else None.
         """
+        # Other strings are names of mechanisms, which the caller looks up.
         if isinstance(data, str) and first_name(data) in Pattern.registry:
             return Pattern.from_text(data)
         return data if isinstance(data, Pattern) else None

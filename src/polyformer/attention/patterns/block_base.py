@@ -21,33 +21,35 @@ from polyformer.core.sequence.context import Context
 
 
 class BlockPattern(Pattern, named=False):
-    """A pattern over blocks: `meets` compares tensors of block numbers, `met` lists the blocks of one query
-    block.
+    """A pattern over blocks of positions.
+
+    `sees_blocks` compares tensors of block numbers; `visible_blocks` lists the key blocks of a query block.
     """
 
     size: int
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query blocks see the key blocks; the numbers broadcast."""
         raise NotImplementedError
 
-    def met(self, context: Context, block: int, last: int) -> Iterable[int]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> Iterable[int]:
         """Return the key blocks that a query block sees, among 0..last; may contain others too."""
         raise NotImplementedError
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return meets(block of the query, block of the key), with block(p) = p // size."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
-        return self.meets(context, query // self.size, key // self.size)
+        return self.sees_blocks(context, query // self.size, key // self.size)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the slots of the blocks that some, and of the blocks that all, blocks of the queries see."""
-        if unreadable(context):
+        if positions_are_traced(context):
             return super().keys(context, start, stop)
-        keys = places(context, "kv", self.size)
+        keys = block_slots(context, "kv", self.size)
+        # `some` has a block that any query block sees, `full` a block that all of them see.
         seen = [
-            set(self.met(context, block, keys.last))
-            for block in places(context, "q", self.size).between(start, stop)
+            set(self.visible_blocks(context, block, keys.last))
+            for block in block_slots(context, "q", self.size).between(start, stop)
         ]
         some, full = set().union(*seen), seen[0].intersection(*seen) if seen else set()
         return Keys(
@@ -63,13 +65,13 @@ def check_size(name: str, **sizes: int) -> None:
             raise InputError(f"{name}: {what} counts positions, expected 1 or more, got {size}")
 
 
-def unreadable(context: Context) -> bool:
+def positions_are_traced(context: Context) -> bool:
     """Return whether positions cannot be read, because a graph is being traced."""
     return torch.compiler.is_compiling() and (context.q_pos is not None or context.kv_pos is not None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class BlockSlots:
     """The slots of the blocks of one side, queries or keys.
 
     Args:
@@ -88,36 +90,39 @@ class Places:
         """Return the numbers of the blocks in slots start <= i < stop of any row."""
         blocks: set[int] = set()
         for starts, numbers in zip(self.starts, self.numbers):
+            # The run that contains slot `start` may begin before it.
             first = max(0, bisect.bisect_right(starts, start) - 1)
             blocks.update(numbers[first : bisect.bisect_left(starts, stop)])
         return blocks
 
 
-def places(context: Context, side: Side, size: int) -> Places:
+def block_slots(context: Context, side: Side, size: int) -> BlockSlots:
     """Return the blocks of `size` positions of the queries or the keys; computed once per context."""
-    return context.once(("blocks", side, size), lambda: _places(context, side, size))
+    return context.once(("blocks", side, size), lambda: _block_slots(context, side, size))
 
 
-def _places(context: Context, side: Side, size: int) -> Places:
-    positions, length, shift = side_of(context, side)
+def _block_slots(context: Context, side: Side, size: int) -> BlockSlots:
+    positions, length, shift = side_positions(context, side)
     if positions is None:
+        # Without a table, position = slot + shift, so the blocks are regular.
         edges = [0, *range(size - shift % size, length, size)] if length else []
         numbers = [(edge + shift) // size for edge in edges]
-        intervals = _by_number(edges, numbers, length)
-        return Places([edges], [numbers], intervals, intervals, max(numbers, default=-1))
+        intervals = _intervals_by_block(edges, numbers, length)
+        return BlockSlots([edges], [numbers], intervals, intervals, max(numbers, default=-1))
     blocks = torch.div(positions, size, rounding_mode="floor")
     rows = [_runs_of_equals(row) for row in blocks]
     some: dict[int, list[Interval]] = {}
     for edges, numbers in rows:
-        for number, intervals in _by_number(edges, numbers, length).items():
+        for number, intervals in _intervals_by_block(edges, numbers, length).items():
             some.setdefault(number, []).extend(intervals)
+    # A slot can be `full` only where all batch rows have the same block.
     agreed = torch.where((blocks == blocks[:1]).all(0), blocks[0], -1)
-    full = _by_number(*_runs_of_equals(agreed), length) if len(rows) > 1 else some
+    full = _intervals_by_block(*_runs_of_equals(agreed), length) if len(rows) > 1 else some
     last = max((max(numbers, default=-1) for _, numbers in rows), default=-1)
-    return Places([edges for edges, _ in rows], [numbers for _, numbers in rows], some, full, last)
+    return BlockSlots([edges for edges, _ in rows], [numbers for _, numbers in rows], some, full, last)
 
 
-def side_of(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
+def side_positions(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
     """Return positions [R, T] on the CPU (None if they are the slots plus a shift), the length
     and the shift.
     """
@@ -130,11 +135,12 @@ def side_of(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
 
 
 def last_positions(context: Context) -> Tensor:
-    """Return the position of the last real token in each key slot's document, [B or 1, Tk], on the CPU."""
+    """Return the last non-padding position in each key slot's document, [B or 1, Tk], on the CPU."""
     slots = torch.arange(context.kv_len).unsqueeze(0)
     end = torch.full_like(slots, context.kv_len - 1)
     if context.kv_doc is not None:
         documents = context.kv_doc.cpu().contiguous()
+        # Document numbers are sorted within a row: bisection finds each document's last slot.
         end = torch.searchsorted(documents, documents, right=True) - 1
     if context.kv_valid is not None:
         real = torch.where(context.kv_valid.bool().cpu(), slots, 0)
@@ -142,7 +148,7 @@ def last_positions(context: Context) -> Tensor:
             end = F.pad(real, (1, 0)).amax(1, keepdim=True).expand_as(real)  # amax fails on zero slots
         else:
             end = real.cummax(1).values.gather(1, end.expand_as(real))
-    positions, _, _ = side_of(context, "kv")
+    positions, _, _ = side_positions(context, "kv")
     if positions is None:
         return end
     positions, end = torch.broadcast_tensors(positions, end)
@@ -152,12 +158,13 @@ def last_positions(context: Context) -> Tensor:
 def _runs_of_equals(row: Tensor) -> tuple[list[int], list[int]]:
     """Return the starts of the runs of equal numbers in a row [T], and the numbers."""
     changes = torch.ones_like(row, dtype=torch.bool)
+    # A run starts at slot 0 and wherever the number changes.
     changes[1:] = row[1:] != row[:-1]
     edges = changes.nonzero().flatten()
     return edges.tolist(), row[edges].tolist()
 
 
-def _by_number(edges: list[int], numbers: list[int], length: int) -> dict[int, list[Interval]]:
+def _intervals_by_block(edges: list[int], numbers: list[int], length: int) -> dict[int, list[Interval]]:
     intervals: dict[int, list[Interval]] = {}
     for start, stop, number in zip(edges, [*edges[1:], length], numbers):
         intervals.setdefault(number, []).append((start, stop))
@@ -165,12 +172,13 @@ def _by_number(edges: list[int], numbers: list[int], length: int) -> dict[int, l
     return intervals
 
 
-def slots_where(context: Context, side: Side, period: int, least: int) -> Keys:
+def periodic_slots(context: Context, side: Side, period: int, least: int) -> Keys:
     """Return the slots with position % period >= least."""
 
     def make() -> Keys:
-        positions, length, shift = side_of(context, side)
+        positions, length, shift = side_positions(context, side)
         if positions is None:
+            # The first interval may begin before slot 0; it is clipped below.
             first = least - shift - (least - shift) // period * period - period
             some = unite(
                 (max(0, start), min(start + period - least, length)) for start in range(first, length, period)

@@ -36,11 +36,12 @@ class BlockWindow(BlockPattern):
                 f"got {self.before}, {self.after}"
             )
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether -after <= query - key <= before, counted in blocks."""
+        # query and key are numbers of blocks, not of positions.
         return (key >= query - self.before) & (key <= query + self.after)
 
-    def met(self, context: Context, block: int, last: int) -> range:
+    def visible_blocks(self, context: Context, block: int, last: int) -> range:
         """Return the blocks block - before .. block + after, clipped to the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
 

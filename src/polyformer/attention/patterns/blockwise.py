@@ -37,17 +37,18 @@ class Blockwise(BlockPattern):
         object.__setattr__(self, "permutation", tuple(self.permutation))
         if not self.permutation or sorted(self.permutation) != list(range(len(self.permutation))):
             raise InputError(
-                f"Blockwise: permutation, expected each of 0..{max(0, len(self.permutation) - 1)} once, "
+                f"Blockwise: permutation: expected each of 0..{max(0, len(self.permutation) - 1)} once, "
                 f"got {self.permutation}"
             )
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether permutation[query] == key, within one run of the permutation."""
         number = len(self.permutation)
-        sent = torch.tensor(self.permutation, device=query.device)[query % number]
-        return query - query % number + sent == key
+        target = torch.tensor(self.permutation, device=query.device)[query % number]
+        # The first block of the query's run of the permutation, plus the target within the run.
+        return query - query % number + target == key
 
-    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return the block that the permutation names."""
         inside = block % len(self.permutation)
         return (block - inside + self.permutation[inside],)
@@ -61,7 +62,10 @@ class Blockwise(BlockPattern):
         block, two the other block. Raises `InputError` for more shifts than blocks, and for counts below 0.
         """
         if len(counts) > blocks or min(counts, default=-1) < 0:
-            raise InputError(f"counts: expected up to {blocks} numbers of heads, one a shift, got {counts}")
+            raise InputError(
+                f"counts: expected at most {blocks} numbers of heads, one per shift, got {counts}"
+            )
+        # The cyclic shift by s sends block i to block i + s, modulo the number of blocks.
         shifts = [tuple((i + shift) % blocks for i in range(blocks)) for shift in range(len(counts))]
         return tuple(Blockwise(size, order) for order, count in zip(shifts, counts) for _ in range(count))
 

@@ -18,7 +18,7 @@ from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, unite
 from polyformer.core.sequence.context import Context
 
-NARROW = 16
+MIN_GAP = 16
 """A gap of fewer keys costs less to compute and mask than another interval does."""
 
 
@@ -43,7 +43,7 @@ class ByDistance(Pattern, named=False):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the runs of visible distances, moved to the queries' slots: O(number of runs)."""
         first, near = start + context.offset, _keys_around(self, stop - start)
-        return Keys(_moved(near.some, first, context.kv_len), _moved(near.full, first, context.kv_len))
+        return Keys(_shifted(near.some, first, context.kv_len), _shifted(near.full, first, context.kv_len))
 
     def distance_range(self) -> tuple[int, int]:
         """Return (-after, before), with (before, after) = ends()."""
@@ -57,6 +57,7 @@ class ByDistance(Pattern, named=False):
     def step(self) -> int:
         """Return the greatest common divisor of all distances seen."""
         runs_seen = _runs_seen(self)
+        # Two neighbouring distances have no common divisor but 1.
         if any(last > first for first, last in runs_seen):
             return 1
         return math.gcd(*(first for first, _ in runs_seen)) or 1
@@ -66,6 +67,7 @@ class ByDistance(Pattern, named=False):
 def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
     """Return the runs of visible distances, each as (least, greatest), beginning with the farthest key."""
     before, after = pattern.ends()
+    # From the farthest earlier key to the farthest later key: keys in ascending order.
     distance = torch.arange(before, -after - 1, -1)
     seen = pattern.sees(distance).expand(len(distance))
     return tuple((before - stop + 1, before - start) for start, stop in runs(seen))
@@ -76,28 +78,31 @@ def _keys_around(pattern: ByDistance, width: int) -> Keys:
     """Return the keys of `width` consecutive queries, relative to the first query; earlier keys
     are negative.
     """
+    # Query i sees keys i - greatest .. i - least. Over i = 0 .. width - 1 their union is `some`, their
+    # intersection `full`.
     some = unite((-greatest, width - least) for least, greatest in _runs_seen(pattern))
     full = unite((width - 1 - greatest, 1 - least) for least, greatest in _runs_seen(pattern))
-    named = _without_narrow_gaps(some)
-    if named != some:  # a narrow run inside a joined interval is masked like the gaps around it
-        apart = set(named)
-        full = tuple(run for run in full if run[1] - run[0] >= NARROW or run in apart)
-    return Keys(named, full)
+    merged = _without_narrow_gaps(some)
+    if merged != some:  # a narrow run inside a joined interval is masked like the gaps around it
+        unmerged = set(merged)
+        full = tuple(run for run in full if run[1] - run[0] >= MIN_GAP or run in unmerged)
+    return Keys(merged, full)
 
 
 def _without_narrow_gaps(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
-    """Return the sorted intervals, with intervals joined if the gap is narrower than `NARROW` keys."""
+    """Return the sorted intervals, with intervals joined if the gap is narrower than `MIN_GAP` keys."""
     joined: list[Interval] = []
     for start, stop in intervals:
-        if joined and start - joined[-1][1] < NARROW:
+        if joined and start - joined[-1][1] < MIN_GAP:
             joined[-1] = joined[-1][0], stop
         else:
             joined.append((start, stop))
     return tuple(joined)
 
 
-def _moved(intervals: tuple[Interval, ...], by: int, length: int) -> tuple[Interval, ...]:
+def _shifted(intervals: tuple[Interval, ...], by: int, length: int) -> tuple[Interval, ...]:
     """Return the sorted intervals moved by `by` slots and clipped to 0..length."""
+    # Move only the intervals that overlap 0..length.
     first = bisect.bisect_right(intervals, -by, key=lambda interval: interval[1])
     last = bisect.bisect_left(intervals, length - by, key=lambda interval: interval[0])
     return tuple((max(0, start + by), min(stop + by, length)) for start, stop in intervals[first:last])

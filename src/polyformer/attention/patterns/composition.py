@@ -15,7 +15,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pair(Pattern):
+class _BinaryPattern(Pattern):
     """Two composed patterns; the subclasses differ only in the operation."""
 
     left: Pattern
@@ -25,6 +25,7 @@ class _Pair(Pattern):
 
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:
         super().__init_subclass__(named, **options)
+        # `Pattern.__and__` and `__or__` find the class here, without a circular import.
         Pattern.operators[cls.sign] = cls.of
 
     @classmethod
@@ -48,23 +49,23 @@ class _Pair(Pattern):
         """Return whether all parts are."""
         return self.left.causal() and self.right.causal()
 
-    def mapped(self, function: Callable[[Pattern], Pattern]) -> Pattern:
+    def map_parts(self, function: Callable[[Pattern], Pattern]) -> Pattern:
         """Return both with `function` applied."""
-        return self._of(self.left.mapped(function), self.right.mapped(function))
+        return self._with_parts(self.left.map_parts(function), self.right.map_parts(function))
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
         """Return both bound."""
-        return self._of(self.left.bind(by_slot, device), self.right.bind(by_slot, device))
+        return self._with_parts(self.left.bind(by_slot, device), self.right.bind(by_slot, device))
 
     def layer_pattern(self, layer: int) -> Pattern:
         """Return the composition of both patterns of this layer."""
-        return self._of(self.left.layer_pattern(layer), self.right.layer_pattern(layer))
+        return self._with_parts(self.left.layer_pattern(layer), self.right.layer_pattern(layer))
 
     def head_pattern(self, head: int) -> Pattern:
         """Return the composition of both patterns of this head."""
-        return self._of(self.left.head_pattern(head), self.right.head_pattern(head))
+        return self._with_parts(self.left.head_pattern(head), self.right.head_pattern(head))
 
-    def _of(self, left: Pattern, right: Pattern) -> Pattern:
+    def _with_parts(self, left: Pattern, right: Pattern) -> Pattern:
         """Return the same composition of other parts; `self` if they are unchanged, so that plain patterns
         cost nothing.
         """
@@ -76,7 +77,7 @@ class _Pair(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class And(_Pair, named=False):
+class And(_BinaryPattern, named=False):
     """The intersection: pairs that both patterns allow."""
 
     sign: ClassVar[str] = "&"
@@ -86,6 +87,7 @@ class And(_Pair, named=False):
         left, right = self.left.distance_range(), self.right.distance_range()
         if left is None or right is None:
             return left or right
+        # Both limits apply to every visible pair.
         return max(left[0], right[0]), min(left[1], right[1])
 
     def step(self) -> int:
@@ -104,7 +106,7 @@ class And(_Pair, named=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Or(_Pair, named=False):
+class Or(_BinaryPattern, named=False):
     """The union: pairs that either pattern allows."""
 
     sign: ClassVar[str] = "|"
@@ -112,6 +114,7 @@ class Or(_Pair, named=False):
     def distance_range(self) -> tuple[int, int] | None:
         """Return the range from the least to the greatest of both; None if either has no limit."""
         left, right = self.left.distance_range(), self.right.distance_range()
+        # An unlimited part makes the union unlimited.
         return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
 
     def step(self) -> int:
@@ -130,7 +133,7 @@ class Or(_Pair, named=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Without(_Pair, named=False):
+class Without(_BinaryPattern, named=False):
     """The difference: pairs that the left pattern allows and the right pattern does not."""
 
     sign: ClassVar[str] = "without"
@@ -143,4 +146,5 @@ class Without(_Pair, named=False):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the left, except keys that all queries see on the right."""
         left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
+        # Only `full` keys on the right are hidden from all queries; any `some` key may be hidden from one.
         return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))

@@ -30,7 +30,7 @@ from polyformer.attention.patterns.layout import Interval, Keys, clip, intersect
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
-FINE = 16
+GLOBAL_ROW = 16
 """Global queries per row of the layout if each sees only its sentence."""
 
 
@@ -53,40 +53,45 @@ class ETC(GlobalPattern):
     def __post_init__(self) -> None:
         if self.global_tokens < 1:
             raise InputError(
-                f"ETC: global_tokens: expected 1 or more, got {self.global_tokens}; without any use Window"
+                f"ETC: global_tokens: expected 1 or more, got {self.global_tokens}; "
+                "without global tokens use Window"
             )
         if self.radius < 1:
             raise InputError(f"ETC: radius: expected 1 token or more on each side, got {self.radius}")
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < global_tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.global_tokens
 
-    def known(self, context: Context, side: Side) -> Keys | None:
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return the first slots if positions are slots, else None."""
         return first_positions(context, side, self.global_tokens)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return g2g, g2l, l2g or l2l, as defined in the module's docstring."""
-        query, key = self.chosen(context, "q", b, q_idx), self.chosen(context, "kv", b, kv_idx)
+        query, key = self.is_global(context, "q", b, q_idx), self.is_global(context, "kv", b, kv_idx)
         near = context.distance(q_idx, kv_idx).abs() <= self.radius
+        # Without hard pieces: rows of global queries, columns of global keys, and the window.
         if not (self.hard_g2l or self.hard_l2g):
             return query | key | near
         own = context.same_segment(b, q_idx, kv_idx)
+        # g2g always; g2l within the segment.
         of_global = key | own if self.hard_g2l else query
+        # l2g within the segment; l2l within the window.
         of_long = torch.where(key, own, near) if self.hard_l2g else key | near
         return torch.where(query, of_global, of_long)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of rows of global queries, of long queries, or of both."""
         queries, keys = self.runs(context, "q"), self.runs(context, "kv")
-        if queries is None or keys is None or (self._structured(context) and torch.compiler.is_compiling()):
+        if queries is None or keys is None or (self._has_segments(context) and torch.compiler.is_compiling()):
             return Keys(clip(0, context.kv_len, context.kv_len))
         of_global, of_long = (
-            self._of_global(context, start, stop, keys),
-            self._of_long(context, start, stop, keys),
+            self._keys_of_global(context, start, stop, keys),
+            self._keys_of_long(context, start, stop, keys),
         )
+        # The row has only long queries, only global queries, or both.
         if not any(a < stop and start < b for a, b in queries.some):
             return of_long
         if any(a <= start and stop <= b for a, b in queries.full):
@@ -96,30 +101,32 @@ class ETC(GlobalPattern):
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Return the ends of the global part; with a hard g2l also every few queries within it."""
         edges = super().cuts(context)
-        if not self.hard_g2l or not self._structured(context):
+        if not self.hard_g2l or not self._has_segments(context):
             return edges
-        fine = (range(a, b, FINE) for a, b in zip(edges[::2], edges[1::2]))
+        # Global queries see different sentences, so a long row would need the keys of many.
+        fine = (range(a, b, GLOBAL_ROW) for a, b in zip(edges[::2], edges[1::2]))
         return tuple(sorted({*edges, *(edge for run in fine for edge in run)}))
 
-    def _structured(self, context: Context) -> bool:
+    def _has_segments(self, context: Context) -> bool:
         """Return whether some piece is limited to segments in this context."""
         return (self.hard_g2l or self.hard_l2g) and context.q_segment is not None
 
-    def _of_global(self, context: Context, start: int, stop: int, keys: Keys) -> Keys:
+    def _keys_of_global(self, context: Context, start: int, stop: int, keys: Keys) -> Keys:
         """Return the keys that the global tokens among the queries start..stop see."""
         everything = clip(0, context.kv_len, context.kv_len)
-        if not self.hard_g2l or not self._structured(context):
+        if not self.hard_g2l or not self._has_segments(context):
             return Keys(everything, everything)
-        return Keys(unite((*keys.some, *_own(context, start, stop))), keys.full)
+        return Keys(unite((*keys.some, *_segment_keys(context, start, stop))), keys.full)
 
-    def _of_long(self, context: Context, start: int, stop: int, keys: Keys) -> Keys:
+    def _keys_of_long(self, context: Context, start: int, stop: int, keys: Keys) -> Keys:
         """Return the keys that the long tokens among the queries start..stop see."""
         first, last = start + context.offset, stop - 1 + context.offset
         some = clip(first - self.radius, last + self.radius + 1, context.kv_len)
         full = clip(last - self.radius, first + self.radius + 1, context.kv_len)
-        if not self.hard_l2g or not self._structured(context):
+        if not self.hard_l2g or not self._has_segments(context):
             return Keys(unite((*some, *keys.some)), unite((*full, *keys.full)))
-        seen = intersect(keys.some, _own(context, start, stop))
+        seen = intersect(keys.some, _segment_keys(context, start, stop))
+        # Global keys inside the window follow the rule of segments, not of the window.
         return Keys(unite((*subtract(some, keys.full), *seen)), subtract(full, keys.some))
 
     @classmethod
@@ -128,14 +135,14 @@ class ETC(GlobalPattern):
         return cls(3, 2), cls(2, 3, hard_g2l=True, hard_l2g=True)
 
 
-def _own(context: Context, start: int, stop: int) -> tuple[Interval, ...]:
+def _segment_keys(context: Context, start: int, stop: int) -> tuple[Interval, ...]:
     """Return the keys in the segments of the queries start..stop, in any batch row."""
-    queries, keys = context.once("segments", lambda: _read(context))
+    queries, keys = context.once("segments", lambda: _segments(context))
     own = [torch.isin(key, query[start:stop]) for query, key in zip(queries, keys)]
     return runs(torch.stack(own).any(0))
 
 
-def _read(context: Context) -> tuple[Tensor, Tensor]:
+def _segments(context: Context) -> tuple[Tensor, Tensor]:
     """Return the segments of queries and keys, on the CPU."""
     assert context.q_segment is not None, "asked only where there are segments"
     assert context.kv_segment is not None

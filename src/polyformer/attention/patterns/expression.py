@@ -14,16 +14,18 @@ from polyformer.core.expression import plain
 from polyformer.core.limits import PATTERN_NUMBER
 
 
-def read(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
+def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
     """Return the pattern of a parsed expression, with names looked up in the `registry` of patterns.
 
     Raises `InputError`, which quotes `text`, the whole expression, for anything but these names, literal
     arguments, `&`, `|` and parentheses.
     """
+    # & and | of the syntax tree become `And` and `Or`; no Python code is evaluated.
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
-        left, right = read(node.left, text, registry), read(node.right, text, registry)
+        left, right = build_pattern(node.left, text, registry), build_pattern(node.right, text, registry)
         return left & right if isinstance(node.op, ast.BitAnd) else left | right
     name = node.func if isinstance(node, ast.Call) else node
+    # A pattern is `Name` or `Name(arguments)`; attributes and other calls are refused.
     if not isinstance(name, ast.Name):
         raise InputError(
             f"pattern: expected names joined by & and |, got {quote(ast.unparse(node))} in {quote(text)}"
@@ -38,10 +40,10 @@ def read(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
             {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in node.keywords},
         )
     )
-    return _build(registry[name.id], positional, keywords)
+    return _instantiate(registry[name.id], positional, keywords)
 
 
-def _build(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
+def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
     """Return the pattern with these fields: names and types are checked, and the size of numbers, as in a
     file.
     """
@@ -51,9 +53,11 @@ def _build(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> An
         if name not in names:
             raise unknown(f"option of {where}", name, names)
     try:
+        # Python's rules for positional and keyword arguments, without calling the class.
         arguments = signature.bind(*positional, **keywords).arguments
     except TypeError as error:
         raise InputError(f"{where}: {error}") from None
+    # The same conversions and errors as for a value in a file.
     values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in arguments.items()}
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > PATTERN_NUMBER:
@@ -75,5 +79,5 @@ def _argument(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
         return tuple(_argument(element, text, registry) for element in node.elts)
     name = node.func if isinstance(node, ast.Call) else node
     if isinstance(node, ast.BinOp) or (isinstance(name, ast.Name) and name.id in registry):
-        return read(node, text, registry)
+        return build_pattern(node, text, registry)
     return plain(node, "pattern")

@@ -19,7 +19,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_base import check_size, places, slots_where, unreadable
+from polyformer.attention.patterns.block_base import (
+    block_slots,
+    check_size,
+    periodic_slots,
+    positions_are_traced,
+)
 from polyformer.attention.patterns.layout import Keys, unite
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
@@ -41,20 +46,21 @@ class Summary(Pattern):
         check_size(type(self).__name__, stride=self.stride, columns=self.columns)
         if self.columns > self.stride:
             raise InputError(
-                f"{type(self).__name__}: columns, expected at most the {self.stride} positions of a block, "
+                f"{type(self).__name__}: columns: expected at most the {self.stride} positions of a block, "
                 f"got {self.columns}"
             )
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether j % stride >= stride - columns."""
-        summed = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
-        return summed & (q_idx >= 0)
+        is_summary = context.key_position(b, kv_idx) % self.stride >= self.stride - self.columns
+        # The second factor is always True; it adds the axis of the queries.
+        return is_summary & (q_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the last columns of every block, the same for every query."""
-        if unreadable(context):
+        if positions_are_traced(context):
             return super().keys(context, start, stop)
-        return slots_where(context, "kv", self.stride, self.stride - self.columns)
+        return periodic_slots(context, "kv", self.stride, self.stride - self.columns)
 
     @classmethod
     def examples(cls) -> tuple["Summary", ...]:
@@ -75,10 +81,11 @@ class Fixed(Summary):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the queries' own blocks and the last columns of every block."""
         summaries = super().keys(context, start, stop)
-        if unreadable(context):
+        if positions_are_traced(context):
             return summaries
-        blocks = places(context, "q", self.stride).between(start, stop)
-        own = places(context, "kv", self.stride)
+        blocks = block_slots(context, "q", self.stride).between(start, stop)
+        own = block_slots(context, "kv", self.stride)
         some = (interval for block in blocks for interval in own.some.get(block, ()))
+        # Queries of several blocks have no own block in common.
         full = (interval for block in blocks for interval in own.full.get(block, ()) if len(blocks) == 1)
         return Keys(unite((*summaries.some, *some)), unite((*summaries.full, *full)))

@@ -17,19 +17,19 @@ Side = Literal["q", "kv"]
 
 @dataclasses.dataclass(frozen=True)
 class GlobalPattern(Pattern, named=False):
-    """A few tokens see everything and are seen by everything; `chosen` selects them."""
+    """A few tokens see everything and are seen by everything; `is_global` selects them."""
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
         raise NotImplementedError
 
-    def known(self, context: Context, side: Side) -> Keys | None:
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return the global queries or keys if they can be computed without reading a tensor, else None."""
         return None
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return chosen(i) or chosen(j)."""
-        return self.chosen(context, "q", b, q_idx) | self.chosen(context, "kv", b, kv_idx)
+        return self.is_global(context, "q", b, q_idx) | self.is_global(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return every key for global queries and the global keys for all others."""
@@ -37,6 +37,7 @@ class GlobalPattern(Pattern, named=False):
         everything = ((0, context.kv_len),)
         if queries is None or keys is None:
             return Keys(everything)
+        # Rows end at the edges of global runs, so usually all queries of a row are global or none.
         inside = any(a < stop and start < b for a, b in queries.some)
         whole = any(a <= start and stop <= b for a, b in queries.full)
         return Keys(everything if inside else keys.some, everything if whole else keys.full)
@@ -49,18 +50,19 @@ class GlobalPattern(Pattern, named=False):
     def runs(self, context: Context, side: Side) -> Keys | None:
         """Return the queries or keys that are global in some and in all batch rows.
 
-        None while a graph is traced, if they are not `known`.
+        None while a graph is traced, if they are not `static_slots`.
         """
-        known = self.known(context, side)
-        if known is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
-            return known
+        slots = self.static_slots(context, side)
+        if slots is not None or torch.compiler.is_compiling():  # a tensor cannot be read while tracing
+            return slots
+        # Read on the CPU once per call; all layers share the result.
         return context.once((self, side), lambda: self._runs(context, side))
 
     def _runs(self, context: Context, side: Side) -> Keys:
         rows, length = context.num_rows, context.q_len if side == "q" else context.kv_len
         b, index = torch.arange(rows).unsqueeze(1), torch.arange(length)
-        chosen = self.chosen(context, side, b, index).expand(rows, length).cpu()
-        return Keys(runs(chosen.any(0)), runs(chosen.all(0)))
+        flags = self.is_global(context, side, b, index).expand(rows, length).cpu()
+        return Keys(runs(flags.any(0)), runs(flags.all(0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +83,14 @@ class DocumentEndPattern(GlobalPattern, named=False):
         """Return the global slots among `length` slots from `start` on, in one document without padding."""
         raise NotImplementedError
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Look up `index` in a table for the whole context."""
         self._check(context)
+        # One table per call, in which all heads and layers look up their indices.
         table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
         return table[0, index] if table.shape[0] == 1 else table[b, index]
 
-    def known(self, context: Context, side: Side) -> Keys | None:
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return `global_slots` if the context has no documents, padding or positions, else None."""
         self._check(context)
         tables = context.q_pos, context.kv_pos, context.kv_doc, context.kv_valid
@@ -103,14 +106,15 @@ class DocumentEndPattern(GlobalPattern, named=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenByAll(Pattern, named=False):
+class GlobalKeys(Pattern, named=False):
     """The global tokens of a pattern as keys only: every query sees them, but they do not see more."""
 
     tokens: GlobalPattern
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return chosen(j)."""
-        return (q_idx >= 0) & self.tokens.chosen(context, "kv", b, kv_idx)
+        # The first factor is always True; it adds the axis of the queries.
+        return (q_idx >= 0) & self.tokens.is_global(context, "kv", b, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the global keys, the same for every query."""

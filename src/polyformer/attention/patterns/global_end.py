@@ -10,12 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import check_size, last_positions, side_of
+from polyformer.attention.patterns.block_base import check_size, last_positions, side_positions
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.layout import Interval, clip
 from polyformer.core.sequence.context import Context
 
-MANY = 64
+MAX_CUTS = 64
 """The most cuts of a layout; more cuts cost more than they save."""
 
 
@@ -42,16 +42,17 @@ class GlobalEnd(DocumentEndPattern):
         return clip(context.kv_len - self.tokens - start, length, length)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
-        """Return the cuts of global tokens, unless there are more than `MANY`."""
+        """Return the cuts of global tokens, unless there are more than `MAX_CUTS`."""
         cuts = super().cuts(context)
         # the document boundaries of many short documents already make the rows short
-        return cuts if len(cuts) <= MANY else ()
+        return cuts if len(cuts) <= MAX_CUTS else ()
 
     def table(self, context: Context, side: Side) -> Tensor:
         """Return whether position > last position of the document - tokens."""
         ends = last_positions(context)
-        positions, length, shift = side_of(context, side)
+        positions, length, shift = side_positions(context, side)
         slots = torch.arange(length) + shift
+        # Queries are some of the key slots: take the ends of their documents.
         if side == "q":
             ends = ends[:, slots.clamp(0, context.kv_len - 1)]
         return (slots if positions is None else positions) > ends - self.tokens

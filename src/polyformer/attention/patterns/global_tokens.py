@@ -26,11 +26,11 @@ class Global(GlobalPattern):
         if self.tokens < 1:
             raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.tokens
 
-    def known(self, context: Context, side: Side) -> Keys | None:
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return the first slots if positions are slots, else None."""
         return first_positions(context, side, self.tokens)

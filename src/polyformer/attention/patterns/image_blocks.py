@@ -30,10 +30,10 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class _Blocks(Pattern):
+class _LocalBlocks(Pattern):
     """Base of both patterns: converts places in the image to slots."""
 
-    def near(self, first: int, stop: int) -> Keys:
+    def visible_places(self, first: int, stop: int) -> Keys:
         """Return the places that queries at first <= place < stop need."""
         raise NotImplementedError
 
@@ -47,51 +47,55 @@ class _Blocks(Pattern):
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether sees(place of i, place of j), or i or j is a token before the image."""
         self.check(context)
-        first = _first(context)
+        first = _tokens_before_image(context)
         query = context.query_position(b, q_idx) - first
         key = query - context.distance(q_idx, kv_idx)  # other documents are masked
         seen = self.sees(query, key) & (key >= 0)
+        # Tokens before the image have negative places: they see and are seen by everything.
         return seen | (query < 0) | ((key < 0) & (key >= -first)) if first else seen
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Return the query that is the first patch."""
-        return (_first(context) - context.offset,) if _first(context) else ()
+        return (_tokens_before_image(context) - context.offset,) if _tokens_before_image(context) else ()
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the slots of the places from `near`."""
+        """Return the slots of the places from `visible_places`."""
         self.check(context)
         if context.q_pos is None:
-            return self._of_document(context, 0, start + context.offset, stop + context.offset)
+            return self._document_keys(context, 0, start + context.offset, stop + context.offset)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
             return super().keys(context, start, stop)
-        return self._of_documents(context, start, stop)
+        return self._keys_by_document(context, start, stop)
 
-    def _of_documents(self, context: Context, start: int, stop: int) -> Keys:
+    def _keys_by_document(self, context: Context, start: int, stop: int) -> Keys:
         """Return the slots if rows and documents begin at different slots: one result per
         beginning, joined.
         """
         q_pos = context.q_pos
         assert q_pos is not None
         pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
+        # Slot minus position: the slot at which the document of each query begins.
         begins = torch.arange(start, stop) + context.offset - pos
         per_begin: list[Keys] = []
         for begin in begins.unique().tolist():
-            mine = pos[begins == begin]
-            per_begin.append(self._of_document(context, begin, int(mine.min()), int(mine.max()) + 1))
+            own_positions = pos[begins == begin]
+            per_begin.append(
+                self._document_keys(context, begin, int(own_positions.min()), int(own_positions.max()) + 1)
+            )
         full = per_begin[0].full
         for keys in per_begin[1:]:
             full = intersect(full, keys.full)
         return Keys(unite([interval for keys in per_begin for interval in keys.some]), full)
 
-    def _of_document(self, context: Context, begin: int, start: int, stop: int) -> Keys:
+    def _document_keys(self, context: Context, begin: int, start: int, stop: int) -> Keys:
         """Return the slots of a document that queries at positions start <= p < stop need.
 
         The document begins at slot `begin`.
         """
-        first, everything = _first(context), ((0, context.kv_len),)
+        first, everything = _tokens_before_image(context), ((0, context.kv_len),)
         if stop <= first:
             return Keys(everything, everything)
-        places = self.near(max(start - first, 0), stop - first)
+        places = self.visible_places(max(start - first, 0), stop - first)
         keys = _slots(places, begin + first, context.kv_len)
         if not first:
             return keys
@@ -101,7 +105,7 @@ class _Blocks(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class Local1D(_Blocks):
+class Local1D(_LocalBlocks):
     """Local 1D attention: blocks of `query_block` pixels see themselves and `memory` pixels before them.
 
     Raises `InputError` for a block of no pixel or a negative memory.
@@ -124,13 +128,15 @@ class Local1D(_Blocks):
         """Return whether block - memory <= key < block + query_block, with block the first place of the
         query's block.
         """
+        # The first place of the query's block.
         block = query // self.query_block * self.query_block
         return (key >= block - self.memory) & (key < block + self.query_block)
 
-    def near(self, first: int, stop: int) -> Keys:
+    def visible_places(self, first: int, stop: int) -> Keys:
         """Return the places from `memory` before the first block to the end of the last block."""
         size = self.query_block
         block, last = first // size * size, (stop - 1) // size * size
+        # From the first block's memory to the last block's end; `full` is what all blocks share.
         some, full = (block - self.memory, last + size), (last - self.memory, block + size)
         return Keys((some,), (full,) if full[0] < full[1] else ())
 
@@ -141,7 +147,7 @@ class Local1D(_Blocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class Local2D(_Blocks):
+class Local2D(_LocalBlocks):
     """Local 2D attention: blocks of h x w pixels see themselves and pixels above, left and right of them.
 
     `shape`: (height, width) or (height, width, channels). `query`: (h, w). `memory`: (above, left, right).
@@ -174,44 +180,47 @@ class Local2D(_Blocks):
         if context.image is not None and self.shape != context.image[1:]:
             _, height, width = context.image
             raise InputError(
-                f"Local2D: the shape {'x'.join(map(str, self.shape))} is not that of the {height}x{width} "
-                f"patches; use shape=[{height}, {width}]"
+                f"Local2D: shape: expected {height}x{width}, the rows and columns of patches, "
+                f"got {'x'.join(map(str, self.shape))}; use shape=[{height}, {width}]"
             )
         if context.image is not None or (torch.compiler.is_compiling() and context.kv_pos is not None):
             return
-        length = context.once("places in use", lambda: _length(context))
+        length = context.once("places in use", lambda: _places_in_use(context))
         if length > math.prod(self.shape) + 1:
             raise InputError(
                 f"Local2D: {length} tokens do not fit the shape {'x'.join(map(str, self.shape))}, which has "
-                f"{math.prod(self.shape)} places and one for a start token; give the shape of your images"
+                f"{math.prod(self.shape)} places and one for a start token; use the shape of your images"
             )
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the pixel `key` is in the rectangle around the block of the pixel `query`."""
         (height, width), (above, left, right) = self.query, self.memory
         line = self.shape[1] * self.channels
+        # First row and first column of the query's block.
         top = query // line // height * height
         side = query % line // self.channels // width * width
         row, column = key // line, key % line // self.channels
         inside = (row >= top - above) & (row < top + height)
         return inside & (column >= side - left) & (column < side + width + right)
 
-    def near(self, first: int, stop: int) -> Keys:
+    def visible_places(self, first: int, stop: int) -> Keys:
         """Return, for each row of the image, the rectangles that its columns need."""
         line, some, full = self.shape[1] * self.channels, [], None
         for row in range(first // line, (stop - 1) // line + 1):
             begin, end = max(first - row * line, 0), min(stop - row * line, line)
-            keys = self._of_row(row, begin // self.channels, (end - 1) // self.channels)
+            keys = self._row_keys(row, begin // self.channels, (end - 1) // self.channels)
             some.extend(keys.some)
+            # Only keys that the queries of all rows see need no mask.
             full = keys.full if full is None else intersect(full, keys.full)
         return Keys(unite(some), full or ())
 
-    def _of_row(self, row: int, first: int, last: int) -> Keys:
+    def _row_keys(self, row: int, first: int, last: int) -> Keys:
         """Return the places that the columns first <= column <= last of one row of the image need."""
         (height, width), (above, left, right) = self.query, self.memory
         top = row // height * height
         rows = range(max(top - above, 0), top + height)
         begin, end = first // width * width, last // width * width
+        # Over all columns of the row: the widest rectangle, and the narrowest.
         some = self._rectangle(rows, begin - left, end + width + right)
         return Keys(some, self._rectangle(rows, end - left, begin + width + right))
 
@@ -235,7 +244,7 @@ class Local2D(_Blocks):
         return cls((8, 8), (2, 4), (2, 2, 2)), Context(64, 64)
 
 
-def _first(context: Context) -> int:
+def _tokens_before_image(context: Context) -> int:
     """Return the number of tokens before the image."""
     return 0 if context.image is None else context.image.first
 
@@ -251,8 +260,8 @@ def _slots(keys: Keys, begin: int, length: int) -> Keys:
     return Keys(moved(keys.some), moved(keys.full))
 
 
-def _length(context: Context) -> int:
-    """Return the last place of a real token plus 1."""
+def _places_in_use(context: Context) -> int:
+    """Return the last place of a non-padding token plus 1."""
     if context.kv_pos is None:
         return context.kv_len
     return int(context.kv_pos.max()) + 1 if context.kv_pos.numel() else 0

@@ -23,6 +23,7 @@ class Full(Pattern):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True."""
+        # True, in the shape to which both indices broadcast.
         return (q_idx >= 0) & (kv_idx >= 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
@@ -52,6 +53,7 @@ class Causal(Pattern):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys 0 .. i."""
         first, last = start + context.offset, stop - 1 + context.offset
+        # The last query sees the most keys; keys up to the first query need no mask.
         return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
 
     def relative(self, context: Context) -> bool:
@@ -61,9 +63,9 @@ class Causal(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Padding(Pattern):
-    """Padding mask: queries see real keys only.
+    """Padding mask: queries see only non-padding keys.
 
-    Real keys are marked by `context.kv_valid`; without it all keys are real.
+    `context.kv_valid` marks these keys; without it no key is padding.
     """
 
     def in_residue_class(self, stride: int) -> Pattern:
@@ -77,12 +79,12 @@ class Padding(Pattern):
         return context.kv_valid[b, kv_idx]
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the runs of slots that are real in some, and in all, batch rows."""
+        """Return the runs of slots that are not padding in some, and in all, batch rows."""
         if context.kv_valid is None:
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
             return super().keys(context, start, stop)
-        return context.once(self, lambda: _real(context.kv_valid))
+        return context.once(self, lambda: _key_runs(context.kv_valid))
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
@@ -113,10 +115,11 @@ class Documents(Pattern):
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():
             return super().keys(context, start, stop)
-        spans = context.once(self, lambda: _spans(context.q_doc, context.kv_doc))
+        spans = context.once(self, lambda: _document_spans(context.q_doc, context.kv_doc))
         first, last = (edges[:, start:stop] for edges in spans)
         return Keys(
             clip(int(first.min()), int(last.max()), context.kv_len),
+            # Empty if the queries are in several documents.
             clip(int(first.max()), int(last.min()), context.kv_len),
         )
 
@@ -142,19 +145,20 @@ def implied(context: Context) -> Pattern | None:
 
 def runs(flags: Tensor) -> tuple[Interval, ...]:
     """Return the runs of True in a [T] bool tensor, as intervals."""
+    # 1 where a run starts, -1 just after its end.
     edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
     starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     return tuple(zip(starts, stops))
 
 
-def _real(valid: Tensor | None) -> Keys:
-    """Return the slots that are real in some and in all batch rows."""
+def _key_runs(valid: Tensor | None) -> Keys:
+    """Return the slots that are not padding in some, and in all, batch rows."""
     assert valid is not None, "Padding asks only where the context has it"
     valid = valid.bool().cpu()
     return Keys(runs(valid.any(0)), runs(valid.all(0)))
 
 
-def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
+def _document_spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the first key slot and the last plus 1 of every query's document, [B, Tq] each.
 
     Document numbers are sorted in each row.
@@ -162,4 +166,5 @@ def _spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]
     assert q_doc is not None, "Documents asks only where the context has them"
     assert kv_doc is not None
     kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
+    # Equal numbers are neighbours: bisection from the left and from the right.
     return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)

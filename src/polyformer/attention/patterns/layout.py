@@ -51,6 +51,7 @@ def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, .
         start, stop = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if start < stop:
             common.append((start, stop))
+        # The interval that ends first cannot overlap anything else.
         if left[i][1] < right[j][1]:
             i += 1
         else:
@@ -62,6 +63,7 @@ def unite(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Return sorted, disjoint intervals that cover the same keys; touching intervals are merged."""
     united: list[Interval] = []
     for start, stop in sorted(interval for interval in intervals if interval[0] < interval[1]):
+        # Overlapping or touching intervals become one.
         if united and start <= united[-1][1]:
             united[-1] = (united[-1][0], max(stop, united[-1][1]))
         else:
@@ -73,6 +75,7 @@ def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ..
     """Return the parts of the sorted, disjoint intervals `a` outside the sorted, disjoint intervals `b`."""
     holes, left, passed = list(b), [], 0
     for start, stop in a:
+        # Holes before this interval are also before all later intervals.
         while passed < len(holes) and holes[passed][1] <= start:
             passed += 1
         for first, last in itertools.islice(holes, passed, None):
@@ -80,6 +83,7 @@ def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> tuple[Interval, ..
                 break
             if start < first:
                 left.append((start, first))
+            # Continue behind the hole.
             start = last
         if start < stop:
             left.append((start, stop))

@@ -33,16 +33,17 @@ class Links(BlockPattern):
         rows: Iterable[Iterable[int]] = self.table
         table = tuple(tuple(sorted({int(block) for block in row})) for row in rows)
         if not table or any(row and row[0] < 0 for row in table):
-            raise InputError(f"Links: table, expected a list of block numbers for each block, got {table}")
+            raise InputError(f"Links: table: expected a list of block numbers for each block, got {table}")
         object.__setattr__(self, "table", table)
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether key is in table[query]."""
         matrix = context.once((self, query.device), lambda: self._matrix(query.device))
         height, width = matrix.shape
+        # Blocks beyond the table read the last row or column, which are False.
         return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
 
-    def met(self, context: Context, block: int, last: int) -> tuple[int, ...]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return table[block]."""
         return self.table[block] if block < len(self.table) else ()
 

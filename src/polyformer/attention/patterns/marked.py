@@ -23,12 +23,13 @@ class Marked(GlobalPattern):
 
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
-    def chosen(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return the mark of the caller; without marks no token is global."""
         marks = context.q_marked if side == "q" else context.kv_marked
+        # `index < 0` is False for all tokens, in the shape of `index`.
         return index < 0 if marks is None else look_up(marks, b, index)
 
-    def known(self, context: Context, side: Side) -> Keys | None:
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return no slots if the context has no marks, else None."""
         marks = context.q_marked if side == "q" else context.kv_marked
         return Keys(()) if marks is None else None

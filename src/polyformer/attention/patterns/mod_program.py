@@ -38,12 +38,12 @@ ELEMENTWISE = {
 OPTIONS_ONLY = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default}
 """Operations that read only the type and device of a tensor, not its values."""
 
-READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
+VALUE_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
 """Operations that read values of a tensor into Python."""
 
 INDICES = torch.int64, torch.int32
 
-OUTSIDE = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
+UNDISPATCHED = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
 """Functions that access the values of a tensor without a dispatched operation."""
 
 
@@ -58,7 +58,7 @@ class MixedTypesError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class ValueRef:
     """The value of operation `number`, counted after the inputs."""
 
     number: int
@@ -67,18 +67,18 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """A recorded operation; `args` and `kwargs` have a `Slot` for each earlier value."""
+    """A recorded operation; `args` and `kwargs` have a `ValueRef` for each earlier value."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    out: Slot
+    out: ValueRef
     dtype: torch.dtype
     constant: bool  # detached from the graph, by a `no_grad` around it
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the slots that the operation reads."""
-        return (x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Slot))
+    def refs(self) -> Iterator[ValueRef]:
+        """Yield the values that the operation reads."""
+        return (x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, ValueRef))
 
     def run(self, values: dict[int, Tensor]) -> Tensor:
         """Return the value of the operation.
@@ -86,18 +86,18 @@ class Operation:
         Tensors that are the same for all pairs get an axis, so that type promotion treats all operands alike.
         """
         if not self.out.varies:
-            fill = lambda x: values[x.number] if isinstance(x, Slot) else x  # noqa: E731
+            fill = lambda x: values[x.number] if isinstance(x, ValueRef) else x  # noqa: E731
             return self.function(*tree_map(fill, self.args), **tree_map(fill, self.kwargs))
         if self.function is aten.index.Tensor:
             table, index = self.args
-            table = values[table.number] if isinstance(table, Slot) else table
+            table = values[table.number] if isinstance(table, ValueRef) else table
             return table[tuple(_broadcast(x, values) for x in index)]
         args = [_broadcast(x, values) for x in self.args]
         return self.function(*args, **{name: _broadcast(x, values) for name, x in self.kwargs.items()})
 
 
 def _broadcast(x: Any, values: dict[int, Tensor]) -> Any:
-    if isinstance(x, Slot):
+    if isinstance(x, ValueRef):
         return values[x.number] if x.varies else values[x.number].unsqueeze(0)
     return x.unsqueeze(0) if isinstance(x, Tensor) else x
 
@@ -107,7 +107,7 @@ class Program:
     """The operations of a mod, for indices that broadcast."""
 
     operations: tuple[Operation, ...]
-    result: Slot | Tensor
+    result: ValueRef | Tensor
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the values of the mod, in a shape that broadcasts to the inputs.
@@ -116,6 +116,7 @@ class Program:
         """
         values = dict(enumerate(inputs))
         for operation in self.operations:
+            # The mod computed this value under `no_grad`, so it gets no gradient here either.
             if operation.constant and torch.is_grad_enabled():
                 with torch.no_grad():
                     value = operation.run(values)
@@ -124,7 +125,7 @@ class Program:
             if value.dtype != operation.dtype:
                 raise MixedTypesError
             values[operation.out.number] = value
-        return values[self.result.number] if isinstance(self.result, Slot) else self.result
+        return values[self.result.number] if isinstance(self.result, ValueRef) else self.result
 
 
 def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any]:
@@ -132,19 +133,23 @@ def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[P
 
     Raises `BranchError` if the function reads the value of an index or a score.
     """
-    before = _number()
+    before = _sequence_number()
     inputs = tuple(_input(x) for x in inputs)
-    with Watch(inputs) as watch, Scalars(watch):
+    with OperationRecorder(inputs) as recorder, ScalarIndexing(recorder):
         result = function(*inputs)
-    if not isinstance(result, Tensor) or not watch.elementwise or _custom(result.grad_fn, before):
+    if (
+        not isinstance(result, Tensor)
+        or not recorder.elementwise
+        or _has_custom_function(result.grad_fn, before)
+    ):
         return None, result
-    slot = watch.slot(result)
-    if slot is None and (watch.unknown(result) or result.dim()):
+    ref = recorder.ref(result)
+    if ref is None and (recorder.is_untracked(result) or result.dim()):
         return None, result
-    return Program(_needed(watch.operations, slot), result if slot is None else slot), result
+    return Program(_live_operations(recorder.operations, ref), result if ref is None else ref), result
 
 
-def _number() -> int:
+def _sequence_number() -> int:
     """Return the sequence number of the next operation in autograd."""
     return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
@@ -158,20 +163,22 @@ def _input(x: Tensor) -> Tensor:
     return x.requires_grad_().clone() if wanted else x
 
 
-def _needed(operations: list[Operation], slot: Slot | None) -> tuple[Operation, ...]:
-    """Return the operations that the value in `slot` depends on."""
-    wanted, kept = set() if slot is None else {slot.number}, []
+def _live_operations(operations: list[Operation], ref: ValueRef | None) -> tuple[Operation, ...]:
+    """Return the operations that the value in `ref` depends on."""
+    wanted, kept = set() if ref is None else {ref.number}, []
+    # Backwards from the result, keep the operations whose values are read.
     for operation in reversed(operations):
         if operation.out.number in wanted:
             kept.append(operation)
-            wanted.update(x.number for x in operation.slots())
+            wanted.update(x.number for x in operation.refs())
     return tuple(reversed(kept))
 
 
-def _custom(node: Any, before: int) -> bool:
+def _has_custom_function(node: Any, before: int) -> bool:
     """Return whether a graph made since number `before` has a custom autograd function, which is no
     operation.
     """
+    # Nodes older than `before` belong to captured tensors and are not followed.
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -184,34 +191,34 @@ def _custom(node: Any, before: int) -> bool:
     return False
 
 
-class Watch(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Record of the operations of a mod, and of whether all that vary from pair to pair are elementwise."""
 
     def __init__(self, inputs: tuple[Tensor, ...]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.elementwise = True
-        self.before = _number()
+        self.before = _sequence_number()
         self.grad = torch.is_grad_enabled()
-        self.known: dict[int, Slot] = {}
-        self.kept: list[Tensor] = []  # keeps the tensors alive, so that no id is reused
+        self.refs: dict[int, ValueRef] = {}
+        self.alive: list[Tensor] = []  # keeps the tensors alive, so that no id is reused
         self.varying: set[int] = set()  # storages of these values
         for x in inputs:
-            self._note(x, varies=True)
+            self._register(x, varies=True)
 
-    def _note(self, x: Tensor, varies: bool) -> Slot:
-        slot = Slot(len(self.kept), varies)
-        self.known[id(x)] = slot
-        self.kept.append(x)
+    def _register(self, x: Tensor, varies: bool) -> ValueRef:
+        ref = ValueRef(len(self.alive), varies)
+        self.refs[id(x)] = ref
+        self.alive.append(x)
         if varies:
             self.varying.add(x.untyped_storage()._cdata)
-        return slot
+        return ref
 
-    def slot(self, x: Tensor) -> Slot | None:
-        """Return the slot of a value of the mod; None if it does not depend on the inputs."""
-        return self.known.get(id(x))
+    def ref(self, x: Tensor) -> ValueRef | None:
+        """Return the reference to a value of the mod; None if it does not depend on the inputs."""
+        return self.refs.get(id(x))
 
-    def unknown(self, x: Tensor) -> bool:
+    def is_untracked(self, x: Tensor) -> bool:
         """Return whether an unrecorded tensor may still depend on a recorded tensor: as a view, or through
         autograd.
         """
@@ -221,18 +228,19 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        slots = [slot for x in tensors if (slot := self.slot(x)) is not None]
-        varies = any(slot.varies for slot in slots) or any(
-            self.unknown(x) for x in tensors if self.slot(x) is None
+        refs = [ref for x in tensors if (ref := self.ref(x)) is not None]
+        varies = any(ref.varies for ref in refs) or any(
+            self.is_untracked(x) for x in tensors if self.ref(x) is None
         )
-        if varies and func in READS:
+        if varies and func in VALUE_READS:
             raise BranchError
         out = func(*args, **kwargs)
+        # `new_zeros` and similar do not read values: the result is the same for all pairs.
         if func in OPTIONS_ONLY:
             varies = False
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             self.elementwise = False
-        learned = self.grad and any(x.requires_grad or self.slot(x) is not None for x in tensors)
+        learned = self.grad and any(x.requires_grad or self.ref(x) is not None for x in tensors)
         if varies or learned:
             self._append(func, args, kwargs, tensors, out, varies)
         return out
@@ -240,18 +248,18 @@ class Watch(TorchDispatchMode):
     def _append(
         self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], out: Any, varies: bool
     ) -> None:
-        if any(self.slot(x) is None and self.unknown(x) for x in tensors):
+        if any(self.ref(x) is None and self.is_untracked(x) for x in tensors):
             self.elementwise = False
         if varies and not self._is_elementwise(func, args, tensors, out):
             self.elementwise = False
         for x in tree_leaves(out):
-            if isinstance(x, Tensor) and self.slot(x) is None:
-                slot = self._note(x, varies)
+            if isinstance(x, Tensor) and self.ref(x) is None:
+                ref = self._register(x, varies)
                 if isinstance(out, Tensor):
-                    fill = lambda x: (self.slot(x) or x) if isinstance(x, Tensor) else x  # noqa: E731
+                    fill = lambda x: (self.ref(x) or x) if isinstance(x, Tensor) else x  # noqa: E731
                     constant = self.grad and not torch.is_grad_enabled()
                     self.operations.append(
-                        Operation(func, tree_map(fill, args), tree_map(fill, kwargs), slot, x.dtype, constant)
+                        Operation(func, tree_map(fill, args), tree_map(fill, kwargs), ref, x.dtype, constant)
                     )
                 elif not varies:
                     self.elementwise = False  # several results of a captured tensor that requires gradients
@@ -261,36 +269,39 @@ class Watch(TorchDispatchMode):
             return False
         if func is aten.index.Tensor:
             table, index = args
-            slot = self.slot(table)
+            ref = self.ref(table)
+            # A lookup is elementwise if every axis of the table is selected by one scalar index.
             picks = all(x is not None and x.dim() == 0 and x.dtype in INDICES for x in index)
-            return picks and len(index) == table.dim() and (slot is None or not slot.varies)
+            return picks and len(index) == table.dim() and (ref is None or not ref.varies)
         known = torch.Tag.pointwise in func.tags or func in ELEMENTWISE
         return known and all(x.dim() == 0 for x in tensors)
 
 
-class Scalars(TorchFunctionMode):
+class ScalarIndexing(TorchFunctionMode):
     """Mode that runs `table[i]` with a scalar tensor i as an operation; torch would read the number i."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, recorder: OperationRecorder | None = None) -> None:
         super().__init__()
-        self.watch = watch
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
-            return indexed(*args)
-        if self.watch is not None and func in OUTSIDE and self.watch.slot(args[0]) is not None:
+            return index_with_scalars(*args)
+        if self.recorder is not None and func in UNDISPATCHED and self.recorder.ref(args[0]) is not None:
             raise BranchError
         return func(*args, **(kwargs or {}))
 
 
-def indexed(table: Tensor, index: Any) -> Tensor:
+def index_with_scalars(table: Tensor, index: Any) -> Tensor:
     """Return table[index], where scalar tensors among the indices select as Python integers would."""
     entries = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_scalar, entries)):
         return table[index]
+    # Only scalar indices: a single lookup, which a program can repeat for all pairs.
     if len(entries) <= table.dim() and all(_is_scalar(x) or type(x) is int for x in entries):
         index = [x if isinstance(x, Tensor) else torch.tensor(x, device=table.device) for x in entries]
         return aten.index.Tensor(table, index)
+    # Scalars among slices: select their axes one by one, then apply the other entries.
     rest, axis = [], 0
     for place, entry in enumerate(entries):
         if _is_scalar(entry):

@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.mod_program import BranchError, MixedTypesError, Program, Scalars, program
+from polyformer.attention.patterns.mod_program import (
+    BranchError,
+    MixedTypesError,
+    Program,
+    ScalarIndexing,
+    program,
+)
 from polyformer.core.errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -67,12 +73,12 @@ class Mod:
         inputs = indices if score is None else (score, *indices)
         grad = torch.is_grad_enabled() and score is not None
         try:
-            with torch.set_grad_enabled(grad), _exactly(device):
+            with torch.set_grad_enabled(grad), _without_autocast(device):
                 traced, value = program(function, inputs)
         except BranchError:
             raise InputError(
-                f"{name}: it asks for the value of an index or a score (if, and, or, not, int(), .item()), "
-                "which stand for all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
+                f"{name}: it reads the value of an index or a score (if, and, or, not, int(), .item()), "
+                "but these represent all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
             ) from None
         check_value(name, value)
         return cls(function, name, traced, start)
@@ -81,20 +87,21 @@ class Mod:
         """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that
         broadcasts to theirs.
         """
+        # `start` turns queries of the call into slots.
         places = (*places[:-2], places[-2] + self.start, places[-1])
         if all(x.dim() == 0 for x in places):
             value = self.function(*places)  # called by FlexAttention, under its vmap
         elif self.program is None or all(x.numel() == 1 for x in places):
-            value = vmapped(self.function, *places)
+            value = run_vmapped(self.function, *places)
         else:
             try:
                 value = self.program(*places)
             except MixedTypesError:
-                value = vmapped(self.function, *places)
+                value = run_vmapped(self.function, *places)
         return value if self.name == "mask_mod" else value.to(places[0].dtype)
 
 
-def _exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return a context that disables autocast."""
     cast = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if cast else contextlib.nullcontext()
@@ -113,20 +120,22 @@ def check_value(name: str, value: Any) -> None:
         raise InputError(f"mask_mod: expected it to return bool, got {value.dtype}; compare, or add .bool()")
 
 
-def vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
+def run_vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
     """Return `function` of the scalars of each pair; the result broadcasts to `places`, which broadcast."""
     shape = torch.broadcast_shapes(*(x.shape for x in places))
     if 0 in shape:
         return torch.zeros(shape, dtype=places[0].dtype if len(places) == 5 else torch.bool)
+    # Leading axes of size 1 give all indices the same number of axes.
     aligned = [x.view(*[1] * (len(shape) - x.dim()), *x.shape) for x in places]
     call = function
+    # A vmap per axis with several indices; the last one applied is the outermost and maps axis 0.
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
             call = torch.vmap(call, in_dims=tuple(None if x.shape[axis] == 1 else 0 for x in aligned))
     scalars = [x.squeeze() for x in aligned]
     if len(places) == 5:
         scalars[0] = scalars[0].clone()  # a mod may write to its score
-    with Scalars():
+    with ScalarIndexing():
         value = call(*scalars)
     pairs = sum(size > 1 for size in shape)
     value = value[(..., *[0] * (value.dim() - pairs))]  # the value of a mod may have the shape [1]

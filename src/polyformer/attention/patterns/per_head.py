@@ -16,7 +16,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class _Choice(Pattern):
+class _PatternCycle(Pattern):
     """Several patterns, used cyclically."""
 
     patterns: tuple[Pattern, ...]
@@ -43,37 +43,38 @@ class _Choice(Pattern):
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
         """Return all patterns bound."""
-        return self if self.is_static() else self.each(lambda pattern: pattern.bind(by_slot, device))
+        return self if self.is_static() else self.map_patterns(lambda pattern: pattern.bind(by_slot, device))
 
-    def turn(self, index: int) -> Pattern:
+    def pattern_at(self, index: int) -> Pattern:
         """Return the pattern at `index`, cyclically."""
         return self.patterns[index % len(self.patterns)]
 
-    def each(self, function: Callable[[Pattern], Pattern]) -> "_Choice":
+    def map_patterns(self, function: Callable[[Pattern], Pattern]) -> "_PatternCycle":
         """Return the choice with `function` applied to all patterns."""
         return type(self)(tuple(map(function, self.patterns)))
 
 
 @dataclasses.dataclass(frozen=True)
-class PerHead(_Choice):
+class PerHead(_PatternCycle):
     """Patterns per head: head h has pattern h; with fewer patterns than heads they repeat."""
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def layer_pattern(self, layer: int) -> Pattern:
         """Return the patterns of this layer."""
-        return self.each(lambda pattern: pattern.layer_pattern(layer))
+        return self.map_patterns(lambda pattern: pattern.layer_pattern(layer))
 
     def head_pattern(self, head: int) -> Pattern:
         """Return patterns[head % number of patterns]."""
-        return self.turn(head).head_pattern(head)
+        return self.pattern_at(head).head_pattern(head)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return patterns[h % number of patterns](i, j)."""
         allowed = self.patterns[0].allows(context, b, h, q_idx, kv_idx)
         for index, pattern in enumerate(self.patterns[1:], 1):
-            mine = h % len(self.patterns) == index
-            allowed = torch.where(mine, pattern.allows(context, b, h, q_idx, kv_idx), allowed)
+            # Head h has pattern h, modulo their number.
+            of_this_pattern = h % len(self.patterns) == index
+            allowed = torch.where(of_this_pattern, pattern.allows(context, b, h, q_idx, kv_idx), allowed)
         return allowed
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
@@ -81,6 +82,7 @@ class PerHead(_Choice):
         per_pattern = [pattern.keys(context, start, stop) for pattern in self.patterns]
         combined = per_pattern[0]
         for keys in per_pattern[1:]:
+            # One layout for all heads: keys that any head needs, and keys that no head masks.
             combined = Keys((combined | keys).some, (combined & keys).full)
         return combined
 
@@ -95,34 +97,34 @@ class PerHead(_Choice):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerLayer(_Choice):
+class PerLayer(_PatternCycle):
     """Patterns per layer: layer l has pattern l; with fewer patterns than layers they repeat."""
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
 
     def layer_pattern(self, layer: int) -> Pattern:
         """Return patterns[layer % number of patterns]."""
-        return self.turn(layer).layer_pattern(layer)
+        return self.pattern_at(layer).layer_pattern(layer)
 
     def head_pattern(self, head: int) -> Pattern:
         """Return the patterns of this head."""
-        return self.each(lambda pattern: pattern.head_pattern(head))
+        return self.map_patterns(lambda pattern: pattern.head_pattern(head))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return the rule of the first pattern: outside a stack there is a single layer."""
-        return self.turn(0).allows(context, b, h, q_idx, kv_idx)
+        return self.pattern_at(0).allows(context, b, h, q_idx, kv_idx)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the first pattern, as `allows` does."""
-        return self.turn(0).keys(context, start, stop)
+        return self.pattern_at(0).keys(context, start, stop)
 
     def cuts(self, context: Context) -> tuple[int, ...]:
         """Return the cuts of the first pattern, as `allows` does."""
-        return self.turn(0).cuts(context)
+        return self.pattern_at(0).cuts(context)
 
     def relative(self, context: Context) -> bool:
         """Return whether the first pattern is relative, as `allows` uses it."""
-        return self.turn(0).relative(context)
+        return self.pattern_at(0).relative(context)
 
     @classmethod
     def examples(cls) -> tuple["PerLayer", ...]:

@@ -25,7 +25,7 @@ from polyformer.attention.patterns.block_base import BlockPattern, check_size
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
 
-MOST = 256
+MAX_BLOCKS = 256
 """Most random blocks per block: each draw is compared with all earlier draws."""
 
 Number = TypeVar("Number", int, Tensor)
@@ -48,18 +48,19 @@ class Random(BlockPattern):
 
     def __post_init__(self) -> None:
         check_size("Random", size=self.size)
-        if not 1 <= self.blocks <= MOST:
+        if not 1 <= self.blocks <= MAX_BLOCKS:
             raise InputError(
-                f"Random: blocks counts blocks of keys, expected 1 to {MOST}, got {quote(self.blocks)}"
+                f"Random: blocks counts blocks of keys, expected 1 to {MAX_BLOCKS}, got {quote(self.blocks)}"
             )
 
-    def meets(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether key is in draws(query) or, if not causal, query is in draws(key)."""
         query, key = query.long(), key.long()
-        seen = _among(key, self._draws(query))
-        return seen if context.causal else seen | _among(query, self._draws(key))
+        seen = _is_in(key, self._draws(query))
+        # A causal query cannot see the later blocks that drew its block.
+        return seen if context.causal else seen | _is_in(query, self._draws(key))
 
-    def met(self, context: Context, block: int, last: int) -> set[int]:
+    def visible_blocks(self, context: Context, block: int, last: int) -> set[int]:
         """Return the blocks drawn and, if not causal, the blocks that drew this block."""
         drawn = set(draws(self.blocks, self.seed, block))
         if context.causal:
@@ -79,8 +80,9 @@ class Random(BlockPattern):
         drawn: list[Tensor] = []
         for number in range(self.blocks):
             top = block - self.blocks + number
-            draw = _hashed(self.seed, block, number) % (top.clamp_min(0) + 1)
-            draw = torch.where(_among(draw, drawn), top, draw)
+            # The same steps as in `draws`, for all blocks at once.
+            draw = _hash(self.seed, block, number) % (top.clamp_min(0) + 1)
+            draw = torch.where(_is_in(draw, drawn), top, draw)
             drawn.append(torch.where(top < 0, -1, draw))
         return drawn
 
@@ -101,26 +103,27 @@ def draws(blocks: int, seed: int, block: int) -> tuple[int, ...]:
     for number in range(blocks):
         top = block - blocks + number
         if top >= 0:
-            draw = _hashed(seed, block, number) % (top + 1)
+            draw = _hash(seed, block, number) % (top + 1)
             drawn.append(top if draw in drawn else draw)
     return tuple(drawn)
 
 
-def _among(draw: Tensor, others: list[Tensor]) -> Tensor:
+def _is_in(draw: Tensor, others: list[Tensor]) -> Tensor:
     repeated = torch.zeros_like(draw, dtype=torch.bool)
     for other in others:
         repeated = repeated | (draw == other)
     return repeated
 
 
-def _hashed(seed: int, block: Number, number: int) -> Number:
+def _hash(seed: int, block: Number, number: int) -> Number:
     """Return 32 random bits for a draw."""
-    return _mixed(block + _mixed(number + _mixed(seed & 0xFFFFFFFF) & 0xFFFFFFFF))
+    return _scramble(block + _scramble(number + _scramble(seed & 0xFFFFFFFF) & 0xFFFFFFFF))
 
 
-def _mixed(x: Number) -> Number:
+def _scramble(x: Number) -> Number:
     """Return a permutation of the 32-bit integers that scatters neighbours (xor-shifts and odd products)."""
     x = x & 0xFFFFFFFF
+    # Masked to 32 bits after each product, so that Python integers and int64 tensors agree.
     x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
     return x ^ (x >> 16)

@@ -12,7 +12,9 @@ from polyformer.core.sequence.context import Context
 
 def pattern_in_residue_class(pattern: Pattern, context: Context, stride: int) -> Pattern:
     """Return `pattern` among the tokens of one residue class, `stride` slots of `context` apart."""
-    return pattern.mapped(lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride))
+    return pattern.map_parts(
+        lambda part: part.in_residue_class(stride) or InResidueClass(part, context, stride)
+    )
 
 
 def residue_class_context(context: Context, stride: int) -> Context:
@@ -20,6 +22,7 @@ def residue_class_context(context: Context, stride: int) -> Context:
 
     It contains only documents, validity and causality; patterns that need more use the original context.
     """
+    # `front` slots before the first query complete its group of `stride` slots.
     first, front = divmod(context.offset, stride)
     queries, keys = -(-(front + context.q_len) // stride), -(-context.kv_len // stride)
     tables = {}
@@ -47,31 +50,34 @@ class InResidueClass(Pattern, named=False):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return pattern(slot of i, slot of j) in the context of the call."""
-        place = original(self.context, self.apart, context, b, q_idx, kv_idx)
+        place = original_indices(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the slots from the first query to the last, divided by the step."""
         step, offset = self.apart, self.context.offset
+        # Neighbours in a class are `step` slots apart in the call.
         first = max((start + context.offset) * step - offset, 0)
         last = min((stop + context.offset) * step - offset, self.context.q_len)
         if first >= last:
             return Keys(())
         keys = self.pattern.keys(self.context, first, last)
         return Keys(
+            # Rounded outwards for keys to visit, and inwards for keys without a mask.
             unite((a // step, (b - 1) // step + 1) for a, b in keys.some),
             unite((-(-a // step), b // step) for a, b in keys.full),
         )
 
 
-def original(
+def original_indices(
     context: Context, stride: int, inner: Context, b: Tensor, q_idx: Tensor, kv_idx: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the batch row, query and key of `context` for indices in the classes' context `inner`.
 
-    Tokens added to fill the classes map to any real token: no query sees them, and their outputs are not
-    used.
+    Tokens added to fill the classes map to some token of the call: no query sees them, and their outputs are
+    not used.
     """
+    # Row b of the classes is class b % stride of batch row b // stride.
     row = torch.div(b, stride, rounding_mode="floor")
     rest = b - row * stride
     query = (q_idx + inner.offset) * stride + rest - context.offset
@@ -83,8 +89,9 @@ def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: b
     neighbour.
     """
     after = length - front - x.shape[1]
-    before_it, after_it = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
+    padding_before, padding_after = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
     if not edge:
-        before_it, after_it = torch.zeros_like(before_it), torch.zeros_like(after_it)
-    whole = torch.cat([before_it, x, after_it], 1)
-    return whole.unflatten(1, (-1, stride)).mT.flatten(0, 1)
+        padding_before, padding_after = torch.zeros_like(padding_before), torch.zeros_like(padding_after)
+    padded = torch.cat([padding_before, x, padding_after], 1)
+    # [B, T] -> [B, T / stride, stride] -> [B, stride, T / stride] -> [B * stride, T / stride]
+    return padded.unflatten(1, (-1, stride)).mT.flatten(0, 1)

@@ -4,7 +4,7 @@
     @broadcasts
     def limit(score, b, h, q_idx, kv_idx): ...
 
-`in_turn` joins several steps to one function. A function without a name is a single step.
+`chain_score_mods` joins several steps to one function. A function without a name is a single step.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ UNNAMED = "function of the score"
 def step(name: str) -> Callable[[ScoreMod], ScoreMod]:
     """Return a decorator that names a score function, for visualizations."""
 
-    def name_it(function: ScoreMod) -> ScoreMod:
+    def set_name(function: ScoreMod) -> ScoreMod:
         function.step = name  # type: ignore[attr-defined]
         return function
 
-    return name_it
+    return set_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InTurn:
+class ChainedScoreMods:
     """Score functions in sequence: each takes the score of the previous function. All take indices that
     broadcast.
     """
@@ -45,17 +45,19 @@ class InTurn:
         return score
 
 
-def in_turn(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
+def chain_score_mods(mods: Iterable[ScoreMod | None]) -> ScoreMod | None:
     """Return the functions that are not None as one function in sequence; None if there are none."""
     some = tuple(mod for mod in mods if mod is not None)
+    # A single function needs no wrapper and keeps its name.
     if len(some) < 2:
         return some[0] if some else None
-    return InTurn(some)
+    return ChainedScoreMods(some)
 
 
 def steps_of(mod: ScoreMod | None) -> Iterator[tuple[str, ScoreMod]]:
     """Yield the name and function of each step."""
-    if isinstance(mod, InTurn):
+    # Chains may be nested: yield the steps of all parts.
+    if isinstance(mod, ChainedScoreMods):
         for part in mod.mods:
             yield from steps_of(part)
     elif mod is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_base import check_size, last_positions, side_of
+from polyformer.attention.patterns.block_base import check_size, last_positions, side_positions
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Interval
@@ -43,10 +43,11 @@ class Whole(DocumentEndPattern):
 
     def table(self, context: Context, side: Side) -> Tensor:
         """Return whether the document has at most `tokens` tokens."""
+        # The last position of a document is its number of tokens minus 1.
         short = last_positions(context) < self.tokens
         if side == "kv":
             return short
-        _, length, shift = side_of(context, side)
+        _, length, shift = side_positions(context, side)
         return short[:, (torch.arange(length) + shift).clamp(0, context.kv_len - 1)]
 
     @classmethod

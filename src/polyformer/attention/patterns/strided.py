@@ -49,9 +49,11 @@ class Strided(Pattern):
         wide.
         """
         width, length = stop - start, context.kv_len
+        # The keys of `stride` neighbouring queries together are all keys.
         if width >= self.stride:
             everything = clip(0, length, length)
             return Keys(everything, everything if self.stride == 1 else ())
+        # Query i sees the keys congruent to i; the row sees `width` neighbouring residues.
         first = (start + context.offset) % self.stride
         some = unite(
             (max(0, begin), min(begin + width, length))

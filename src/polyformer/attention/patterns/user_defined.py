@@ -39,7 +39,7 @@ class MaskModPattern(Pattern, named=False):
         mod = Mod.of(self.function, "mask_mod", None, device)
         return dataclasses.replace(self, function=mod, by_slot=by_slot)
 
-    def _first(self, context: Context) -> int:
+    def _first_query(self, context: Context) -> int:
         """Return the index of the first query in the function's numbering."""
         own = is_own(self.function) and not isinstance(self.function, Mod)
         return context.offset if self.by_slot and not own else 0
@@ -48,10 +48,11 @@ class MaskModPattern(Pattern, named=False):
         """Return the keys from `where`; without it every key."""
         if self.where is None:
             return super().keys(context, start, stop)
-        start, stop = start + self._first(context), stop + self._first(context)
+        start, stop = start + self._first_query(context), stop + self._first_query(context)
         if callable(self.where):
             keys = self.where(start, stop)
         else:
+            # Several rows of the caller's layout may overlap this one.
             rows = [row.keys for row in self.where if row.start < stop and start < row.stop]
             keys = functools.reduce(lambda a, b: Keys((a | b).some, (a & b).full), rows) if rows else Keys(())
         inside = clip(0, context.kv_len, context.kv_len)
@@ -61,13 +62,13 @@ class MaskModPattern(Pattern, named=False):
         """Return the starts of the rows of the caller's layout."""
         if self.where is None or callable(self.where):
             return ()
-        return tuple(row.start - self._first(context) for row in self.where)
+        return tuple(row.start - self._first_query(context) for row in self.where)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return function(b, h, i, j)."""
         if not is_own(self.function):  # called outside of `attend`
             return self.bind(self.by_slot, q_idx.device).allows(context, b, h, q_idx, kv_idx)
-        return self.function(b, h, q_idx + self._first(context), kv_idx)
+        return self.function(b, h, q_idx + self._first_query(context), kv_idx)
 
     def to_text(self) -> str:
         """Raise `InputError`: a function has no expression."""
@@ -82,7 +83,7 @@ def as_pattern(pattern: Pattern | MaskMod | str, name: str = "pattern") -> Patte
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
-        return _read(pattern)
+        return _cached_from_text(pattern)
     if callable(pattern):
         return MaskModPattern(pattern)
     if hasattr(pattern, "mask_mod") and hasattr(pattern, "kv_num_blocks"):
@@ -90,5 +91,5 @@ def as_pattern(pattern: Pattern | MaskMod | str, name: str = "pattern") -> Patte
     raise InputError(f"{name}: expected a Pattern, its text or a mask_mod function, got {quote(pattern)}")
 
 
-_read = functools.lru_cache(maxsize=256)(Pattern.from_text)
+_cached_from_text = functools.lru_cache(maxsize=256)(Pattern.from_text)
 """The pattern of an expression, cached: `attend` needs it in every call."""

@@ -32,8 +32,8 @@ class Window(Pattern):
         if self.after is None:
             if self.before == 0:
                 raise InputError(
-                    "Window: a window of 0 keys on both sides sees only the token itself; give at least 1, "
-                    "or Window(0, 0) if this is wanted"
+                    "Window: a window of 0 keys on both sides sees only the token itself; use 1 or more, "
+                    "or Window(0, 0) if you want this"
                 )
             object.__setattr__(self, "after", self.before)
         if self.before < 0 or self.keys_after < 0:
@@ -51,12 +51,14 @@ class Window(Pattern):
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether -after <= (i - j) / dilation <= before, in whole steps."""
+        # Positive for earlier keys.
         d = context.distance(q_idx, kv_idx)
         near = (d <= self.before * self.dilation) & (d >= -self.keys_after * self.dilation)
         return near if self.dilation == 1 else near & (d % self.dilation == 0)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return one interval; it needs no mask only if the dilation is 1."""
+        # The slots of the first and the last query of the row.
         first, last = start + context.offset, stop - 1 + context.offset
         left, right = self.before * self.dilation, self.keys_after * self.dilation
         some = clip(first - left, last + right + 1, context.kv_len)
@@ -77,6 +79,7 @@ class Window(Pattern):
         """
         if stride % self.dilation:
             return None
+        # The reach in slots divided by the distance of neighbours in a class.
         return Window(*(count * self.dilation // stride for count in (self.before, self.keys_after)))
 
     def relative(self, context: Context) -> bool:

@@ -3,22 +3,22 @@
 from polyformer.attention.positions.alibi import AlibiConfig
 from polyformer.attention.positions.axial import AxialConfig
 from polyformer.attention.positions.base import (
+    BoundPosition,
     Position,
     PositionConfig,
     Shape,
     Site,
-    Terms,
     changes_scores,
-    related,
     sinusoids,
+    with_relations,
 )
 from polyformer.attention.positions.concatenated import ConcatenatedConfig
-from polyformer.attention.positions.da import DistanceAwareConfig
 from polyformer.attention.positions.deberta import DebertaConfig
+from polyformer.attention.positions.distance_aware import DistanceAwareConfig
 from polyformer.attention.positions.etc_labels import EtcLabelsConfig
 from polyformer.attention.positions.grid import GridConfig
 from polyformer.attention.positions.learned import Learned, LearnedConfig, LearnedPerLayerConfig
-from polyformer.attention.positions.none import NoPositionConfig
+from polyformer.attention.positions.no_position import NoPositionConfig
 from polyformer.attention.positions.relation_labels import RelationBiasConfig, RelationLabelsConfig
 from polyformer.attention.positions.rope.rope import RopeConfig
 from polyformer.attention.positions.shaw import ShawConfig
@@ -31,6 +31,7 @@ from polyformer.core.registry import import_modules
 __all__ = [
     "AlibiConfig",
     "AxialConfig",
+    "BoundPosition",
     "ConcatenatedConfig",
     "DebertaConfig",
     "DistanceAwareConfig",
@@ -52,11 +53,10 @@ __all__ = [
     "Site",
     "StepSinusoidConfig",
     "T5BiasConfig",
-    "Terms",
     "TransformerXLConfig",
     "changes_scores",
-    "related",
     "sinusoids",
+    "with_relations",
 ]
 
 import_modules(__name__)

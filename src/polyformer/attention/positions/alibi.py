@@ -53,7 +53,7 @@ class Alibi(Position):
 
 def slopes(heads: int) -> list[float]:
     """Return the slope of each head: 2^(-8/H), 2^(-16/H), ... if H is a power of two."""
-    whole = 2 ** math.floor(math.log2(heads))
-    series = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    power = 2 ** math.floor(math.log2(heads))
+    series = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     # Every second slope of the longer series falls between two slopes of this series: no slope occurs twice.
-    return series if whole == heads else series + slopes(2 * whole)[::2][: heads - whole]
+    return series if power == heads else series + slopes(2 * power)[::2][: heads - power]

@@ -44,7 +44,7 @@ class AxialConfig(PositionConfig):
         """Return small instances for the contract tests."""
         return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
 
-    def longer(self, before: int, after: int) -> "AxialConfig":
+    def with_max_positions(self, before: int, after: int) -> "AxialConfig":
         """Return a grid with a longer first axis: the coordinates of earlier positions do not change."""
         row = math.prod(self.grid[1:])
         return dataclasses.replace(self, grid=(max(self.grid[0], -(-after // row)), *self.grid[1:]))

@@ -62,7 +62,7 @@ class PositionConfig(Config):
         """Return the module for all layers of a stack of this shape."""
         raise NotImplementedError
 
-    def longer(self, before: int, after: int) -> "PositionConfig":
+    def with_max_positions(self, before: int, after: int) -> "PositionConfig":
         """Return a configuration for `after` positions instead of `before`, with the same first positions."""
         return self
 
@@ -79,7 +79,7 @@ class Position(nn.Module):
     adds_to_queries = False
     """True if the scheme multiplies the keys with further vectors in addition to the queries."""
 
-    widens = False
+    projects_input = False
     """True if `embed` maps the embedding sum to the width of the stack."""
 
     adds_sinusoids = False
@@ -107,7 +107,7 @@ class Position(nn.Module):
         """Return a function that changes the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D].
 
         q_idx counts the queries of q; the slot of a query among the keys is `q_idx + context.offset`. If a
-        sequence is spread over processes (`context.share`), k has the keys of this process and kv_idx counts
+        sequence is spread over processes (`context.shard`), k has the keys of this process and kv_idx counts
         all slots: take distances and positions from the context. A function that is written for indices that
         broadcast is faster if it is marked with `patterns.mods.broadcasts`. None leaves the scores unchanged.
         """
@@ -119,7 +119,7 @@ class Position(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Terms:
+class BoundPosition:
     """A scheme bound to an attention layer, in the form the mechanism uses (`core.mechanism.ScoreTerms`)."""
 
     position: Position
@@ -145,11 +145,12 @@ class Terms:
 
 def changes_scores(position: Position) -> bool:
     """Return whether the scheme requires a mechanism that has scores."""
+    # On the class: a scheme that overrides neither method adds no terms.
     kind = type(position)
     return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
 
 
-def related(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
+def with_relations(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
     """Return `context` with labels [B, Tq, Tk] for its pairs of tokens.
 
     Raises `InputError` if the scheme takes no labels, and for a wrong shape or labels out of range.
@@ -190,14 +191,14 @@ def check_positions(pos: Tensor, count: int) -> None:
         )
 
 
-def widest(device: torch.device) -> torch.dtype:
+def angle_dtype(device: torch.device) -> torch.dtype:
     """Return the type of the angles: float64 where the device has it, so that far positions stay exact."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def sinusoids(pos: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """Return PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos(..): [..., width] of type `widest`."""
-    dtype = widest(pos.device)
+    """Return PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos(..): [..., width] in `angle_dtype`."""
+    dtype = angle_dtype(pos.device)
     even = torch.arange(0, width, 2, device=pos.device, dtype=dtype)
     angles = pos.unsqueeze(-1).to(dtype) * torch.exp(even * (-math.log(base) / width))
     # For an odd width the last cosine has no channel.

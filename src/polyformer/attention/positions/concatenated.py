@@ -45,8 +45,8 @@ class ConcatenatedConfig(PositionConfig):
                 if issubclass(member, PositionConfig) and member.adds_vector
             )
             raise InputError(
-                f"vectors: {quote(self.vectors.kind)} is no one vector for each position, which could stand "
-                f"beside a token's; expected one of {', '.join(able)}"
+                f"vectors: expected a scheme that adds a vector for each position, {', '.join(able)}; "
+                f"got {quote(self.vectors.kind)}"
             )
 
     @classmethod
@@ -55,9 +55,9 @@ class ConcatenatedConfig(PositionConfig):
         learned = PositionConfig.from_dict({"kind": "learned", "offset": 2}, "vectors")
         return cls(width=6), cls(width=5, vectors=learned)
 
-    def longer(self, before: int, after: int) -> "ConcatenatedConfig":
+    def with_max_positions(self, before: int, after: int) -> "ConcatenatedConfig":
         """Return the configuration with `vectors` for `after` positions."""
-        return dataclasses.replace(self, vectors=self.vectors.longer(before, after))
+        return dataclasses.replace(self, vectors=self.vectors.with_max_positions(before, after))
 
     def build(self, shape: Shape) -> "Concatenated":
         """Return the module of the scheme for a whole stack."""
@@ -67,12 +67,13 @@ class ConcatenatedConfig(PositionConfig):
 class Concatenated(Position):
     """The module of the position vectors, and the matrix W if the widths require it."""
 
-    widens = True
+    projects_input = True
 
     def __init__(self, config: ConcatenatedConfig, shape: Shape):
         super().__init__()
         self.width = config.width
         self.vectors = config.vectors.build(
+            # The inner scheme is built for a stack as wide as its vectors.
             dataclasses.replace(shape, hidden_size=config.width, embedding_size=None)
         )
         self.max_positions = self.vectors.max_positions

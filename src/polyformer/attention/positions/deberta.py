@@ -72,7 +72,7 @@ class DebertaConfig(PositionConfig):
         later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
         return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True, absolute=True)
 
-    def longer(self, before: int, after: int) -> "DebertaConfig":
+    def with_max_positions(self, before: int, after: int) -> "DebertaConfig":
         """Return the configuration with the same longest distance: the table has a row per distance."""
         return dataclasses.replace(self, max_relative_positions=self.max_relative_positions or before)
 
@@ -130,21 +130,21 @@ class Deberta(Position):
         table = self.dropout(self.norm(self.table.weight))
         keys = queries = None
         if "c2p" in self.config.terms:
-            keys = self._projected("keys", table, self.entry(distance), site).to(q.dtype)
+            keys = self._project("keys", table, self.table_row(distance), site).to(q.dtype)
         if "p2c" in self.config.terms:
-            entry = self.entry(-distance if self.config.mirrored else distance)
+            entry = self.table_row(-distance if self.config.mirrored else distance)
             # kr is multiplied with queries that `rotate` has scaled; k is not scaled, so qr is.
-            queries = self._projected("queries", table, entry, site).to(q.dtype) * self.factor
+            queries = self._project("queries", table, entry, site).to(q.dtype) * self.factor
         return Relative(first=least, position_keys=keys, position_queries=queries)
 
-    def entry(self, distance: Tensor) -> Tensor:
+    def table_row(self, distance: Tensor) -> Tensor:
         """Return the row of the table for each distance."""
         if self.config.buckets is not None:
             distance = log_buckets(distance, self.config.buckets, self.max_distance)
         return (distance + self.rows).clamp(0, 2 * self.rows - 1)
 
-    def _projected(self, what: str, table: Tensor, entry: Tensor, site: Site) -> Tensor:
-        """Return the rows `entry` of the table [2k, E] as keys or queries of all heads, [H, R, D]."""
+    def _project(self, what: str, table: Tensor, entry: Tensor, site: Site) -> Tensor:
+        """Return the rows `table_row` of the table [2k, E] as keys or queries of all heads, [H, R, D]."""
         # An exported graph takes texts of every length, so it cannot choose by the length.
         few = not torch.compiler.is_exporting() and entry.shape[0] < table.shape[0]
         rows = table[entry] if few else table

@@ -73,6 +73,7 @@ class EtcLabels(Position):
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod:
         """Return a function that computes score + q_i . a_l(i,j) / sqrt(D)."""
         table = self.get_submodule(f"tables.{site.layer}").get_parameter("weight").to(q.dtype)
+        # [labels, H D] -> [labels, H, D] -> [H, D, labels]
         vectors = table.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
         terms = (q * q.shape[-1] ** -0.5) @ vectors
 

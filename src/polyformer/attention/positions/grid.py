@@ -61,6 +61,7 @@ class Grid(Position):
     def __init__(self, hidden_size: int, shape: tuple[int, ...], first: int = 0):
         super().__init__()
         self.first = first
+        # An extra row: with a start token, a decoder reaches the place after the last pixel.
         height, *others = shape
         self.sizes = (height + 1, *others)
         self.places = math.prod(shape)
@@ -72,7 +73,7 @@ class Grid(Position):
         if layer:
             return x
         place = pos - self.first
-        self._check(place)
+        self._check_places(place)
         rest = place.clamp_min(0) if self.first else place
         before = x
         # The last axis varies fastest; after it, the quotient is the index of the axis before.
@@ -82,7 +83,7 @@ class Grid(Position):
         x = x + self.tables[0](rest)
         return torch.where((place < 0).unsqueeze(-1), before, x) if self.first else x
 
-    def _check(self, pos: Tensor) -> None:
+    def _check_places(self, pos: Tensor) -> None:
         """Raise `InputError` for places beyond the grid if checking is cheap; elsewhere the lookup raises."""
         if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
             return
@@ -91,5 +92,5 @@ class Grid(Position):
             shape = "x".join(str(size) for size in (self.sizes[0] - 1, *self.sizes[1:]))
             raise InputError(
                 f"input of {length} tokens: a grid of {shape} has {self.places} places and one for a start "
-                "token; give the shape of your images to position.shape"
+                "token; set position.shape to the shape of your images"
             )

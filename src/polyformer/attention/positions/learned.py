@@ -49,6 +49,7 @@ class LearnedPerLayerConfig(PositionConfig):
 
     def build(self, shape: Shape) -> "Learned":
         """Return the module of the scheme for a whole stack."""
+        # The first layer adds to the embedding sum, which may be narrower than the stack.
         widths = [shape.input_size] + [shape.hidden_size] * (shape.num_layers - 1)
         return Learned(widths, shape.max_positions)
 
@@ -75,4 +76,5 @@ class Learned(Position):
             return x
         if self.max_positions is not None:
             check_positions(pos, self.max_positions)
+        # Positions [T] or [B, T] give vectors [T, E] or [B, T, E], which broadcast to x.
         return x + self.tables[layer](pos + self.offset if self.offset else pos)

@@ -82,6 +82,7 @@ class RelationLabels(Position):
 
     def terms(self, q: Tensor, table: Tensor) -> Tensor:
         """Return the term of each label in the scores of each query, [B, H, Tq, labels]."""
+        # [B, H, Tq, D] @ [D, labels]: one product for all labels, then a lookup per pair.
         return (q * q.shape[-1] ** -0.5) @ table.to(q.dtype).T
 
 

@@ -28,7 +28,7 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, is_plain
 from polyformer.core.sequence.context import Context
 
-BLOCK = 64
+FIRST_DISTANCES = 64
 """Number of distances in the first projection for the cache; each further projection doubles the cache.
 
 The same distances are always projected together, so that results do not depend on earlier calls by a bit.
@@ -63,13 +63,13 @@ class TransformerXLConfig(PositionConfig):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kept:
+class ProjectedDistances:
     """A cache of W_R R_d [H, n, D] for the distances 0, 1, ..., n - 1, with a copy of its W_R."""
 
     keys: Tensor
     weight: Tensor
 
-    def is_of(self, weight: Tensor) -> bool:
+    def matches(self, weight: Tensor) -> bool:
         """Return whether W_R is unchanged; the values are compared because not every write is recorded."""
         return self.weight.dtype == weight.dtype and torch.equal(self.weight, weight)
 
@@ -92,7 +92,7 @@ class TransformerXL(Position):
         self.projections = nn.ModuleList(
             Linear(shape.hidden_size, inner, bias=False) for _ in range(shape.num_layers)
         )
-        self._kept: dict[tuple[int, torch.dtype], Kept] = {}
+        self._cache: dict[tuple[int, torch.dtype], ProjectedDistances] = {}
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """Return q + u: the product of the mechanism is then the first term of the scores."""
@@ -100,30 +100,30 @@ class TransformerXL(Position):
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
         """Return q_i + v and W_R R_d for every distance d of the call: their product is the second term."""
-        keys = self._kept_keys(q, context, site.layer)
+        keys = self._cached_keys(q, context, site.layer)
         if keys is None:
             waves = context.once(
                 (self.config, self.hidden_size, q.dtype, q.device),
                 lambda: self.dropout(self._waves(q, *context.distances)),
             )
-            keys = self._projected(waves, site.layer)
+            keys = self._project(waves, site.layer)
         # `rotate` has added u to q, so v - u turns q + u into q + v.
         own = site.layer % len(self.u)
         turn = (self.v[own] - self.u[own]).to(q.dtype)
         return Relative(first=context.distances[0], content=q + turn, position_keys=keys)
 
-    def _projected(self, waves: Tensor, layer: int) -> Tensor:
+    def _project(self, waves: Tensor, layer: int) -> Tensor:
         """Return W_R R [H, distances, D] of waves R [distances, E]."""
         return self.projections[layer](waves).unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
 
-    def _kept_keys(self, q: Tensor, context: Context, layer: int) -> Tensor | None:
+    def _cached_keys(self, q: Tensor, context: Context, layer: int) -> Tensor | None:
         """Return W_R R of the distances of the call from a cache that lasts across calls.
 
         Return None if gradients, tracing or autocast prevent caching, or if the projection is not most of the
         work of the call.
         """
         if torch.is_grad_enabled() or self.training:
-            self._kept.clear()
+            self._cache.clear()
             return None
         least, greatest = context.distances
         linear = self.projections[layer]
@@ -132,15 +132,15 @@ class TransformerXL(Position):
             return None
         if is_traced() or transformed() or is_autocast("cpu"):
             return None
-        kept = self._kept.get((layer, q.dtype))
-        if kept is None or not kept.is_of(linear.weight):
-            keys = self._projected(self._waves(q, 0, BLOCK - 1), layer)
-            kept = Kept(keys, linear.weight.detach().clone())
-        while (count := kept.keys.shape[1]) <= greatest:
-            more = self._projected(self._waves(q, count, 2 * count - 1), layer)
-            kept = dataclasses.replace(kept, keys=torch.cat([kept.keys, more], 1))
-        self._kept[layer, q.dtype] = kept
-        return kept.keys[:, least : greatest + 1]
+        cached = self._cache.get((layer, q.dtype))
+        if cached is None or not cached.matches(linear.weight):
+            keys = self._project(self._waves(q, 0, FIRST_DISTANCES - 1), layer)
+            cached = ProjectedDistances(keys, linear.weight.detach().clone())
+        while (count := cached.keys.shape[1]) <= greatest:
+            more = self._project(self._waves(q, count, 2 * count - 1), layer)
+            cached = dataclasses.replace(cached, keys=torch.cat([cached.keys, more], 1))
+        self._cache[layer, q.dtype] = cached
+        return cached.keys[:, least : greatest + 1]
 
     def _waves(self, q: Tensor, least: int, greatest: int) -> Tensor:
         """Return R [distances, E] of the distances from `least` to `greatest`."""

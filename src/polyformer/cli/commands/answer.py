@@ -35,11 +35,11 @@ def run(options: AnswerOptions) -> None:
     from polyformer.core.ops.workers import suited
     from polyformer.data.opening import opened
     from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Answering
+    from polyformer.training.tasks import QuestionAnswering
 
     with opened(Path(options.source)) as file:
         context = file.read()
-    task, model = reader(options.run, Answering, options.device)
+    task, model = reader(options.run, QuestionAnswering, options.device)
     with suited(model):
         for questions in input_lines(options.text):
             rows = [{"question": question, "context": context} for question in questions]

@@ -36,10 +36,10 @@ def run(options: ChooseOptions) -> None:
     from polyformer.core.ops.workers import suited
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Choosing
+    from polyformer.training.tasks import MultipleChoice
 
     choices = None if options.choices is None else listed(options.choices, "--choices")
-    task, model = reader(options.run, Choosing, options.device)
+    task, model = reader(options.run, MultipleChoice, options.device)
     with suited(model):
         for lines in input_lines(options.text):
             questions = [_question(line, choices) for line in lines]

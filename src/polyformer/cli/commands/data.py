@@ -38,7 +38,7 @@ SAMPLE = 10**8
 class DataOptions:
     """Options of `polyformer data`."""
 
-    what: Literal["prepare", "show", "verify"] = argument("what to do", metavar="WHAT")
+    what: Literal["prepare", "show", "verify"] = argument("action", metavar="WHAT")
     names: tuple[str, ...] = argument(
         "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
         metavar="FILE",
@@ -63,6 +63,7 @@ class DataOptions:
     shard_tokens: int | None = option(
         "for prepare: smallest number of tokens per file (default: 134217728)", most=COUNT
     )
+    shard_tokens: int | None = option("for prepare: minimum tokens per file (default: 134217728)", most=COUNT)
     algorithm: str | None = option(
         "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
     )

@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 class DatastoreOptions:
     """Options of `polyformer datastore`."""
 
-    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("what to do", metavar="WHAT")
+    what: Literal["build", "merge", "index", "verify", "neighbours"] = argument("action", metavar="WHAT")
     name: str = argument(
         "for build: folder of a run of the task lm, or of a checkpoint with its tokenizer; for neighbours: "
         "folder of the run that built the store; otherwise: a store",

@@ -52,10 +52,10 @@ def run(options: DistillOptions) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import surviving_warnings
+    from polyformer.training.signals import ignore_sigusr1
 
     recipe = Recipe.from_dict(recipe_data(options))
-    with surviving_warnings():
+    with ignore_sigusr1():
         fitted = train(recipe, "distilled", options.out, options.resume)
         if is_main():
             conclude(fitted, recipe.seed)
@@ -65,7 +65,7 @@ def run(options: DistillOptions) -> None:
 
 def recipe_data(options: DistillOptions) -> dict[str, Any]:
     """Return the recipe that the options describe, as plain data."""
-    from polyformer.training.recipes.distill import distilled
+    from polyformer.training.recipes.distill import distillation_recipe
     from polyformer.training.recipes.find import absolute, with_data
     from polyformer.training.recipes.recipe import merged, nested
     from polyformer.training.recipes.run import Run
@@ -81,7 +81,7 @@ def recipe_data(options: DistillOptions) -> dict[str, Any]:
     elif options.teacher is None:
         raise InputError("TEACHER is missing: name the folder of the run to distill")
     else:
-        recipe = distilled(options.teacher, options.layers)
+        recipe = distillation_recipe(options.teacher, options.layers)
     values = recipe.to_dict()
     if options.data is not None:
         values["data"] = with_data(values["data"], options.data)

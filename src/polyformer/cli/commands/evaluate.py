@@ -184,7 +184,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     if options.store_size is not None:
         set_store(model, options.store_size)
     with suited(model), searched(options, run, files, parts) as task:
-        if options.progress is not None and task.continues and getattr(model, "remembers", False):
+        if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"
             )

@@ -53,7 +53,7 @@ def evaluate_returns(
 ) -> "tuple[str, Achieved]":
     """Return a table of target and achieved returns as text, and the returns; draw RUN/returns.png."""
     from polyformer.training.rl.returns import Panel, draw_returns, returns_table
-    from polyformer.training.rl.trial import Trial, achieved
+    from polyformer.training.rl.trial import Trial, achieved_returns
 
     task: Any = run.task
     config = task.config
@@ -67,7 +67,7 @@ def evaluate_returns(
         max_steps=max_steps,
         seed=run.recipe.seed,
     )
-    results = achieved(model, task, trial)
+    results = achieved_returns(model, task, trial)
     title = f"{trial.environment}: {trial.episodes} episodes per target return"
     lines = [title, *returns_table(results, config.mean_return)]
     path = run.folder / "returns.png"

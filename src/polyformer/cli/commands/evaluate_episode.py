@@ -13,8 +13,8 @@ SUFFIXES = ".gif", ".png", ".svg", ".pdf"
 
 def draw(path: str, run: "Run", model: Any) -> None:
     """Play an episode with the run's seed and the most probable actions, and draw it into `path`."""
-    from polyformer.training.rl.episode import draw_sheet, played_episode
-    from polyformer.training.rl.film import draw_film
+    from polyformer.training.rl.episode import draw_sheet, play_episode
+    from polyformer.training.rl.episode_gif import draw_gif
 
     task: Any = run.recipe.task
     if task.kind != "agent":
@@ -28,15 +28,15 @@ def draw(path: str, run: "Run", model: Any) -> None:
         )
     environment = _rendered_environment(task) if suffix == ".gif" else _environment(task)
     try:
-        episode = played_episode(model, environment, run.recipe.seed, task.episode_steps)
+        episode = play_episode(model, environment, run.recipe.seed, task.episode_steps)
     finally:
         environment.close()
-    (draw_film if suffix == ".gif" else draw_sheet)(path, episode)
+    (draw_gif if suffix == ".gif" else draw_sheet)(path, episode)
     print(f"{len(episode.rewards)} steps, return {sum(episode.rewards):.4g}: {path}")
 
 
 def _environment(task: Any, **options: Any) -> Any:
-    from polyformer.training.rl.making import make_environment
+    from polyformer.training.rl.environments import make_environment
 
     return make_environment(task.environment, {**task.options, **options}, task.wrappers)
 

@@ -17,10 +17,10 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
         return shared
     from polyformer.applications.retrieval.fingerprints import model_fingerprint
     from polyformer.training.environment import versions
-    from polyformer.training.tasks.keeping import Results
+    from polyformer.training.tasks.cached_results import CachedResults
 
     subject = model_fingerprint(model, [settings, versions()])
-    return dataclasses.replace(shared, results=Results(Path(folder), subject, shared.rank))
+    return dataclasses.replace(shared, results=CachedResults(Path(folder), subject, shared.rank))
 
 
 def report(shared: "Workers") -> None:

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   polyformer explore runs/translate "ein Haus" --target "a house"
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
   polyformer explore runs/digits digit.png                            # a model of images
-  polyformer explore runs/digits --row 3                              # the third image that it learned from
+  polyformer explore runs/digits --row 3                              # the third training image
   polyformer explore runs/pets photo.jpg                              # patches of a Vision Transformer
   polyformer explore vit-dir photo.jpg --transformers
 """

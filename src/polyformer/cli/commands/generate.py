@@ -102,7 +102,7 @@ class GenerateOptions:
     )
     no_repeat_ngram_size: int | None = option("do not repeat n-grams of N tokens (default: 0, no limit)")
     repetition_penalty: float | None = option(
-        "above 1 makes tokens that already occur less probable (default: 1, no penalty)"
+        "values above 1 make tokens that already occur less probable (default: 1, no penalty)"
     )
     draft: str | None = option(
         "speculative decoding with proposals of a smaller model with the same tokenizer (a run or a "
@@ -110,7 +110,7 @@ class GenerateOptions:
         metavar="RUN|lookup",
     )
     draft_tokens: int | None = option(
-        "with --draft: largest number of tokens to propose (default: 5, lookup: 10)"
+        "with --draft: maximum number of tokens to propose (default: 5, lookup: 10)"
     )
     lookup_ngram: int | None = option(
         "with --draft lookup: largest n-gram to find in the preceding text (default: 3)"

@@ -79,9 +79,9 @@ class ModelShard:
         Raises `InputError` if the number of heads is not divisible by the number of processes.
         """
         if self.mesh is not None:
-            from polyformer.training.distributed.tensor import divide_heads
+            from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 
-            divide_heads(model, self.mesh)
+            apply_tensor_parallel(model, self.mesh)
             model.to(self.device)
 
     def agree(self, number: int) -> int:

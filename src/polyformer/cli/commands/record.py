@@ -85,7 +85,7 @@ def trained(folder: str) -> "Maker":
     from polyformer.core.errors import InputError
     from polyformer.models.architectures import Policy
     from polyformer.training.recipes import Run
-    from polyformer.training.rl.playing import source_of
+    from polyformer.training.rl.policy_player import source_of
 
     policy = Run.open(folder).model("cpu")
     if not isinstance(policy, Policy):

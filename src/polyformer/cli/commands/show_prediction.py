@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from polyformer.models.architectures import AnyConfig
     from polyformer.models.config import ModelConfig
-    from polyformer.training.distributed.predict import Prediction, Setting
+    from polyformer.training.distributed.predict import Prediction, TrainingSetup
 
 USUAL = 2048
 """Default tokens per text of a model without a limit."""
@@ -29,7 +29,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     from rich.console import Console
 
     from polyformer.models.config import ModelConfig, longest
-    from polyformer.training.distributed.predict import Setting, parse_mesh, predict
+    from polyformer.training.distributed.predict import TrainingSetup, parse_mesh, predict
 
     name = options.subject
     recipe = read_recipe(name) if config is None else None
@@ -50,7 +50,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     batch = options.batch or max((recipe or {}).get("batch_tokens", 0) // length, 1)
     mesh = parse_mesh(options.mesh)
     settings.setdefault("passes", mesh.pipeline)
-    setting = Setting(mesh=mesh, batch=batch, length=length, **settings)
+    setting = TrainingSetup(mesh=mesh, batch=batch, length=length, **settings)
     console = Console(width=100, highlight=False)
     for part in report(name, config, setting, predict(config, setting)):
         console.print(part)
@@ -76,7 +76,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def report(
-    name: str, config: "ModelConfig", setting: "Setting", prediction: "Prediction"
+    name: str, config: "ModelConfig", setting: "TrainingSetup", prediction: "Prediction"
 ) -> "list[str | Table]":
     """Return the settings as lines, and tables of memory and communication."""
     from rich.table import Table

@@ -44,7 +44,7 @@ def run(options: TrainOptions) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import surviving_warnings
+    from polyformer.training.signals import ignore_sigusr1
 
     options = after_restart(options)
     recipe = Recipe.from_dict(recipe_data(options))
@@ -57,7 +57,7 @@ def run(options: TrainOptions) -> None:
         if options.resume is not None:
             raise InputError("--stages: to resume stages, repeat the same command with their --out")
         how = {"stages": options.stages}
-    with surviving_warnings():
+    with ignore_sigusr1():
         fitted = train(recipe, recipe_name(options), options.out, options.resume, **how)
         if is_main():
             conclude(fitted, recipe.seed)

@@ -57,7 +57,7 @@ def conclude(fitted: Any, seed: int) -> None:
     """Print the metrics with baselines, if any, a sample of the model, and the folder."""
     from polyformer.training.recipes.report import baselines, sample, table
     from polyformer.training.recipes.sheet import image_baselines
-    from polyformer.training.tasks import Acting, ImageModelling, LanguageModelling
+    from polyformer.training.tasks import ActionPrediction, ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
     others: list[tuple[str, dict[str, float]]] = []
@@ -74,7 +74,7 @@ def conclude(fitted: Any, seed: int) -> None:
         print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
     if isinstance(fitted.task, ImageModelling):
         print(f"\n{draw_images(fitted, seed)}")
-    if isinstance(fitted.task, Acting) and fitted.task.config.environment is not None:
+    if isinstance(fitted.task, ActionPrediction) and fitted.task.config.environment is not None:
         print(f"\n{try_out_if_possible(fitted)}")
     print(f"\nSaved in {fitted.run.folder}")
     if fitted.run.recipe.training.reporting.report:

@@ -47,9 +47,9 @@ def run(options: TranslateOptions) -> None:
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
-    from polyformer.training.tasks import Writing
+    from polyformer.training.tasks import SequenceToSequence
 
-    task, model = writer(options.run, Writing, options.device)
+    task, model = writer(options.run, SequenceToSequence, options.device)
     languages = options.source_language, options.target_language
     if isinstance(task, Writer):
         task.between(*languages)

@@ -17,23 +17,23 @@ BLOCK, HEADS, LENGTH = 8, 4, 32  # queries in a row of a layout, heads, tokens o
 
 PATTERNS = """# Patterns
 
-Who may see whom: a query is a row, a key a column. Dark blue: seen, and computed without a mask. Light blue:
-seen, and computed with a mask. Grey: computed, then masked. White: skipped. The bars are the keys of each
-query. Layouts are drawn in rows of {block} queries; real ones have longer rows. Patterns join by `&` and `|`:
-`polyformer show pattern "Window(8) | Global(2)"` draws any of them.
+Each row of a picture is a query and each column a key. Dark blue: visible, computed without a mask. Light
+blue: visible, computed with a mask. Grey: computed, then masked. White: skipped. The bars show the number of
+keys of each query. The layout has {block} queries per row in the pictures; real layouts have longer rows.
+Patterns are combined with `&` and `|`: `polyformer show pattern "Window(8) | Global(2)"` draws any pattern.
 
-This page and its pictures are made by `make docs`.
+`make docs` generates this page and its pictures.
 """
 
 POSITIONS = """# Positions
 
-What each scheme does to the score of two equal tokens, by how far the key lies before the query (a line for
-each head), or some features of the vectors that it adds to the input. Scores are means over the directions
-that a token's vector may have. Parameters are random here: what is learned shows how it is shared, not what
-is learned.
-`polyformer show position alibi --out alibi.png` draws any of them larger.
+Each picture shows the effect of a scheme, either on the score of two equal tokens or on the input. Scores are
+drawn by the distance from the query back to the key, with a line for each head. They are means over all
+directions of the token vector. For the input, some channels of the added vectors are drawn. Parameters are
+random here, so the pictures of learned schemes show which parameters are shared, not their values.
+`polyformer show position alibi --out alibi.png` draws a scheme larger.
 
-This page and its pictures are made by `make docs`.
+`make docs` generates this page and its pictures.
 """
 
 
@@ -77,9 +77,9 @@ def position_section(kind: str, member: type[PositionConfig]) -> tuple[str, str 
     try:
         picture = position_picture(member.examples()[0], LENGTH, HEADS)
     except InputError:
-        return _section(*head, "It leaves scores and input alone."), None
+        return _section(*head, "It changes neither scores nor input."), None
     if picture.scores is None and picture.learned:
-        return _section(*head, "A table of learned vectors; there is nothing to see before training."), None
+        return _section(*head, "A table of learned vectors; there is no picture before training."), None
     image = f"![{kind}](positions/{kind}.svg)"
     return _section(*head, f"{picture.effect.capitalize()}:", image), position_svg(picture)
 

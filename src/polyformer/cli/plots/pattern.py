@@ -54,8 +54,8 @@ class PatternPicture:
         return (
             f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. "
             f"Density {100 * self.density:.3g} %. "
-            f"The layout computes {100 * computed:.3g} % of the scores, "
-            f"{100 * share(self.work == FULL):.3g} % of them all without a mask."
+            f"The layout computes {100 * computed:.3g} % of all scores, "
+            f"{100 * share(self.work == FULL):.3g} % without a mask."
         )
 
 

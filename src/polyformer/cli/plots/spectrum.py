@@ -84,7 +84,7 @@ def check(model: Transformer) -> None:
     for stack in (model.encoder, model.decoder):
         for layer in range(0 if stack is None else len(stack.groups)):
             assert stack is not None
-            mechanism = stack.mechanism.at(layer)
+            mechanism = stack.mechanism.for_layer(layer)
             if not mechanism.pairs:
                 members = [
                     kind for kind in MechanismConfig.kinds.values() if issubclass(kind, MechanismConfig)

@@ -30,7 +30,7 @@ The gradient of the weights is in memory anyway. The limit depends on memory onl
 class Rows(Protocol):
     """The `vocab` rows of weight and bias, divided among processes with the same hidden states and labels.
 
-    Each process has at most `most` of the rows: `polyformer.training.distributed.vocabulary`.
+    Each process has at most `most` of the rows: `polyformer.training.distributed.vocabulary_parallel`.
     """
 
     vocab: int

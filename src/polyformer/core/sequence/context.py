@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.image import Image
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ class Context:
         distance_range: the least and greatest distance that a pattern allows, if known.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
         image: the image that the tokens are patches of; None for any other sequence.
-        share, whole: with context parallelism, the slots of this process and the context of the whole
-            sequence (`spread.spread`). Indices of queries then count the tokens of this process; indices of
+        shard, whole: with context parallelism, the slots of this process and the context of the whole
+            sequence (`shard_sequence`). Indices of queries then count the tokens of this process; indices of
             keys, in `distance`, `key_position`, `same_segment` and `relations`, count all slots.
     """
 
@@ -78,7 +78,7 @@ class Context:
     relations: Tensor | None = None
     distance_range: tuple[int, int] | None = None
     image: Image | None = None
-    share: Share | None = None
+    shard: SequenceShard | None = None
     whole: "Context | None" = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # cache of `once`
 
@@ -166,8 +166,8 @@ class Context:
         """Return the number of slots from the key to the query: 0 is the query's slot, later keys are
         negative.
         """
-        if (share := self.share) is not None:
-            return self.once("slots", lambda: share.slots(kv_idx.device))[q_idx] - kv_idx
+        if (shard := self.shard) is not None:
+            return self.once("slots", lambda: shard.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
 
     @property
@@ -229,7 +229,7 @@ def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Return positions [B, T] that count the real tokens of each row from 0; padding repeats
+    """Return positions [B, T] that count the non-padding tokens of each row from 0; padding repeats
     the neighbour's.
     """
     return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,8 +15,9 @@ class ModelInputs:
 
     Args:
         input_ids: [B, T], the text; the source of an encoder-decoder.
-        attention_mask: [B, T], 1 for real tokens and 0 for padding, on either side.
-        position_ids: [B, T], [1, T] or [T]; by default real tokens are counted from 0 in every document.
+        attention_mask: [B, T], 1 for non-padding tokens and 0 for padding, on either side.
+        position_ids: [B, T], [1, T] or [T]; by default non-padding tokens are counted from 0 in every
+            document.
         document_ids: [B, T], not decreasing: documents packed in one row do not attend to one another.
         token_type_ids, langs: [B, T] or [1, T], if the model has token types or languages.
         segment_ids: [B, T], the sentence (or other part) of each token, for structured patterns and
@@ -63,12 +64,12 @@ class ModelInputs:
                 rows[name] = numbers.expand_as(ids)
         return dataclasses.replace(self, **rows) if rows else self
 
-    def of_share(self, share: Share) -> "ModelInputs":
+    def local_part(self, shard: SequenceShard) -> "ModelInputs":
         """Return the tokens of one process, without `relation_ids`, which are per pair."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in fields.items():
             if value is not None:
-                fields[name] = share.take(value, 1 if name == "inputs_embeds" else -1)
+                fields[name] = shard.take(value, 1 if name == "inputs_embeds" else -1)
         return ModelInputs(**{**fields, "relation_ids": None})
 
     def with_choices_as_rows(self) -> "tuple[ModelInputs, int]":

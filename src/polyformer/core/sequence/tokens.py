@@ -8,7 +8,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.state import State
 
 
@@ -40,9 +40,9 @@ class Tokens(State):
     def extended(self, inputs: ModelInputs) -> "Tokens":
         """Return these tokens followed by the tokens of `inputs`.
 
-        The attention mask may cover the new tokens or all tokens so far. By default each row's real tokens
-        are counted from 0 in every document, document and segment numbers repeat the last number, and no
-        token is global.
+        The attention mask may cover the new tokens or all tokens so far. By default each row's non-padding
+        tokens are counted from 0 in every document, document and segment numbers repeat the last number, and
+        no token is global.
         """
         ids, mask = inputs.input_ids, inputs.attention_mask
         assert ids is not None
@@ -54,22 +54,24 @@ class Tokens(State):
                 ends = valid.new_ones(rows, self.length) if self.valid is None else self.valid
                 valid = torch.cat([ends[:, : self.merged], valid[:, self.merged :]], 1)
         else:
-            real = None if mask is None or _all_real(mask) else _checked("attention_mask", mask, ids).bool()
-            valid = _joined(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
+            real = (
+                None if mask is None or _all_valid(mask) else _check_shape("attention_mask", mask, ids).bool()
+            )
+            valid = _concatenate(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
         doc = self._numbers("document_ids", self.doc, inputs.document_ids, ids)
         fresh = inputs.document_ids is not None
-        if fresh and doc is not None and _looks(doc) and bool((doc.diff() < 0).any()):
+        if fresh and doc is not None and _values_readable(doc) and bool((doc.diff() < 0).any()):
             raise InputError("document_ids: expected numbers that do not decrease along a row")
         segment = self._numbers("segment_ids", self.segment, inputs.segment_ids, ids)
         marks = inputs.global_attention_mask
-        marks = None if marks is None else _checked("global_attention_mask", marks, ids).bool()
-        marked = _joined(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
+        marks = None if marks is None else _check_shape("global_attention_mask", marks, ids).bool()
+        marked = _concatenate(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
         pos = self._positions(ids, inputs.position_ids, valid, doc)
         return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged)
 
-    def of_share(self, share: Share) -> "Tokens":
+    def local_part(self, shard: SequenceShard) -> "Tokens":
         """Return the tokens of one process."""
-        return dataclasses.replace(self.map(share.take), length=share.length)
+        return dataclasses.replace(self.map(shard.take), length=shard.length)
 
     def last_kept(self, count: int) -> "Tokens":
         """Return the last `count` tokens, as a memory keeps them; for 0 only the number of tokens so far."""
@@ -92,10 +94,10 @@ class Tokens(State):
         """Return the numbers [B, T] of these tokens and the `new` ones; by default the last
         number repeats.
         """
-        new = None if new is None else _checked(name, new, ids)
+        new = None if new is None else _check_shape(name, new, ids)
         if new is None and past is not None:
             new = past[:, -1:].expand(ids.shape)
-        return _joined(past, new, (ids.shape[0], self.length), ids, torch.zeros, torch.long)
+        return _concatenate(past, new, (ids.shape[0], self.length), ids, torch.zeros, torch.long)
 
     def _positions(
         self, ids: Tensor, new_positions: Tensor | None, valid: Tensor | None, doc: Tensor | None
@@ -108,9 +110,9 @@ class Tokens(State):
         if past is None:
             past = torch.arange(self.dropped, self.seen, device=ids.device).expand(rows, -1)
         if new_positions is not None:
-            following = _checked("position_ids", new_positions.expand(rows, -1), ids)
+            following = _check_shape("position_ids", new_positions.expand(rows, -1), ids)
         else:
-            counted = _counted(rows, self.length + new, valid, doc, ids.device)
+            counted = _count_positions(rows, self.length + new, valid, doc, ids.device)
             following = self._continued(past, counted, doc, new)
         return torch.cat([past, following], 1)
 
@@ -159,10 +161,10 @@ NO_TOKENS = Tokens(0)
 """The state before the first token."""
 
 
-def _counted(
+def _count_positions(
     rows: int, length: int, valid: Tensor | None, doc: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return positions [B, T]: real tokens counted from 0 in every document; padding repeats
+    """Return positions [B, T]: non-padding tokens counted from 0 in every document; padding repeats
     the neighbour's.
     """
     real = torch.ones(rows, length, dtype=torch.long, device=device) if valid is None else valid.long()
@@ -174,17 +176,17 @@ def _counted(
     return (count - 1).clamp_min(0)
 
 
-def _looks(tensor: Tensor) -> bool:
+def _values_readable(tensor: Tensor) -> bool:
     """Return whether values can be read cheaply here."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _all_real(mask: Tensor) -> bool:
+def _all_valid(mask: Tensor) -> bool:
     """Return whether the mask hides nothing, if this is cheap to find out."""
-    return _looks(mask) and bool(mask.all())
+    return _values_readable(mask) and bool(mask.all())
 
 
-def _checked(name: str, numbers: Tensor, ids: Tensor) -> Tensor:
+def _check_shape(name: str, numbers: Tensor, ids: Tensor) -> Tensor:
     if numbers.shape != ids.shape:
         raise InputError(
             f"{name}: expected the shape of the ids {tuple(ids.shape)}, got {tuple(numbers.shape)}"
@@ -192,7 +194,7 @@ def _checked(name: str, numbers: Tensor, ids: Tensor) -> Tensor:
     return numbers
 
 
-def _joined(
+def _concatenate(
     past: Tensor | None,
     new: Tensor | None,
     past_shape: tuple[int, int],

@@ -1,6 +1,6 @@
-"""Unpadding: the real tokens of a batch as one row of documents, and back.
+"""Unpadding: the non-padding tokens of a batch as one row of documents, and back.
 
-    [B, T] with N real tokens  ->  [1, N], a document for each row (or for each document of each row)
+    [B, T] with N non-padding tokens  ->  [1, N], a document for each row (or for each document of each row)
 
 Documents do not see one another and count their positions from 0, so the result does not change; every
 product then has N rows instead of B T.
@@ -19,7 +19,7 @@ WORTH_TOKENS, WORTH_SHARE = 128, 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unpadding:
-    """index [N]: the indices of the real tokens in the flattened rows [B, T], in order."""
+    """index [N]: the indices of the non-padding tokens in the flattened rows [B, T], in order."""
 
     index: Tensor
     rows: int

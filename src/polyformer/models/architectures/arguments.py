@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.labels import check_range, next_labels
 from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.models.architectures.checks import (
     check_labels,
@@ -135,7 +135,7 @@ class Labels:
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
 
-    def of_share(self, share: Share | None) -> "Labels":
+    def local_part(self, share: SequenceShard | None) -> "Labels":
         """Return the (already shifted) `labels` of a process's tokens; all if `share` is None."""
         if share is None:
             return self

@@ -9,7 +9,7 @@ def freeze_around_alone(model: nn.Module, decoder: Stack | None) -> None:
     """Freeze all parameters except in the memory or depth of `decoder`, if it trains separately."""
     if decoder is None:
         return
-    trained = [] if decoder.memory is None else decoder.memory.trained(decoder.sequence) or []
+    trained = [] if decoder.memory is None else decoder.memory.trained_modules(decoder.sequence) or []
     if decoder.depth is not None and decoder.depth.alone:
         trained.append(decoder.depth)
     if trained:

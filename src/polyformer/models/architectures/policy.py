@@ -71,7 +71,7 @@ class Policy(PretrainedMixin):
 
     config_type = PolicyConfig
     config: PolicyConfig
-    remembers = True  # training passes the state of one batch to the next
+    supports_recurrence = True  # training passes the state of one batch to the next
 
     def __init__(self, config: PolicyConfig):
         super().__init__(config)

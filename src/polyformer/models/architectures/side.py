@@ -9,15 +9,20 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full
 from polyformer.attention.patterns.marked import reads_marks
-from polyformer.attention.positions import related
+from polyformer.attention.positions import with_relations
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.ops.int8_layers import Int8Embedding
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context_parallel import (
+    ContextParallel,
+    current_context_parallel,
+    shard_sequence,
+    shard_source,
+)
 from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.shares import Share
-from polyformer.core.sequence.spread import Spreading, current_spreading, spread, spread_source
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures.arguments import OutputOptions
@@ -49,12 +54,12 @@ class SideOutput:
     last_layer: LastLayer | None
     auxiliary_losses: AuxiliaryLosses
     halting: Halting | None = None
-    share: Share | None = None
+    share: SequenceShard | None = None
 
     @property
     def own_tokens(self) -> Tokens:
         """Return the tokens of `hidden`."""
-        return self.tokens if self.share is None else self.tokens.of_share(self.share)
+        return self.tokens if self.share is None else self.tokens.local_part(self.share)
 
     @property
     def slots(self) -> Tensor | None:
@@ -94,10 +99,10 @@ class Side:
         """
         inputs = inputs.with_all_rows()
         self._check(inputs, state)
-        over = current_spreading()
+        over = current_context_parallel()
         if over is not None:
             return self._compute_share(inputs, options, over, state, cached)
-        plain = state is None and not options.output_attentions and not self.config.head.again
+        plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
         padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
         if padding is None:
@@ -133,7 +138,7 @@ class Side:
         self,
         inputs: ModelInputs,
         options: OutputOptions,
-        over: Spreading,
+        over: ContextParallel,
         state: ModelState | None,
         cached: bool,
     ) -> SideOutput:
@@ -151,7 +156,7 @@ class Side:
         options: OutputOptions,
         state: ModelState | None = None,
         cached: bool = True,
-        over: Spreading | None = None,
+        over: ContextParallel | None = None,
     ) -> SideOutput:
         """Run the stack on all tokens of `inputs`, including padding, or on this process's share of them."""
         ids = inputs.input_ids
@@ -163,30 +168,30 @@ class Side:
         pos = tokens.last(new, ids.device)
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
-            context = related(context, inputs.relation_ids, len(ids), stack.position)
+            context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
         share = None if over is None else choose_share(over, context, getattr(self.config, self.name))
         if share is not None:
-            context, inputs = spread(context, share, ids.device), inputs.of_share(share)
+            context, inputs = shard_sequence(context, share, ids.device), inputs.local_part(share)
             ids, pos = share.take(ids), share.take(pos)
         source = None
         if state is not None and self.config.encoder is not None:
             read = Context(new, state.source_length, kv_valid=state.source_valid)
             if share is not None and state.source_share is not None:
-                read = spread_source(read, share, state.source_share)
+                read = shard_source(read, share, state.source_share)
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
         x = self._embedded(ids, pos, inputs)
-        again = self.config.head.again
+        again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            halting = stack.begin(x, pos, context, source, self.predict)
+            halting = stack.start_halting(x, pos, context, source, self.predict)
             hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
         last_layer = None
         if collect is not None and again:
             # The last two hidden states are the last layer's input and its output.
             read = collect[-2]
-            last_layer = LastLayer(read, pos, lambda x: stack.again(x, read, context))
+            last_layer = LastLayer(read, pos, lambda x: stack.rerun_last_layer(x, read, context))
         hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
         return SideOutput(
             hidden,
@@ -203,7 +208,7 @@ class Side:
     def _embedded(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
-        if self.stack.span.start:
+        if self.stack.layer_range.start:
             return vectors
         return self.embedding(vectors, self.stack.position, pos, inputs)
 
@@ -220,7 +225,7 @@ class Side:
             return inputs
         mask = inputs.attention_mask
         mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
-        marks = self.config.head.marks(ids, mask)
+        marks = self.config.head.global_attention_mask(ids, mask)
         if marks is None or not reads_marks(self.stack.mechanism):
             return inputs
         return dataclasses.replace(inputs, global_attention_mask=marks)

@@ -9,8 +9,8 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share
-from polyformer.core.sequence.spread import Spreading
+from polyformer.core.sequence.context_parallel import ContextParallel
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.nn.heads import Head
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import Stack, StackConfig
@@ -21,8 +21,8 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
 
     kind: the head's.
     """
-    config.attention.mechanism.require("spreads")
-    feedforwards = [config.feedforward.at(layer) for layer in range(config.num_hidden_layers)]
+    config.attention.mechanism.require("supports_context_parallel")
+    feedforwards = [config.feedforward.for_layer(layer) for layer in range(config.num_hidden_layers)]
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
         "depth": None if stack.depth is None else config.depth.kind,
@@ -30,7 +30,7 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
             (part.kind for part in feedforwards if not (part.tokenwise or part.exchanges)), None
         ),
         "norm": None if config.norm.tokenwise else config.norm.kind,
-        "head": None if head.spreads else kind,
+        "head": None if head.supports_context_parallel else kind,
         "convolution": None if config.convolution is None else "convolution",
         "global_projections": "true" if config.attention.global_projections else None,
         "layerdrop": "above 0" if config.layerdrop and stack.training else None,
@@ -43,19 +43,19 @@ def check_spreads(config: StackConfig, stack: Stack, head: Head, kind: str) -> N
             )
 
 
-def choose_share(over: Spreading, whole: Context, config: StackConfig) -> Share:
+def choose_share(over: ContextParallel, whole: Context, config: StackConfig) -> SequenceShard:
     """Return this process's part of the sequence, the same in all layers."""
-    return Share(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.way)
+    return SequenceShard(over.group, over.rank, runs_of_stack(config, whole, over.processes), over.strategy)
 
 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of slots of every process, for all layers of a stack."""
-    mechanisms = [config.attention.mechanism.at(layer) for layer in range(config.num_hidden_layers)]
+    mechanisms = [config.attention.mechanism.for_layer(layer) for layer in range(config.num_hidden_layers)]
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
     return choose_runs(patterns, whole, processes)
 
 
-def loss_of_whole(loss: Tensor, labels: Tensor | None, share: Share | None) -> Tensor:
+def loss_of_whole(loss: Tensor, labels: Tensor | None, share: SequenceShard | None) -> Tensor:
     """Return the mean over the labelled tokens of the whole sequence, from the mean `loss` over this
     process's.
 

@@ -64,7 +64,7 @@ class Transformer(PretrainedMixin):
         freeze_around_alone(self, self.decoder)
 
     @property
-    def remembers(self) -> bool:
+    def supports_recurrence(self) -> bool:
         """Return whether the model reads a text in segments and has a memory of earlier segments."""
         return self.decoder is not None and self.decoder.memory is not None
 
@@ -299,7 +299,7 @@ class Transformer(PretrainedMixin):
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.of_share(ran.share)
+        labels = labels.local_part(ran.share)
         valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
         head_input = labels.beside(
             HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
@@ -324,7 +324,7 @@ class Transformer(PretrainedMixin):
         next_state = None
         if state is not None and ran.layer_states is not None:
             assert self.decoder is not None
-            tokens, depth = self.decoder.kept(ran.tokens), self.decoder.depth
+            tokens, depth = self.decoder.remembered_tokens(ran.tokens), self.decoder.depth
             # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
             next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)

@@ -22,7 +22,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.nn.block.gated import GatedConfig
+from polyformer.nn.block.gated import GatedBlockConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.memory import RecurrentConfig
 from polyformer.nn.memory.recurrent import Hidden
@@ -58,7 +58,7 @@ def _decoder() -> StackConfig:
         attention=AttentionConfig(num_attention_heads=2, mechanism=dense),
         feedforward=DenseConfig(intermediate_size=128),
         position=TransformerXLConfig(),
-        block=GatedConfig(),
+        block=GatedBlockConfig(),
         dropout=0.0,
     )
 
@@ -82,7 +82,7 @@ class DecoderTrunkConfig(TrunkConfig):
             raise InputError(f"memory_length: counts steps, expected 1 or more, got {self.memory_length}")
         if not isinstance(self.decoder.attention.mechanism, SoftmaxConfig):
             raise InputError("trunk.decoder.attention: a policy's memory is read by softmax attention alone")
-        parts = [self.decoder.feedforward.at(layer) for layer in range(self.decoder.num_hidden_layers)]
+        parts = [self.decoder.feedforward.for_layer(layer) for layer in range(self.decoder.num_hidden_layers)]
         if any(part.stateful for part in parts):
             raise InputError(
                 "trunk.decoder.feedforward: a policy keeps the inputs of its layers alone, and this "

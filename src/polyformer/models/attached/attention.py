@@ -10,7 +10,7 @@ from transformers.utils import output_capturing
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import in_turn
+from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
@@ -85,7 +85,7 @@ def forward(
         mods += settings.pop("mods")
         if unread:
             settings |= _tabled(settings["pattern"], seen.context, query)
-    settings |= {"score_mod": in_turn(mods), "dropout": dropout}
+    settings |= {"score_mod": chain_score_mods(mods), "dropout": dropout}
     if not _wants_weights(options):
         out, _ = _with_sink(query, key, value, s_aux, settings)
         return out.transpose(1, 2).contiguous(), None

@@ -7,8 +7,8 @@ old attention has its own scale. Learned positions are repeated from their start
 distances is unchanged, and the projections of global tokens start as copies of the ordinary projections:
 Beltagy et al. 2020 (Longformer), section 5. Weights of mechanisms beyond queries, keys and values (for
 example Linformer's projections) are newly initialized. A new memory changes almost nothing at first
-(`Memory.added`). Rotary positions have no table; an `extension` lowers their frequencies for texts longer
-than in training.
+(`Memory.init_added`). Rotary positions have no table; an `extension` lowers their frequencies for texts
+longer than in training.
 """
 
 import dataclasses
@@ -98,9 +98,9 @@ def begin_additions(model: Transformer, report: Report) -> None:
     for stack, name in ((model.decoder, "decoder"), (model.encoder, "encoder")):
         new = [part.removeprefix(f"{name}.").split(".")[0] for part in report.newly_initialized]
         if stack is not None and stack.memory is not None and "memory" in new:
-            stack.memory.added()
+            stack.memory.init_added()
         if stack is not None and stack.depth is not None and "depth" in new:
-            stack.depth.added(stack.final_norm)
+            stack.depth.init_added(stack.final_norm)
 
 
 def read_attention(attention: object) -> Pattern | MechanismConfig | None:
@@ -109,7 +109,7 @@ def read_attention(attention: object) -> Pattern | MechanismConfig | None:
     """
     if attention is None:
         return None
-    return Pattern.meant(attention) or MechanismConfig.from_dict(attention, "attention")
+    return Pattern.parse(attention) or MechanismConfig.from_dict(attention, "attention")
 
 
 def convert_config(
@@ -236,11 +236,11 @@ def keep_positions(config: ModelConfig, checkpoint: ModelConfig) -> ModelConfig:
     before, after = checkpoint.max_position_embeddings, config.max_position_embeddings
     changes: dict[str, Any] = {}
     if before != after:
-        changes["head"] = config.head.longer(before, after)
+        changes["head"] = config.head.with_max_positions(before, after)
         for side in ("encoder", "decoder"):
             stack, known = getattr(config, side), getattr(checkpoint, side)
             if stack is not None and known is not None and stack.position == known.position:
-                position = stack.position.longer(before, after)
+                position = stack.position.with_max_positions(before, after)
                 changes[side] = dataclasses.replace(stack, position=position)
     return dataclasses.replace(config, **changes)
 
@@ -288,8 +288,8 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
     assert isinstance(new, Stack)
     names: list[str] = []
     for layer, module in enumerate(new.layers):
-        scale = own_scale(old.mechanism.at(layer))
-        if scale is None or own_scale(new.mechanism.at(layer)) is not None:
+        scale = own_scale(old.mechanism.for_layer(layer))
+        if scale is None or own_scale(new.mechanism.for_layer(layer)) is not None:
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)

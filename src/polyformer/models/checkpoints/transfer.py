@@ -41,7 +41,8 @@ def transfer(old: Transformer, new: Transformer, untrained: Collection[str] = ()
     """Copy the matching tensors of `old` into `new`, with tables of positions repeated or cut to their
     length.
 
-    Of heads of different kinds the common parts are copied (`HeadConfig.parts`), for example a pooler.
+    Heads of different kinds share some modules, which are copied, for example a pooler
+    (`HeadConfig.reusable_modules`).
     `untrained`: names of tensors of the old model that came from no checkpoint, which are not copied.
     """
     stored = {name: tensor for name, tensor in old.state_dict().items() if name not in untrained}
@@ -70,8 +71,8 @@ def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
     """Return the name of a tensor of a model with the `old` head in a model with the `new` head, or None."""
     if not name.startswith("head.") or old.kind == new.kind:
         return name
-    parts = new.parts()
-    for part, path in old.parts().items():
+    parts = new.reusable_modules()
+    for part, path in old.reusable_modules().items():
         start = f"head.{path}." if path else "head."
         if part in parts and name.startswith(start):
             return ".".join(filter(None, ("head", parts[part], name.removeprefix(start))))

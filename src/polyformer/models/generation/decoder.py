@@ -14,7 +14,7 @@ from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.dola import Dola
 from polyformer.models.outputs import ModelOutput, ModelState
-from polyformer.nn.depth import whole_depth
+from polyformer.nn.depth import full_depth
 from polyformer.nn.stack import Stack
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 
@@ -189,7 +189,7 @@ class Decoder:
             near, finding = None, None
             if self.retrieval is not None:
                 near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
-            with self.packed, whole_depth():  # later tokens use this state
+            with self.packed, full_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._next(output, near)
             history = input_ids

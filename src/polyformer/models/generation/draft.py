@@ -89,7 +89,7 @@ def _check_memory(model: Writer, tokens: int) -> None:
         return
     pattern = getattr(model.decoder.mechanism, "pattern", None) if model.decoder else None
     reach = None if pattern is None else pattern.distance_range()
-    if memory.looks_up or reach is None or reach[1] > memory.length:
+    if memory.has_store or reach is None or reach[1] > memory.length:
         raise InputError(
             f"draft: {tokens} tokens are more than the memory of {memory.length}, and a text would depend on "
             "how many are read at once; make the memory longer, attend within it (Window), or leave it out"

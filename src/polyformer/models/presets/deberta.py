@@ -36,7 +36,7 @@ def deberta(
 
 @register("deberta-base")
 def deberta_base() -> ModelConfig:
-    """DeBERTa encoder: 12 layers of 768, 100M parameters besides tokens' (He et al. 2021, table 8).
+    """DeBERTa encoder: 12 layers of 768, 100M parameters without tokens (He et al. 2021, table 8).
 
     The released checkpoint is microsoft/deberta-base, with 50265 token vectors. Keys have no bias, as in
     the released weights.
@@ -60,7 +60,7 @@ def later(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register("deberta-v3-small")
 def deberta_v3_small() -> ModelConfig:
-    """DeBERTa V3 encoder: 6 layers of 768, 44M parameters besides tokens' (He et al. 2023, table 5).
+    """DeBERTa V3 encoder: 6 layers of 768, 44M parameters without tokens (He et al. 2023, table 5).
 
     The released checkpoint is microsoft/deberta-v3-small, with 98M parameters of token vectors.
     """
@@ -69,7 +69,7 @@ def deberta_v3_small() -> ModelConfig:
 
 @register("deberta-v3-base")
 def deberta_v3_base() -> ModelConfig:
-    """DeBERTa V3 encoder: 12 layers of 768, 86M parameters besides tokens' (He et al. 2023, table 5).
+    """DeBERTa V3 encoder: 12 layers of 768, 86M parameters without tokens (He et al. 2023, table 5).
 
     The released checkpoint is microsoft/deberta-v3-base, with 98M parameters of token vectors.
     """

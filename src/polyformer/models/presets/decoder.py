@@ -126,7 +126,7 @@ def gpt_j() -> ModelConfig:
 
 @register("ctrl")
 def ctrl() -> ModelConfig:
-    """CTRL decoder led by control codes: 48 layers of 1280, 1.63B parameters (Keskar et al. 2019, section
+    """CTRL decoder with control codes: 48 layers of 1280, 1.63B parameters (Keskar et al. 2019, section
     3.2).
 
     Sinusoids, all sines first, beside token vectors scaled by the root of their width.

@@ -17,18 +17,18 @@ def gtrxl() -> PolicyConfig:
 
 @register("policy-transformer-xl")
 def transformer_xl() -> PolicyConfig:
-    """Transformer-XL policy, to compare with gtrxl: post-norm, without gates, about as many parameters."""
+    """Transformer-XL policy for comparison with gtrxl: post-norm, without gates, of similar size."""
     trunk = DecoderTrunkConfig().override("block", "post").override("intermediate_size", 196)
     return PolicyConfig(hidden_size=98, trunk=trunk)
 
 
 @register("policy-lstm")
 def lstm() -> PolicyConfig:
-    """LSTM policy, to compare with gtrxl: about as many parameters."""
+    """LSTM policy for comparison with gtrxl, of similar size."""
     return PolicyConfig(hidden_size=104, trunk=LSTMTrunkConfig())
 
 
 @register("policy-feedforward")
 def feedforward() -> PolicyConfig:
-    """Feed-forward policy, to compare with gtrxl: no memory, about as many parameters."""
+    """Feed-forward policy for comparison with gtrxl: without a memory, of similar size."""
     return PolicyConfig(hidden_size=206, trunk=FeedForwardTrunkConfig())

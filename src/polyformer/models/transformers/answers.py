@@ -2,7 +2,7 @@
 
 transformers counts padded positions among the possible starts and ends of an answer, so its loss and
 gradients depend on the model's outputs at padding. The wrapper therefore computes padding too
-(`Transformer.unpads`), and leaves it at the same positions as transformers. docs/design.md lists the
+(`Transformer.unpads`), and leaves it at the same positions as transformers. docs/design/models.md lists the
 remaining differences.
 """
 

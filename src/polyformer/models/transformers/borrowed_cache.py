@@ -51,7 +51,11 @@ class BorrowedCache(PolyformerCache):
             self.cross = theirs if model.encoder is not None else None
         layers, depth = self.decoder.new_states(0), self.decoder.depth
         reads_source = self.cross is not None and depth is not None and depth.reads_source
-        if model.remembers or reads_source or any(layer != LayerState(KeyValueCache()) for layer in layers):
+        if (
+            model.supports_recurrence
+            or reads_source
+            or any(layer != LayerState(KeyValueCache()) for layer in layers)
+        ):
             raise InputError(
                 "past_key_values: this model keeps more of the past than keys and values; give what "
                 "an earlier output returned"
@@ -123,7 +127,7 @@ class BorrowedCache(PolyformerCache):
         """Raise `InputError` if a layer lacks keys that were needed, or is too short for the `new` keys."""
         total, dropped = self.seen + new, self.dropped[index]
         if dropped:
-            mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.at(index)
+            mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.for_layer(index)
             pattern = mechanism.pattern if isinstance(mechanism, SoftmaxConfig) else None
             needed = (pattern or Full()).keys(Context(new, total, causal=True), 0, new).some
             if needed and needed[0][0] < dropped:

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.models.architectures import Transformer
-from polyformer.nn.heads.vocabulary import Output
+from polyformer.nn.heads.vocabulary import VocabularyOutput
 
 
 def output_matrix(model: nn.Module) -> nn.Module | None:
@@ -71,7 +71,7 @@ def _vocabulary_head(model: nn.Module) -> Any:
         return None
     head: Any = model.head
     head = getattr(head, "tokens", head)
-    return head if isinstance(getattr(head, "output", None), Output) else None
+    return head if isinstance(getattr(head, "output", None), VocabularyOutput) else None
 
 
 def _table(model: Any) -> tuple[str, nn.Module]:

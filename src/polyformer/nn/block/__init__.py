@@ -5,7 +5,7 @@ from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 from polyformer.nn.block.parallel import ParallelConfig
 from polyformer.nn.block.post import PostNormConfig
 from polyformer.nn.block.pre import PreNormConfig
-from polyformer.nn.block.reversible import Reversible, ReversibleConfig, merge_streams, streams
+from polyformer.nn.block.reversible import Reversible, ReversibleConfig, merge_streams, split_streams
 
 __all__ = [
     "Block",
@@ -17,7 +17,7 @@ __all__ = [
     "ReversibleConfig",
     "SubLayer",
     "merge_streams",
-    "streams",
+    "split_streams",
 ]
 
 import_modules(__name__)

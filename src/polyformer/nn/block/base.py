@@ -29,7 +29,7 @@ class BlockConfig(Config):
         """Return the wiring of `sublayers` sub-layers, with the norms that it needs."""
         raise NotImplementedError
 
-    def at(self, layer: int) -> "BlockConfig":
+    def for_layer(self, layer: int) -> "BlockConfig":
         """Return the configuration of layer `layer` of a stack; by default all layers have the same."""
         return self
 
@@ -46,7 +46,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(norm.build(hidden_size) for _ in range(norms))
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Return the output of the layer, with the shape of x.
 
         real: [B, T] bool, the tokens that are not padding, for norms over all tokens (`ops.norms.normalize`);
@@ -54,14 +54,14 @@ class Block(nn.Module):
         """
         raise NotImplementedError
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return the input of the first sub-layer for the input x of the layer."""
         raise NotImplementedError
 
-    def kept(self, x: Tensor) -> Tensor:
-        """Return the part [B, T, E] of the layer input x that a memory stores for `first_reads_kept`."""
+    def memory_input(self, x: Tensor) -> Tensor:
+        """Return the part [B, T, E] of the layer input x that a memory stores for `pre_norm_memory`."""
         return x
 
-    def first_reads_kept(self, kept: Tensor) -> Tensor:
-        """Return the input of the first sub-layer for a stored `kept`."""
-        return self.first_reads(kept)
+    def pre_norm_memory(self, memory: Tensor) -> Tensor:
+        """Return the input of the first sub-layer for a stored `memory_input`."""
+        return self.pre_norm(memory)

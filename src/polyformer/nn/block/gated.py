@@ -32,7 +32,7 @@ from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedConfig(BlockConfig):
+class GatedBlockConfig(BlockConfig):
     """Gated residual block: a learned gate replaces the residual sum.
 
     g(x, dropout(ReLU(f(norm(x))))) for every sub-layer f; `gate`: residual, input, output, ...
@@ -51,35 +51,37 @@ class GatedConfig(BlockConfig):
             raise InputError(f"gate_bias: expected a finite number, got {self.gate_bias}")
 
     @classmethod
-    def examples(cls) -> tuple["GatedConfig", ...]:
+    def examples(cls) -> tuple["GatedBlockConfig", ...]:
         """Return the gate with the most parameters and the gate without parameters."""
         return cls(), cls(gate="residual")
 
-    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Gated":
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "GatedBlock":
         """Return a block with a norm and a gate for each sub-layer."""
-        return Gated(hidden_size, sublayers, norm, dropout, self)
+        return GatedBlock(hidden_size, sublayers, norm, dropout, self)
 
 
-class Gated(Block):
+class GatedBlock(Block):
     """The wiring of GTrXL, or of its variant TrXL-I with the gate `residual`."""
 
-    def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, config: GatedConfig):
+    def __init__(
+        self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, config: GatedBlockConfig
+    ):
         super().__init__(hidden_size, norms, norm, dropout)
         self.gates = nn.ModuleList(GATES[config.gate](hidden_size, config.gate_bias) for _ in range(norms))
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply x = g(x, dropout(ReLU(f(norm(x))))) for each f in turn."""
         # The ReLU separates two linear maps: the last map of the sub-layer and the map that reads the sum.
         for norm, gate, sublayer in zip(self.norms, self.gates, sublayers):
-            x = gate(x, self.dropout(sublayer(normalize(norm, x, real)).relu()))
+            x = gate(x, self.dropout(sublayer(normalize(norm, x, valid)).relu()))
         return x
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return norm(x)."""
         return self.norms[0](x)
 
 
-class Residual(nn.Module):
+class ResidualSum(nn.Module):
     """The plain residual sum x + y."""
 
     def __init__(self, hidden_size: int, bias: float):
@@ -108,7 +110,7 @@ class OutputGate(nn.Module):
     def __init__(self, hidden_size: int, bias: float):
         super().__init__()
         self.stream = Linear(hidden_size, hidden_size, bias=False)
-        self.closed = _closed(hidden_size, bias)
+        self.closed = _gate_bias(hidden_size, bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return x + s(W x - b) * y."""
@@ -121,13 +123,13 @@ class HighwayGate(nn.Module):
     def __init__(self, hidden_size: int, bias: float):
         super().__init__()
         self.stream = Linear(hidden_size, hidden_size, bias=False)
-        self.closed = _closed(hidden_size, bias)
+        self.closed = _gate_bias(hidden_size, bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return s(W x + b) * x + (1 - s(W x + b)) * y."""
         # This gate is for the stream: a positive b opens it, which closes the path of y.
-        carried = (self.stream(x) + self.closed).sigmoid()
-        return carried * x + (1 - carried) * y
+        carry = (self.stream(x) + self.closed).sigmoid()
+        return carry * x + (1 - carry) * y
 
 
 class SigmoidTanhGate(nn.Module):
@@ -137,7 +139,7 @@ class SigmoidTanhGate(nn.Module):
         super().__init__()
         self.opens = Linear(hidden_size, hidden_size, bias=False)
         self.writes = Linear(hidden_size, hidden_size, bias=False)
-        self.closed = _closed(hidden_size, bias)
+        self.closed = _gate_bias(hidden_size, bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return x + s(W y - b) * tanh(U y)."""
@@ -152,7 +154,7 @@ class GRUGate(nn.Module):
         super().__init__()
         self.of_output = _matrices(3, hidden_size)  # W_r, W_z, W_g
         self.of_stream = _matrices(3, hidden_size)  # U_r, U_z, U_g
-        self.closed = _closed(hidden_size, bias)
+        self.closed = _gate_bias(hidden_size, bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (1 - z) * x + z * tanh(W_g y + U_g (r * x))."""
@@ -165,7 +167,7 @@ class GRUGate(nn.Module):
 
 
 GATES = {
-    "residual": Residual,
+    "residual": ResidualSum,
     "input": InputGate,
     "output": OutputGate,
     "highway": HighwayGate,
@@ -174,7 +176,7 @@ GATES = {
 }
 
 
-def _closed(hidden_size: int, bias: float) -> nn.Parameter:
+def _gate_bias(hidden_size: int, bias: float) -> nn.Parameter:
     """Return the vector b."""
     return nn.Parameter(torch.full((hidden_size,), bias))
 

@@ -28,14 +28,14 @@ class ParallelConfig(BlockConfig):
 class Parallel(Block):
     """A wiring of sub-layers in parallel."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Return x + sum_f dropout(f(norm(x)))."""
         # Normalised before the loop: the sums below must not change the input of later sub-layers.
-        normed = normalize(self.norms[0], x, real)
+        normed = normalize(self.norms[0], x, valid)
         for sublayer in sublayers:
             x = x + self.dropout(sublayer(normed))
         return x
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return norm(x)."""
         return self.norms[0](x)

@@ -29,13 +29,13 @@ class PostNormConfig(BlockConfig):
 class PostNorm(Block):
     """The wiring of the original Transformer."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply x = norm(x + dropout(f(x))) for each f in turn."""
         # The norm of the sum leaves no identity path through the stack: hence the warm-up.
         for norm, sublayer in zip(self.norms, sublayers):
-            x = normalize(norm, x + self.dropout(sublayer(x)), real)
+            x = normalize(norm, x + self.dropout(sublayer(x)), valid)
         return x
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return x: the first sub-layer has no norm before it."""
         return x

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 
-LARGEST = torch.finfo(torch.float16).max
+FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class PreNormConfig(BlockConfig):
         """Return an example of each option."""
         return cls(), cls(finite=True), cls(first_norm=False)
 
-    def at(self, layer: int) -> "PreNormConfig":
+    def for_layer(self, layer: int) -> "PreNormConfig":
         """Return the configuration of layer `layer`: only the first layer may lack its first norm."""
         return self if self.first_norm or layer == 0 else dataclasses.replace(self, first_norm=True)
 
@@ -53,19 +53,19 @@ class PreNorm(Block):
         if not config.first_norm:
             self.norms[0] = nn.Identity()  # not removed: the other norms keep their indices
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply x = x + dropout(f(norm(x))) for each f in turn."""
         for norm, sublayer in zip(self.norms, sublayers):
-            y = self.dropout(sublayer(normalize(norm, x, real)))
+            y = self.dropout(sublayer(normalize(norm, x, valid)))
             # An infinite float16 y would make a float32 sum infinite, which is not clamped: clamp y first.
-            x = _finite(x + (y if y.dtype == x.dtype else _finite(y))) if self.finite else x + y
+            x = _clamp_float16(x + (y if y.dtype == x.dtype else _clamp_float16(y))) if self.finite else x + y
         return x
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return norm(x)."""
         return self.norms[0](x)
 
 
-def _finite(x: Tensor) -> Tensor:
+def _clamp_float16(x: Tensor) -> Tensor:
     """Clamp a float16 x to the finite numbers of float16; return x of another type unchanged."""
-    return x.clamp(-LARGEST, LARGEST) if x.dtype == torch.float16 else x
+    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX) if x.dtype == torch.float16 else x

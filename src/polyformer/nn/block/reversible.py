@@ -55,29 +55,29 @@ class ReversibleConfig(BlockConfig):
 class Reversible(Block):
     """A wiring that passes the two streams x [2, B, T, E] through sub-layers [B, T, E] -> [B, T, E]."""
 
-    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply (a, b) -> (b, a + dropout(f(norm(b)))) for each f in turn."""
         # The streams swap roles after each sub-layer, so every second sub-layer changes the same stream.
         a, b = x
         for index, sublayer in enumerate(sublayers):
-            a, b = b, a + self.change(index, sublayer, b)
+            a, b = b, a + self.residual_branch(index, sublayer, b)
         return torch.stack([a, b])
 
-    def change(self, index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
+    def residual_branch(self, index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
         """Return the output of sub-layer `index` for a stream x [B, T, E]: the addend of the other stream."""
         return self.dropout(sublayer(self._normed(index, x)))
 
-    def first_reads(self, x: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor) -> Tensor:
         """Return norm(x2), where x2 is the second stream."""
         return self._normed(0, x[1])
 
-    def kept(self, x: Tensor) -> Tensor:
+    def memory_input(self, x: Tensor) -> Tensor:
         """Return x2, the second stream."""
         return x[1]
 
-    def first_reads_kept(self, kept: Tensor) -> Tensor:
+    def pre_norm_memory(self, memory: Tensor) -> Tensor:
         """Return norm(x2) of a stored x2."""
-        return self._normed(0, kept)
+        return self._normed(0, memory)
 
     def _normed(self, index: int, x: Tensor) -> Tensor:
         # The streams have a higher precision than the sub-layers: cast to the type of the weights.
@@ -86,7 +86,7 @@ class Reversible(Block):
         return norm(x.to(dtype))
 
 
-def streams(x: Tensor) -> Tensor:
+def split_streams(x: Tensor) -> Tensor:
     """Return the input x [B, T, E] of the stack as both streams, [2, B, T, E]."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     if half or x.device.type == "mps":  # MPS has no float64

@@ -2,21 +2,21 @@
 
 from polyformer.core.registry import import_modules
 from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Call, Depth, DepthConfig, Halting, Judge
+from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, ExitLoss, Halting
 from polyformer.nn.depth.fixed import FixedConfig
-from polyformer.nn.depth.recording import recorded_depths, recorded_states, whole_depth
+from polyformer.nn.depth.recording import full_depth, recorded_depths, recorded_states
 
 __all__ = [
     "Active",
-    "Call",
     "Depth",
     "DepthConfig",
+    "DepthInput",
+    "ExitLoss",
     "FixedConfig",
     "Halting",
-    "Judge",
+    "full_depth",
     "recorded_depths",
     "recorded_states",
-    "whole_depth",
 ]
 
 import_modules(__name__)

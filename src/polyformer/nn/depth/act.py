@@ -27,7 +27,7 @@ from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import NormConfig
 from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Call, Depth, DepthConfig, Halting
+from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, Halting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,46 +72,57 @@ class ACT(Depth):
         self.weight = nn.Parameter(torch.zeros(hidden_size))
         self.bias = nn.Parameter(torch.tensor([config.halting_bias]))
 
-    def begin(self, call: Call) -> "Pondering":
+    def start(self, inputs: DepthInput) -> "ACTHalting":
         """Return the sums of a new call, all zero."""
-        return Pondering(self, call)
+        return ACTHalting(self, inputs)
 
 
-class Pondering(Halting):
-    """The sums of a call: of probabilities [B, T], and of states weighted by them [B, T, E]."""
+class ACTHalting(Halting):
+    """The halting decisions of a call.
 
-    def __init__(self, act: ACT, call: Call):
-        super().__init__(call)
+    total_probability: [B, T], the sum of the probabilities so far. weighted_mean: [B, T, E], the sum of the
+    states weighted by them. remainder: [B, T], R of the tokens that have halted.
+    """
+
+    def __init__(self, act: ACT, inputs: DepthInput):
+        super().__init__(inputs)
         self.act = act
-        self.spent = call.x.new_zeros(call.x.shape[:2]).to(torch.promote_types(call.x.dtype, torch.float32))
-        self.remainder = torch.zeros_like(self.spent)
-        self.mean = torch.zeros_like(call.x)
+        self.total_probability = inputs.x.new_zeros(inputs.x.shape[:2]).to(
+            torch.promote_types(inputs.x.dtype, torch.float32)
+        )
+        self.remainder = torch.zeros_like(self.total_probability)
+        self.weighted_mean = torch.zeros_like(inputs.x)
 
-    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor:
+    def select_halted(self, layer: int, x: Tensor, active: Active) -> Tensor:
         """Return the tokens with a sum of probabilities of at least 1 - epsilon; all after the last layer."""
-        states = active.gathered(x)
+        states = active.gather(x)
         weight, bias = self.act.weight.to(x.dtype), self.act.bias
-        p = ((states @ weight).to(self.spent.dtype) + bias)[0].sigmoid()  # [N]
-        spent = self.spent.flatten()[active.index]
-        halts = spent + p >= 1 - self.act.config.epsilon
+        p = ((states @ weight).to(self.total_probability.dtype) + bias)[0].sigmoid()  # [N]
+        total_probability = self.total_probability.flatten()[active.index]
+        halts = total_probability + p >= 1 - self.act.config.epsilon
         if layer == self.act.steps - 1:
             halts = torch.ones_like(halts)
-        share = torch.where(halts, 1 - spent, p)
-        mean = active.gathered(self.mean) + (share.unsqueeze(-1) * states).to(self.mean.dtype)
-        self.mean = active.scattered(mean, self.mean)
-        self.spent = _put(self.spent, active, spent + share)
-        self.remainder = _put(self.remainder, active, torch.where(halts, share, 0))
+        # The state after the last step gets the remainder R, so that the weights of a token sum to 1.
+        state_weight = torch.where(halts, 1 - total_probability, p)
+        weighted_mean = active.gather(self.weighted_mean) + (state_weight.unsqueeze(-1) * states).to(
+            self.weighted_mean.dtype
+        )
+        self.weighted_mean = active.scatter(weighted_mean, self.weighted_mean)
+        self.total_probability = _scatter_values(
+            self.total_probability, active, total_probability + state_weight
+        )
+        self.remainder = _scatter_values(self.remainder, active, torch.where(halts, state_weight, 0))
         return halts
 
-    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+    def output(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the mean state y; the ponder cost is added to the training loss."""
-        real = self.call.real
-        ponder = ((self.depths + self.remainder) * real).sum() / real.sum().clamp_min(1)
+        valid = self.inputs.valid
+        ponder = ((self.depths + self.remainder) * valid).sum() / valid.sum().clamp_min(1)
         if self.act.training:
             add_auxiliary_loss("ponder", self.act.config.ponder_loss * ponder)
-        return super().output(self.mean, finished)
+        return super().output(self.weighted_mean, finish)
 
 
-def _put(table: Tensor, active: Active, values: Tensor) -> Tensor:
+def _scatter_values(table: Tensor, active: Active, values: Tensor) -> Tensor:
     """Return `table` [B, T] with `values` [N] for the active tokens."""
     return table.flatten().index_copy(0, active.index, values).view(table.shape)

@@ -22,7 +22,7 @@ class Active:
     index: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor) -> "Active":
+    def from_mask(cls, mask: Tensor) -> "Active":
         """Return the places where `mask` [B, T] is True."""
         if mask.is_meta:
             return cls(mask, torch.arange(mask.numel(), device=mask.device))
@@ -31,20 +31,20 @@ class Active:
     def __len__(self) -> int:
         return len(self.index)
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Return the active tokens [1, N, E] of x [B, T, E]."""
         return x.flatten(0, 1).index_select(0, self.index).unsqueeze(0)
 
-    def scattered(self, y: Tensor, into: Tensor) -> Tensor:
+    def scatter(self, y: Tensor, into: Tensor) -> Tensor:
         """Return `into` [B, T, E] with the active tokens y [1, N, E] in their places."""
         return into.flatten(0, 1).index_copy(0, self.index, y[0].to(into.dtype)).view(into.shape)
 
-    def spread(self, y: Tensor) -> Tensor:
+    def scatter_to_zeros(self, y: Tensor) -> Tensor:
         """Return the active tokens y [1, N, E] in their places of [B, T, E], with zeros elsewhere."""
-        return self.scattered(y, y.new_zeros(*self.mask.shape, y.shape[-1]))
+        return self.scatter(y, y.new_zeros(*self.mask.shape, y.shape[-1]))
 
     def without(self, halted: Tensor) -> "Active":
-        """Return the active tokens without the tokens that `halted` [N] marks."""
+        """Return the active tokens without the tokens where `halted` [N] is True."""
         if self.mask.is_meta:
             return self
         index = self.index[~halted]

@@ -39,7 +39,7 @@ class DepthConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class DepthInput:
     """The inputs of a policy at the start of a call.
 
     x: [B, T, E], the embedding sum. pos: [T] or [B, T]. source: [B, S, E], the source of an encoder-decoder,
@@ -55,7 +55,7 @@ class Call:
     predict: Callable[[Tensor], Tensor] | None = None
 
     @property
-    def real(self) -> Tensor:
+    def valid(self) -> Tensor:
         """Return which tokens are not padding, [B, T] bool."""
         valid, rows, length = self.context.kv_valid, self.x.shape[0], self.x.shape[1]
         if valid is None:
@@ -64,7 +64,7 @@ class Call:
         return valid[:, offset : offset + length].expand(rows, length)
 
 
-class Judge(Protocol):
+class ExitLoss(Protocol):
     """The losses and predictions of the head for hidden states [B, T, E], with the labels."""
 
     @property
@@ -93,10 +93,10 @@ class Depth(nn.Module):
     alone = False
     reads_source = False
 
-    def added(self, final_norm: nn.Module) -> None:
+    def init_added(self, final_norm: nn.Module) -> None:
         """Initialize a policy that is added to a trained model, so that it changes no output."""
 
-    def begin(self, call: Call) -> "Halting":
+    def start(self, inputs: DepthInput) -> "Halting":
         """Return the object that decides during a call."""
         raise NotImplementedError
 
@@ -104,43 +104,58 @@ class Depth(nn.Module):
 class Halting:
     """The decisions of a call about the tokens that continue, layer by layer.
 
-    `active`: the tokens that continue; None for all, so that no tokens need to be gathered.
+    `active`: the tokens that continue; None for all, so that no tokens need to be gathered. `previous`: the
+    hidden states [B, T, E] of all tokens after the last layer so far, without the positions that the next
+    layer adds.
     """
 
-    def __init__(self, call: Call):
-        self.call = call
-        self.active = None if call.context.kv_valid is None else _fewer(Active.of(call.real))
-        self.depths = torch.zeros(call.x.shape[:2], dtype=torch.long, device=call.x.device)
+    def __init__(self, inputs: DepthInput):
+        self.inputs = inputs
+        self.previous = inputs.x
+        self.active = (
+            None if inputs.context.kv_valid is None else _none_if_all(Active.from_mask(inputs.valid))
+        )
+        self.depths = torch.zeros(inputs.x.shape[:2], dtype=torch.long, device=inputs.x.device)
 
-    def after(self, layer: int, x: Tensor) -> None:
-        """Decide after layer `layer` has updated the states x [B, T, E] of the active tokens."""
+    def update(self, layer: int, y: Tensor) -> Tensor:
+        """Return the hidden states [B, T, E] after layer `layer`, and decide which tokens halt.
+
+        y: the layer's output for the active tokens, [1, N, E], or [B, T, E] if all are active. Halted tokens
+        keep their states.
+        """
         active = self.active
+        x = y if active is None else active.scatter(y, self.previous)
         if active is None:
-            active = Active.of(torch.ones_like(self.depths, dtype=torch.bool))
+            active = Active.from_mask(torch.ones_like(self.depths, dtype=torch.bool))
         self.depths = self.depths + active.mask
-        halted = self.halted(layer, x, active)
+        halted = self.select_halted(layer, x, active)
         if halted is not None:
-            self.active = _fewer(active.without(halted))
+            self.active = _none_if_all(active.without(halted))
+        self.previous = x
+        return x
 
-    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
-        """Return which of the active tokens halt after this layer, [N] bool; None for none."""
+    def select_halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
+        """Return which of the active tokens halt after this layer, [N] bool; None for none.
+
+        x: the hidden states [B, T, E] after the layer.
+        """
         raise NotImplementedError
 
     @property
-    def over(self) -> bool:
+    def all_halted(self) -> bool:
         """Return whether all tokens have halted."""
         return self.active is not None and not len(self.active)
 
-    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the stack's output from the last states x [B, T, E]. `finished`: final norm and dropout."""
+    def output(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the stack's output from the last states x [B, T, E]. `finish`: final norm and dropout."""
         record_depths(self.depths)
-        return finished(x)
+        return finish(x)
 
-    def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
+    def losses(self, loss: Tensor, exit_loss: ExitLoss) -> dict[str, Tensor]:
         """Return the terms that are added to the training loss, by name; `loss` is the loss of the output."""
         return {}
 
 
-def _fewer(active: Active) -> Active | None:
+def _none_if_all(active: Active) -> Active | None:
     """Return `active`, or None if all tokens are active."""
     return None if len(active) == active.mask.numel() else active

@@ -12,7 +12,7 @@ from polyformer.core.recorder import Recorder
 
 _depths: Recorder[Tensor] = Recorder("depths")
 _states: Recorder[list[Tensor]] = Recorder("states")
-_whole: contextvars.ContextVar[bool] = contextvars.ContextVar("whole_depth", default=False)
+_full: contextvars.ContextVar[bool] = contextvars.ContextVar("full_depth", default=False)
 
 
 def recorded_depths() -> AbstractContextManager[list[Tensor]]:
@@ -26,25 +26,25 @@ def record_depths(depths: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def whole_depth(whole: bool = True) -> Iterator[None]:
+def full_depth(full: bool = True) -> Iterator[None]:
     """Disable early exits of tokens inside `with`."""
-    token = _whole.set(whole)
+    token = _full.set(full)
     try:
         yield
     finally:
-        _whole.reset(token)
+        _full.reset(token)
 
 
-def is_whole() -> bool:
+def is_full_depth() -> bool:
     """Return whether early exits are disabled."""
-    return not torch.compiler.is_compiling() and _whole.get()
+    return not torch.compiler.is_compiling() and _full.get()
 
 
 @contextlib.contextmanager
 def recorded_states() -> Iterator[list[list[Tensor]]]:
     """Collect the states [B, T, E] after every exit's layer and after the last layer (before the final norm),
     in a list for each call of a stack with exits inside `with`. Early exits are disabled there."""
-    with whole_depth(), _states.collect() as records:
+    with full_depth(), _states.collect() as records:
         yield records
 
 

@@ -28,13 +28,13 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
         if not all(feedforward.tokenwise for feedforward in self.feedforwards):
             object.__setattr__(self, "tokenwise", False)
 
-    def at(self, layer: int) -> FeedForwardConfig:
+    def for_layer(self, layer: int) -> FeedForwardConfig:
         """Return the feed-forward with the index `layer` modulo their number."""
-        return self.feedforwards[layer % len(self.feedforwards)].at(layer)
+        return self.feedforwards[layer % len(self.feedforwards)].for_layer(layer)
 
     def build(self, hidden_size: int) -> FeedForward:
         """Return the module of the first layer: outside a stack there is only this layer."""
-        return self.at(0).build(hidden_size)
+        return self.for_layer(0).build(hidden_size)
 
     @classmethod
     def examples(cls) -> tuple["AlternateFeedForwardConfig", ...]:

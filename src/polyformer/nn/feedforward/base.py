@@ -30,7 +30,7 @@ class FeedForwardConfig(Config):
         """Return the module for a model of width `hidden_size`."""
         raise NotImplementedError
 
-    def at(self, layer: int) -> "FeedForwardConfig":
+    def for_layer(self, layer: int) -> "FeedForwardConfig":
         """Return the configuration of layer `layer` of a stack; by default all layers have the same."""
         return self
 

@@ -39,20 +39,19 @@ class ChunkedConfig(FeedForwardConfig):
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
-            raise InputError(f"chunk: counts tokens, expected 1 or more, got {self.chunk}")
+            raise InputError(f"chunk: expected 1 token or more, got {self.chunk}")
         if not self.inner.tokenwise:
             raise InputError(
-                f"inner: {quote(self.inner.kind)} looks at more than one token; "
-                "put 'chunked' inside it instead"
+                f"inner: {quote(self.inner.kind)} reads more than one token; put 'chunked' inside it instead"
             )
 
     def build(self, hidden_size: int) -> "Chunked":
         """Return the inner module, applied in chunks."""
         return Chunked(self.inner.build(hidden_size), self.chunk)
 
-    def at(self, layer: int) -> "ChunkedConfig":
+    def for_layer(self, layer: int) -> "ChunkedConfig":
         """Return the configuration with the inner feed-forward of layer `layer`."""
-        return dataclasses.replace(self, inner=self.inner.at(layer))
+        return dataclasses.replace(self, inner=self.inner.for_layer(layer))
 
     @classmethod
     def examples(cls) -> tuple["ChunkedConfig", ...]:
@@ -71,10 +70,10 @@ class Chunked(FeedForward):
         """Return concat(f(x_1), f(x_2), ..), where each x_i has `chunk` tokens."""
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= self.chunk:
-            return self._one(rows).view(x.shape)
-        return torch.cat([self._one(part) for part in rows.split(self.chunk)]).view(x.shape)
+            return self._run_chunk(rows).view(x.shape)
+        return torch.cat([self._run_chunk(part) for part in rows.split(self.chunk)]).view(x.shape)
 
-    def _one(self, rows: Tensor) -> Tensor:
+    def _run_chunk(self, rows: Tensor) -> Tensor:
         """Return f of the tokens [N, E] of a chunk."""
         if self.training and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(self.inner, rows, use_reentrant=False)

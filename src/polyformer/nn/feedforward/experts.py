@@ -32,7 +32,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
@@ -65,8 +65,8 @@ class ExpertsConfig(FeedForwardConfig):
     def __post_init__(self) -> None:
         if not self.expert.tokenwise:
             raise InputError(
-                f"expert: {quote(self.expert.kind)} looks at more than one token, and an expert is given "
-                "those that are sent to it; use 'dense' or 'gated'"
+                f"expert: {quote(self.expert.kind)} reads more than one token, but an expert receives only "
+                "the tokens that are routed to it; use 'dense' or 'gated'"
             )
         if self.experts < 1:
             raise InputError(f"experts: expected 1 or more, got {self.experts}")
@@ -74,7 +74,7 @@ class ExpertsConfig(FeedForwardConfig):
             raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
         if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
             raise InputError(
-                "gates: over 1 chosen expert they are always 1 and the router learns nothing; "
+                "gates: a softmax over 1 chosen expert is always 1, so the router has no gradient; "
                 "with top_k 1 use gates 'all'"
             )
         if self.capacity is not None and self.capacity <= 0:
@@ -88,9 +88,9 @@ class ExpertsConfig(FeedForwardConfig):
         """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
-    def at(self, layer: int) -> "ExpertsConfig":
+    def for_layer(self, layer: int) -> "ExpertsConfig":
         """Return the configuration with the expert of layer `layer`."""
-        return dataclasses.replace(self, expert=self.expert.at(layer))
+        return dataclasses.replace(self, expert=self.expert.for_layer(layer))
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:
@@ -115,15 +115,15 @@ class Experts(FeedForward):
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return y = sum over the chosen e of g_e f_e(x)."""
         rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
-        chosen, gates, taken = self.route(rows, context)
-        self._mark(chosen, gates, taken)
-        # `_grouped` reads the number of tokens per expert, which would break a compiled graph.
-        mix = self._plainly if torch.compiler.is_compiling() else self._grouped
-        return mix(rows, chosen, gates, taken).view(x.shape)
+        chosen, gates, accepted = self.route(rows, context)
+        self._record_routing(chosen, gates, accepted)
+        # `_mix_grouped` reads the number of tokens per expert, which would break a compiled graph.
+        mix = self._mix_dense if torch.compiler.is_compiling() else self._mix_grouped
+        return mix(rows, chosen, gates, accepted).view(x.shape)
 
-    def plainly(self, x: Tensor, context: Context | None = None) -> Tensor:
+    def forward_dense(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return the same result for x [B, T, E] directly from the equation: each expert reads all tokens."""
-        return self._plainly(x, *self.route(x, context))
+        return self._mix_dense(x, *self.route(x, context))
 
     def route(self, x: Tensor, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
         """Route x [B, T, E]: return the chosen experts, their gates and whether they accept the token.
@@ -131,48 +131,49 @@ class Experts(FeedForward):
         Each result is [B, T, k].
         """
         exact = torch.promote_types(x.dtype, torch.float32)
-        read = x.to(exact)
+        router_input = x.to(exact)
         if self.training and self.config.jitter:
-            read = read * torch.empty_like(read).uniform_(1 - self.config.jitter, 1 + self.config.jitter)
+            low, high = 1 - self.config.jitter, 1 + self.config.jitter
+            router_input = router_input * torch.empty_like(router_input).uniform_(low, high)
         with without_autocast(x):
-            logits = linear(read, self.router.weight.to(exact))
+            logits = linear(router_input, self.router.weight.to(exact))
         top, chosen = logits.topk(self.config.top_k, -1)
         probabilities = logits.softmax(-1)
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
-        real = _real(x, context)
+        valid = _valid_tokens(x, context)
         if self.config.balance:
-            over = None if context is None else context.share
-            balanced = balance(probabilities, chosen, real, over)
-            add_auxiliary_loss("balance", self.config.balance * balanced)
-        taken = real.unsqueeze(-1).expand_as(chosen)
+            over = None if context is None else context.shard
+            loss = balance_loss(probabilities, chosen, valid, over)
+            add_auxiliary_loss("balance", self.config.balance * loss)
+        accepted = valid.unsqueeze(-1).expand_as(chosen)
         if self.training and self.config.capacity is not None:
             part = self.config.capacity * self.config.top_k / self.config.experts
-            taken = taken & self._within(chosen, context, part)
-        return chosen, gates, taken
+            accepted = accepted & self._within_capacity(chosen, context, part)
+        return chosen, gates, accepted
 
-    def _within(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
-        """Return `within` for the tokens of `context`; other processes may have more tokens of the rows."""
-        over = None if context is None else context.share
+    def _within_capacity(self, chosen: Tensor, context: Context | None, part: float) -> Tensor:
+        """Return `within_capacity` of the choices, counted over the tokens of all processes."""
+        over = None if context is None else context.shard
         if context is not None and over is not None:
             chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
         doc = None if context is None else context.q_doc
-        room = within(chosen, self.config.experts, _real(chosen, context), doc, part)
-        return room if over is None else over.take(room, 1)
+        accepted = within_capacity(chosen, self.config.experts, _valid_tokens(chosen, context), doc, part)
+        return accepted if over is None else over.take(accepted, 1)
 
-    def _mark(self, chosen: Tensor, gates: Tensor, taken: Tensor) -> None:
+    def _record_routing(self, chosen: Tensor, gates: Tensor, accepted: Tensor) -> None:
         """Mark the experts of each token and their gates, in the order of the choices."""
         for number in range(self.config.top_k):
             place = f", choice {number + 1}" if self.config.top_k > 1 else ""
-            record_mark(f"expert{place}", lambda i=number: chosen.masked_fill(~taken, -1)[:, None, :, i])
-            record_mark(f"gate{place}", lambda i=number: (gates * taken)[:, None, :, i])
+            record_mark(f"expert{place}", lambda i=number: chosen.masked_fill(~accepted, -1)[:, None, :, i])
+            record_mark(f"gate{place}", lambda i=number: (gates * accepted)[:, None, :, i])
 
-    def _grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, accepted: Tensor) -> Tensor:
         """Sort the choices by expert, so that each expert reads all of its tokens at once.
 
         Experts without tokens run too, so that every expert always has a gradient.
         """
         count, k = self.config.experts, self.config.top_k
-        expert = chosen.masked_fill(~taken, count).flatten()
+        expert = chosen.masked_fill(~accepted, count).flatten()
         # Choices that no expert accepts have the number `count`: they are last in the order and cut off.
         order = expert.argsort(stable=True)
         sizes = _sizes(expert, count)
@@ -180,14 +181,14 @@ class Experts(FeedForward):
         sent = x.flatten(0, 1)[order // k].split(sizes)
         y = torch.cat([expert(tokens) for expert, tokens in zip(self.experts, sent)])
         y = (y * gates.flatten()[order].unsqueeze(-1)).to(y.dtype)
-        back = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
-        return back.unflatten(0, (-1, k)).sum(1).view(x.shape)
+        scattered = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
+        return scattered.unflatten(0, (-1, k)).sum(1).view(x.shape)
 
-    def _plainly(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+    def _mix_dense(self, x: Tensor, chosen: Tensor, gates: Tensor, accepted: Tensor) -> Tensor:
         empty = gates.new_zeros(*x.shape[:2], self.config.experts)
-        weights = empty.scatter(-1, chosen, gates * taken)
-        read = torch.stack([expert(x) for expert in self.experts], -1)  # [B, T, E, X]
-        return (read * weights.unsqueeze(2)).sum(-1).to(read.dtype)
+        weights = empty.scatter(-1, chosen, gates * accepted)
+        outputs = torch.stack([expert(x) for expert in self.experts], -1)  # [B, T, E, X]
+        return (outputs * weights.unsqueeze(2)).sum(-1).to(outputs.dtype)
 
 
 def _sizes(expert: Tensor, count: int) -> list[int]:
@@ -200,13 +201,15 @@ def _sizes(expert: Tensor, count: int) -> list[int]:
     return torch.bincount(expert, minlength=count + 1)[:count].tolist()
 
 
-def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | None = None) -> Tensor:
+def balance_loss(
+    probabilities: Tensor, chosen: Tensor, valid: Tensor, over: SequenceShard | None = None
+) -> Tensor:
     """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
 
     The result is 1 if all experts are chosen equally often.
     over: the processes that have the other tokens of the rows; the result then includes all tokens.
     """
-    experts, weight = probabilities.shape[-1], real.unsqueeze(-1).to(probabilities.dtype)
+    experts, weight = probabilities.shape[-1], valid.unsqueeze(-1).to(probabilities.dtype)
     counts, sums = (_counts(chosen, experts) * weight).sum((0, 1)), (probabilities * weight).sum((0, 1))
     count = weight.sum()
     if over is not None:
@@ -215,18 +218,18 @@ def balance(probabilities: Tensor, chosen: Tensor, real: Tensor, over: Share | N
     return experts * (counts / (count * chosen.shape[-1]) * sums / count).sum()
 
 
-def within(chosen: Tensor, experts: int, real: Tensor, doc: Tensor | None, share: float) -> Tensor:
+def within_capacity(chosen: Tensor, experts: int, valid: Tensor, doc: Tensor | None, share: float) -> Tensor:
     """Return whether the expert has capacity for the choice, [B, T, k].
 
     The capacity for t tokens of a document is ceil(share * t).
     """
-    counts = _counts(chosen, experts) * real.unsqueeze(-1)
-    both = torch.cat([counts, real.long().unsqueeze(-1)], -1)
-    totals = both.cumsum(1)
+    counts = _counts(chosen, experts) * valid.unsqueeze(-1)
+    cumulated = torch.cat([counts, valid.long().unsqueeze(-1)], -1)
+    totals = cumulated.cumsum(1)
     if doc is not None:  # subtract the counts before the start of the document
         starts = torch.ones_like(doc, dtype=torch.bool)
         starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
-        before = torch.where(starts.unsqueeze(-1), totals - both, 0)
+        before = torch.where(starts.unsqueeze(-1), totals - cumulated, 0)
         totals = totals - before.cummax(1).values
     limit = (totals[..., -1:].double() * share).ceil()
     return totals[..., :-1].gather(-1, chosen) <= limit
@@ -237,7 +240,7 @@ def _counts(chosen: Tensor, experts: int) -> Tensor:
     return F.one_hot(chosen, experts).sum(-2)
 
 
-def _real(x: Tensor, context: Context | None) -> Tensor:
+def _valid_tokens(x: Tensor, context: Context | None) -> Tensor:
     """Return which of the tokens x [B, T, E] are not padding, [B, T]."""
     if context is None or context.kv_valid is None:
         return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)

@@ -48,7 +48,7 @@ class SeparableConvolutionConfig(SizedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.widths) < 1:
-            raise InputError(f"widths: count tokens, expected 1 or more, got {list(self.widths)}")
+            raise InputError(f"widths: expected 1 token or more, got {list(self.widths)}")
 
     def build(self, hidden_size: int) -> "SeparableConvolution":
         """Return the module with two separable convolutions, E -> F -> E."""
@@ -61,7 +61,7 @@ class SeparableConvolutionConfig(SizedConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recent(State):
+class ConvolutionState(State):
     """The last tokens of a text, fewer at its start.
 
     x: [B, M, E], with zeros for padding. x_doc: [B, M], their documents; None for a single document.
@@ -90,23 +90,23 @@ class SeparableConvolution(FeedForward):
         for taps in (self.around, self.around_inner):
             nn.init.uniform_(taps, -1 / math.sqrt(len(taps)), 1 / math.sqrt(len(taps)))
 
-    def new_state(self) -> Recent:
+    def new_state(self) -> ConvolutionState:
         """Return the state before the first token."""
-        return Recent()
+        return ConvolutionState()
 
     def forward(
-        self, x: Tensor, context: Context | None = None, state: Recent | None = None
-    ) -> Tensor | tuple[Tensor, Recent]:
+        self, x: Tensor, context: Context | None = None, state: ConvolutionState | None = None
+    ) -> Tensor | tuple[Tensor, ConvolutionState]:
         """Return y, and with a `state` also the next state; only a causal `context` has a state."""
-        past = state or Recent()
-        y, x, x_doc = convolved(x, self.around, context, past.x, past.x_doc)
+        past = state or ConvolutionState()
+        y, x, x_doc = depthwise_convolution(x, self.around, context, past.x, past.x_doc)
         h = self.dropout(activated(y, self.up, self.activation))
-        y, h, h_doc = convolved(h, self.around_inner, context, past.h, past.h_doc)
+        y, h, h_doc = depthwise_convolution(h, self.around_inner, context, past.h, past.h_doc)
         y = self.down(y)
-        return y if state is None else (y, Recent(x, x_doc, h, h_doc))
+        return y if state is None else (y, ConvolutionState(x, x_doc, h, h_doc))
 
 
-def convolved(
+def depthwise_convolution(
     x: Tensor,
     taps: Tensor,
     context: Context | None,
@@ -136,11 +136,11 @@ def convolved(
     padded = F.pad(x, (0, 0, left - before, width - 1 - left))
     y = torch.zeros_like(x[:, before:])
     for tap in range(width):
-        seen = padded[:, tap : tap + length]
+        neighbours = padded[:, tap : tap + length]
         if doc is not None:
             numbers = F.pad(doc, (left - before, width - 1 - left))  # `seen` is zero beyond the text anyway
             same = numbers[:, tap : tap + length] == doc[:, before:]
-            seen = seen.masked_fill(~same.unsqueeze(-1), 0)
-        y = y + taps[tap] * seen
-    kept = slice(max(0, x.shape[1] - width + 1), None)
-    return y, x[:, kept], None if doc is None else doc[:, kept]
+            neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
+        y = y + taps[tap] * neighbours
+    last = slice(max(0, x.shape[1] - width + 1), None)
+    return y, x[:, last], None if doc is None else doc[:, last]

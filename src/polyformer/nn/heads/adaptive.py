@@ -17,12 +17,12 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, weight_of
 from polyformer.core.ops.linear import Linear
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding
 
 Table = Tensor | Int8Weight | AdaptiveEmbedding
 
-COMMON = 3 / 40, 9 / 40
+DEFAULT_CUTOFFS = 3 / 40, 9 / 40
 """The shares of the vocabulary at which the second and third cluster begin by default: after 20,000 and
 60,000 of WikiText-103's 267,735 words, as in Baevski and Auli 2019."""
 
@@ -60,18 +60,18 @@ class AdaptiveSoftmaxConfig(HeadConfig):
         """Return token ids [B, T]."""
         return torch.randint(vocab_size, (rows, length))
 
-    def settled(self, shape: HeadShape) -> AdaptiveConfig:
+    def resolve(self, shape: HeadShape) -> AdaptiveConfig:
         """Return the clusters for this shape; `InputError` if tied embeddings have other clusters."""
         if shape.adaptive is not None:
             if shape.tied and self.clusters not in (None, shape.adaptive):
                 raise InputError(
                     f"clusters: tied to embeddings with {quote(shape.adaptive.to_dict())}, the head has no "
-                    "others; leave them out, or set embedding.tied=False"
+                    "others; leave clusters out, or set embedding.tied=False"
                 )
             return self.clusters or shape.adaptive
         vocab, width = shape.vocab_size, shape.vector_size
         if self.clusters is None:
-            cutoffs = sorted({max(1, int(share * vocab)) for share in COMMON} - {vocab})
+            cutoffs = sorted({max(1, int(share * vocab)) for share in DEFAULT_CUTOFFS} - {vocab})
             plain = {"div_val": 1, "d_embed": width} if shape.tied else {}
             return AdaptiveConfig(cutoffs=tuple(cutoffs), **plain)
         clusters = dataclasses.replace(self.clusters, d_embed=self.clusters.d_embed or width)
@@ -88,26 +88,26 @@ class AdaptiveSoftmax(Head):
     """A head that predicts the next token, or in an encoder masked tokens."""
 
     predicts_next = True
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: AdaptiveSoftmaxConfig):
         super().__init__()
         width, vocab = shape.hidden_size, shape.vocab_size
-        clusters = config.settled(shape)
+        clusters = config.resolve(shape)
         self.clusters = clusters.clusters(vocab)
-        number, projects = len(self.clusters), clusters.projects(width)
+        num_clusters, projects = len(self.clusters), clusters.projects(width)
         embedded = shape.adaptive is not None and shape.adaptive.tables == clusters.tables
-        self.tie_projs = _tied_projections(config, number, projects and embedded)
-        self.single = clusters.tables == 1
-        self.divides = not shape.tied
-        widths = [clusters.width(0 if self.single else i, width) for i in range(number)]
+        self.tie_projs = _tied_projections(config, num_clusters, projects and embedded)
+        self.single_table = clusters.tables == 1
+        self.supports_vocabulary_parallel = not shape.tied
+        widths = [clusters.width(0 if self.single_table else i, width) for i in range(num_clusters)]
         tokens = clusters.tokens(vocab)
         self.tables = nn.ModuleList(
             nn.Embedding(run.stop - run.start, size) for run, size in zip(tokens, widths) if not shape.tied
         )
         biases = [torch.zeros(run.stop - run.start) for run in tokens] if config.bias else []
         self.biases = nn.ParameterList(nn.Parameter(bias) for bias in biases)
-        self.cluster = nn.Linear(widths[0], number - 1, bias=config.bias) if number > 1 else None
+        self.cluster = nn.Linear(widths[0], num_clusters - 1, bias=config.bias) if num_clusters > 1 else None
         self.projections = nn.ModuleDict(
             {
                 str(i): Linear(size, width, bias=False)
@@ -116,7 +116,7 @@ class AdaptiveSoftmax(Head):
             }
         )
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the loss, without logits that no label needs; predictions are log-probabilities."""
         clusters = self._clusters(inputs)
         loss = None if labels is None else adaptive_cross_entropy(inputs.hidden, clusters, labels)
@@ -125,7 +125,7 @@ class AdaptiveSoftmax(Head):
     def _clusters(self, inputs: HeadInput) -> list[Cluster]:
         """Return the weights that predict the tokens of each cluster."""
         tables, biases = self._tables(inputs.table), list(self.biases)
-        if self.single:  # `split` has a single gradient table; each slice would have its own
+        if self.single_table:  # `split` has a single gradient table; each slice would have its own
             sizes = [run.stop - run.start for run in self.clusters]
             tables = list(tables[0].split(sizes))
             biases = [part for bias in biases for part in bias.split(sizes)]
@@ -152,14 +152,16 @@ class AdaptiveSoftmax(Head):
         if not self.tie_projs[cluster]:
             return None
         assert isinstance(table, AdaptiveEmbedding)
-        return weight_of(table.projections[0 if self.single else cluster])
+        return weight_of(table.projections[0 if self.single_table else cluster])
 
 
-def _tied_projections(config: AdaptiveSoftmaxConfig, number: int, able: bool) -> tuple[bool, ...]:
+def _tied_projections(config: AdaptiveSoftmaxConfig, num_clusters: int, can_tie: bool) -> tuple[bool, ...]:
     """Return for each cluster whether it shares the projection of an existing embedding."""
     wanted = config.tie_projs
     if wanted is None:
-        wanted = (False, *(True for _ in range(number - 1)))
-    elif len(wanted) != number:
-        raise InputError(f"tie_projs: expected a value for each of {number} clusters, got {len(wanted)}")
-    return tuple(able and tied for tied in wanted)
+        wanted = (False, *(True for _ in range(num_clusters - 1)))
+    elif len(wanted) != num_clusters:
+        raise InputError(
+            f"tie_projs: expected a value for each of {num_clusters} clusters, got {len(wanted)}"
+        )
+    return tuple(can_tie and tied for tied in wanted)

@@ -31,28 +31,29 @@ class HeadShape:
 class HeadConfig(Config):
     """The base class of heads: `build(shape)` returns the module.
 
-    `causal`: whether a decoder can have the head. `again`: whether it runs the last layer again.
+    `causal`: whether a decoder can have the head. `reruns_last_layer`: whether it runs the last layer with
+    other queries.
     """
 
     option: ClassVar[str] = "model.head"
     causal: ClassVar[bool] = True
-    again: ClassVar[bool] = False
+    reruns_last_layer: ClassVar[bool] = False
 
     def build(self, shape: "HeadShape") -> "Head":
         """Return the module with new weights."""
         raise NotImplementedError
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the modules that a head of another kind can reuse, as a dictionary from name to path ("" for
         the whole head): `pooler`, the pretrained layer of a text's first token, and `tokens`, which predicts
         masked tokens."""
         return {}
 
-    def longer(self, before: int, after: int) -> "HeadConfig":
+    def with_max_positions(self, before: int, after: int) -> "HeadConfig":
         """Return the configuration for a model of `after` positions instead of `before`."""
         return self
 
-    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+    def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return which of the tokens [B, T] `Marked()` makes global, if the caller marks none."""
         return None
 
@@ -65,7 +66,7 @@ class HeadConfig(Config):
         return None
 
 
-Predicted = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
+HeadOutput = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
 """The loss, None without labels, and a function that returns the predictions: a tensor, or a pair for tokens
 and texts."""
 
@@ -114,10 +115,13 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
-    spreads = False  # whether its loss is a mean over tokens that are independent of each other
-    divides = False  # whether it needs only some rows of the token table (with an `Output`), or none
+    supports_context_parallel = (
+        False  # whether its loss is a mean over tokens that are independent of each other
+    )
+    # Whether it needs no row of the token table, or only some rows at a time (with a `VocabularyOutput`).
+    supports_vocabulary_parallel = False
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the mean loss over labelled items (None without labels) and a function for predictions."""
         raise NotImplementedError

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import mean_cross_entropy
 
 
-def _scored() -> HeadConfig:
+def _scoring_head() -> HeadConfig:
     return HeadConfig.from_dict("classify(num_labels=1)")
 
 
@@ -32,7 +32,7 @@ class ChooseConfig(HeadConfig):
     if the caller marks none, as in Longformer.
     """
 
-    text: HeadConfig = dataclasses.field(default_factory=_scored)
+    text: HeadConfig = dataclasses.field(default_factory=_scoring_head)
     separator: int | None = None
 
     kind: ClassVar[str] = "choose"
@@ -41,20 +41,21 @@ class ChooseConfig(HeadConfig):
     def __post_init__(self) -> None:
         labels = getattr(self.text, "num_labels", None) if self.text.kind == "classify" else None
         if labels != 1:
-            way = "text: expected the head 'classify' of one label, a text's score"
-            raise InputError(f"{way}, got {self.text.kind if labels is None else f'{labels} labels'}")
+            got = self.text.kind if labels is None else f"{labels} labels"
+            raise InputError(f"text: expected the head 'classify' with num_labels=1, a score, got {got}")
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the parts of the head that scores."""
-        return {part: ".".join(filter(None, ("text", where))) for part, where in self.text.parts().items()}
+        modules = self.text.reusable_modules()
+        return {name: ".".join(filter(None, ("text", path))) for name, path in modules.items()}
 
-    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+    def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return 1 after the first separator and the next token; 0 in rows without a separator."""
         if self.separator is None:
             return None
-        ended = (ids == self.separator).cumsum(1) > 0
-        behind = F.pad(ended, (2, 0))[:, : ids.shape[1]].long()
-        return behind if mask is None else behind * mask
+        after_separator = (ids == self.separator).cumsum(1) > 0
+        in_choice = F.pad(after_separator, (2, 0))[:, : ids.shape[1]].long()
+        return in_choice if mask is None else in_choice * mask
 
     def build(self, shape: HeadShape) -> "Choose":
         """Return the head with the head that scores, for the same model."""
@@ -73,9 +74,9 @@ class Choose(Head):
     def __init__(self, config: ChooseConfig, shape: HeadShape):
         super().__init__()
         self.text = config.text.build(shape)
-        self.divides = self.text.divides
+        self.supports_vocabulary_parallel = self.text.supports_vocabulary_parallel
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Score texts [B C, T, E] in the order of their questions; without `choices` of one question."""
         _, logits = self.text(inputs, None)
         rows = len(inputs.hidden)

@@ -11,7 +11,7 @@ from polyformer.core.ops.activations import activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import check_pooling, pool
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import check_problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
 
@@ -48,10 +48,10 @@ class ClassifyConfig(HeadConfig):
         activation(self.activation)
         check_problem(self.problem)
         if self.hidden and self.transform is not None:
-            raise InputError("hidden, transform: expected one of them; set hidden to False")
+            raise InputError("hidden, transform: a head has only one of them; set hidden to False")
         _check_labels(self.num_labels)
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the hidden layer as the pooler, except RoBERTa's, which is not pretrained."""
         return {"pooler": "dense"} if self.hidden and not self.drops_twice else {}
 
@@ -69,12 +69,12 @@ class ClassifyConfig(HeadConfig):
         """Return dropout, an optional tanh layer E -> E, dropout, and a linear layer E -> num_labels."""
         return Classify(shape.hidden_size, self)
 
-    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+    def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return 1 at the first real token of each row if `marks_first`, else None."""
         if not self.marks_first:
             return None
-        real = torch.ones_like(ids) if mask is None else mask.long()
-        return (real.cumsum(1) == 1).long() * real
+        valid = torch.ones_like(ids) if mask is None else mask.long()
+        return (valid.cumsum(1) == 1).long() * valid
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
         """Return classes [B], or [B, num_labels] for other problems than single_label."""
@@ -84,7 +84,7 @@ class ClassifyConfig(HeadConfig):
 class Classify(Head):
     """A head with labels [B], or for other problems [B, num_labels]; predictions [B, num_labels]."""
 
-    divides = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: ClassifyConfig):
         super().__init__()
@@ -96,7 +96,7 @@ class Classify(Head):
         self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels, bias=config.bias)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute W_o act(W pool(h)), or without `hidden` W_o pool(h), or with a `transform`."""
         if inputs.score_positions is not None:
             rows = torch.arange(len(inputs.hidden), device=inputs.hidden.device)
@@ -104,25 +104,27 @@ class Classify(Head):
         elif self.end_token is None:
             pooled = pool(inputs.hidden, inputs.mask, self.pooling)
         else:
-            pooled = pool(inputs.hidden, self._ends(inputs), "last")
+            pooled = pool(inputs.hidden, self._end_token_mask(inputs), "last")
         if self.dense is not None:
             pooled = self.dropout(pooled) if self.drops_twice else pooled
             pooled = self.activation(self.dense(pooled))
         logits = self.output(self.dropout(self.transform(pooled)))
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
-    def _ends(self, inputs: HeadInput) -> Tensor:
+    def _end_token_mask(self, inputs: HeadInput) -> Tensor:
         """Return the places of `end_token` in the text [B, T]."""
         shape = inputs.hidden.shape[:2]
         if inputs.ids is None or inputs.ids.shape != shape:
             raise InputError(
-                f"input_ids: this head reads what belongs to the last token {self.end_token} of the text, so "
-                f"expected {tuple(shape)}, as many as were decoded, got "
+                f"input_ids: this head pools the last token {self.end_token} of each text and needs the ids "
+                f"of all tokens, expected the shape {tuple(shape)}, got "
                 f"{None if inputs.ids is None else tuple(inputs.ids.shape)}"
             )
         ends = inputs.ids == self.end_token
         if ends.device.type == "cpu" and not torch.compiler.is_compiling() and not ends.any(1).all():
-            raise InputError(f"input_ids: a text has no token {self.end_token}, where this head reads it")
+            raise InputError(
+                f"input_ids: a text has no token {self.end_token}, which this head pools; append it"
+            )
         return ends
 
 
@@ -157,8 +159,8 @@ class TagConfig(HeadConfig):
 class Tag(Head):
     """A head with labels [B, T], -100 for tokens without a label; predictions [B, T, num_labels]."""
 
-    spreads = True
-    divides = True
+    supports_context_parallel = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: TagConfig):
         super().__init__()
@@ -166,7 +168,7 @@ class Tag(Head):
         self.dropout = Dropout(config.dropout)
         self.output = Linear(hidden_size, config.num_labels)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute logits_t = W h_t + b."""
         logits = self.output(self.dropout(self.transform(inputs.hidden)))
         return None if labels is None else mean_cross_entropy(logits, labels), lambda: logits
@@ -178,8 +180,8 @@ class SpanConfig(HeadConfig):
 
     `separator`: the token that ends the question; all tokens of the question are global if the caller marks
     none. `question_end`: the token that ends the question, which contains no answer except at the text's
-    first token: `QUESTION` is subtracted from the logits of its other places. `residual`: a layer instead of
-    the `transform`.
+    first token: `QUESTION_PENALTY` is subtracted from the logits of its other places. `residual`: a layer
+    instead of the `transform`.
     """
 
     separator: int | None = None
@@ -193,7 +195,7 @@ class SpanConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         if self.transform is not None and self.residual is not None:
-            raise InputError("transform, residual: expected one of them; leave the other out")
+            raise InputError("transform, residual: a head has only one of them; leave the other out")
 
     def build(self, shape: HeadShape) -> "Span":
         """Return transform, dropout, and a linear layer E -> 2."""
@@ -205,7 +207,7 @@ class SpanConfig(HeadConfig):
         residual = ResidualConfig(intermediate_size=20)
         return cls(), cls(separator=2), cls(transform=TransformConfig()), cls(residual=residual)
 
-    def marks(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+    def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return 1 before the first `separator`; 0 everywhere in rows without a separator."""
         if self.separator is None:
             return None
@@ -218,14 +220,14 @@ class SpanConfig(HeadConfig):
         return torch.randint(length, (rows, 2))
 
 
-QUESTION = 1e6
+QUESTION_PENALTY = 1e6
 """The number that is subtracted from the logits of a question's places."""
 
 
 class Span(Head):
     """A head with labels [B, 2], first and last token or -100; predictions [B, T, 2], padding -inf."""
 
-    divides = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: SpanConfig):
         super().__init__()
@@ -239,15 +241,15 @@ class Span(Head):
         logits = self.output(self.dropout(self.transform(hidden)))
         if self.question_end is None or ids is None:
             return logits
-        return logits - QUESTION * self._of_question(ids).unsqueeze(2).to(logits.dtype)
+        return logits - QUESTION_PENALTY * self._question_mask(ids).unsqueeze(2).to(logits.dtype)
 
-    def _of_question(self, ids: Tensor) -> Tensor:
+    def _question_mask(self, ids: Tensor) -> Tensor:
         """Return the places [B, T] up to the first `question_end` in a row, except the first place."""
         ends = ids == self.question_end
         before = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
         return before & (torch.arange(ids.shape[1], device=ids.device) > 0)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute (start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
         logits = self.logits(inputs.hidden, inputs.ids)
         if inputs.mask is not None:

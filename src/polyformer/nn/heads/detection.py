@@ -15,7 +15,7 @@ from torch import Tensor
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.core.ops.activations import activation
 from polyformer.core.ops.linear import ExactLinear, Linear
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class DetectConfig(HeadConfig):
 class Detect(Head):
     """A head with labels [B, T], 1 for replaced tokens, 0 for others, -100 for none; predictions [B, T]."""
 
-    spreads = True
-    divides = True
+    supports_context_parallel = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: DetectConfig):
         super().__init__()
@@ -54,7 +54,7 @@ class Detect(Head):
         self.dense = Linear(hidden_size, hidden_size)
         self.output = ExactLinear(hidden_size, 1)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute logit_t = w . act(W h_t + b) + c."""
         hidden = self.activation(self.dense(inputs.hidden))
         # A sum, as the last bits of BLAS's product with a vector depend on the vector's memory address.
@@ -63,8 +63,8 @@ class Detect(Head):
 
     def _loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         check_labels(labels, logits.shape, 2)
-        known = labels != IGNORED if mask is None else (labels != IGNORED) & mask
-        weight = known.to(logits.dtype)
-        wanted = labels.clamp_min(0).to(logits.dtype)
-        total = F.binary_cross_entropy_with_logits(logits, wanted, weight, reduction="sum")
+        labelled = labels != IGNORED if mask is None else (labels != IGNORED) & mask
+        weight = labelled.to(logits.dtype)
+        targets = labels.clamp_min(0).to(logits.dtype)
+        total = F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="sum")
         return total / weight.sum().clamp_min(1)

@@ -15,7 +15,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import pool
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import check_problem, label_loss, random_labels
 
 
@@ -51,7 +51,7 @@ class DistilledConfig(HeadConfig):
 class Distilled(Head):
     """A head with labels as for the head `classify`; predictions [B, num_labels]."""
 
-    divides = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: DistilledConfig):
         super().__init__()
@@ -60,7 +60,7 @@ class Distilled(Head):
         self.output = Linear(hidden_size, config.num_labels)
         self.distilled = Linear(hidden_size, config.num_labels)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the mean of both losses and the mean of both logits.
 
         They are computed from the first two real tokens; for a text with a single token, twice from this
@@ -78,6 +78,6 @@ class Distilled(Head):
 
 def _without_first(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """Return which tokens [B, T] are real and not the first, or the only one of their text."""
-    real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
-    later = real & (real.cumsum(1) > 1)
-    return torch.where(later.any(1, keepdim=True), later, real)
+    valid = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+    later = valid & (valid.cumsum(1) > 1)
+    return torch.where(later.any(1, keepdim=True), later, valid)

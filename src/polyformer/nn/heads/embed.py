@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.activations import activation
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import check_pooling, pool
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class EmbedConfig(HeadConfig):
         check_pooling(self.pooling)
         activation(self.activation)
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the layer after pooling as BERT's pooler."""
         return {"pooler": "dense"} if self.hidden else {}
 
@@ -50,7 +50,7 @@ class EmbedConfig(HeadConfig):
 class Embed(Head):
     """A head with predictions [B, E] and no labels."""
 
-    divides = True
+    supports_vocabulary_parallel = True
 
     def __init__(self, hidden_size: int, config: EmbedConfig):
         super().__init__()
@@ -58,10 +58,10 @@ class Embed(Head):
         self.dense = Linear(hidden_size, hidden_size) if config.hidden else None
         self.activation = activation(config.activation)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute v / |v| for v = pool(h), or for act(W pool(h)) if `hidden`."""
         if labels is not None:
-            raise InputError("labels: an embedding head has no loss of its own; leave them out")
+            raise InputError("labels: the head 'embed' has no loss; leave labels out")
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)
         if self.dense is not None:
             vector = self.activation(self.dense(vector))

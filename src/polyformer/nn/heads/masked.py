@@ -33,7 +33,7 @@ class MaskedConfig(VocabularyConfig):
     def __post_init__(self) -> None:
         activation(self.activation)
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the whole head as the part that predicts masked tokens."""
         return {"tokens": ""}
 
@@ -50,7 +50,7 @@ class MaskedConfig(VocabularyConfig):
 class MaskedHead(VocabularyHead):
     """A head that predicts masked tokens."""
 
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: MaskedConfig):
         super().__init__(shape, bias=config.bias)
@@ -81,14 +81,14 @@ class EnhancedMaskedConfig(MaskedConfig):
     kind: ClassVar[str] = "enhanced_masked"
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.2"
     causal: ClassVar[bool] = False
-    again: ClassVar[bool] = True
+    reruns_last_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.passes < 1:
             raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
 
-    def longer(self, before: int, after: int) -> "EnhancedMaskedConfig":
+    def with_max_positions(self, before: int, after: int) -> "EnhancedMaskedConfig":
         """Return the configuration with a table of at least `after` positions; it never shrinks."""
         return dataclasses.replace(self, max_position_embeddings=max(self.max_position_embeddings, after))
 
@@ -100,7 +100,7 @@ class EnhancedMaskedConfig(MaskedConfig):
 class EnhancedMaskedHead(MaskedHead):
     """A head that predicts masked tokens also from their positions."""
 
-    spreads = False
+    supports_context_parallel = False
 
     def __init__(self, shape: HeadShape, config: EnhancedMaskedConfig):
         super().__init__(shape, config)
@@ -110,7 +110,7 @@ class EnhancedMaskedHead(MaskedHead):
     def states(self, inputs: HeadInput) -> Tensor:
         """Return z = h + P[pos] after `passes` times z = last_layer(z, h, h)."""
         last = inputs.last
-        assert last is not None, "a model gives it to heads that declare `again`"
+        assert last is not None, "a model passes it to heads with reruns_last_layer"
         z = self.position.embed(last.read, last.pos, 0)
         for _ in range(self.passes):
             z = last.run(z)

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
 
-def _masked() -> HeadConfig:
+def _masked_head() -> HeadConfig:
     return HeadConfig.from_dict("masked")
 
 
-def _classify() -> HeadConfig:
+def _classify_head() -> HeadConfig:
     return HeadConfig.from_dict("classify")
 
 
@@ -32,8 +32,8 @@ class PretrainingConfig(HeadConfig):
     `tokens` reads `labels`, `sentence` reads `sentence_labels`.
     """
 
-    tokens: HeadConfig = dataclasses.field(default_factory=_masked)
-    sentence: HeadConfig = dataclasses.field(default_factory=_classify)
+    tokens: HeadConfig = dataclasses.field(default_factory=_masked_head)
+    sentence: HeadConfig = dataclasses.field(default_factory=_classify_head)
 
     kind: ClassVar[str] = "pretraining"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
@@ -47,18 +47,18 @@ class PretrainingConfig(HeadConfig):
             sentence=HeadConfig.from_dict({"kind": "choose", "text": scored}),
         )
 
-    def parts(self) -> dict[str, str]:
+    def reusable_modules(self) -> dict[str, str]:
         """Return the parts of both heads, with the prefixes `tokens.` and `sentence.`."""
         heads = {"tokens": self.tokens, "sentence": self.sentence}
         return {
             part: ".".join(filter(None, (name, where)))
             for name, head in heads.items()
-            for part, where in head.parts().items()
+            for part, where in head.reusable_modules().items()
         }
 
-    def longer(self, before: int, after: int) -> "PretrainingConfig":
+    def with_max_positions(self, before: int, after: int) -> "PretrainingConfig":
         """Return the configuration with longer `tokens`; `sentence` does not depend on positions."""
-        return dataclasses.replace(self, tokens=self.tokens.longer(before, after))
+        return dataclasses.replace(self, tokens=self.tokens.with_max_positions(before, after))
 
     def build(self, shape: HeadShape) -> "Pretraining":
         """Return the head of the tokens and the head of the text, for the same model."""
@@ -84,9 +84,10 @@ class Pretraining(Head):
         self.tokens, self.sentence = config.tokens.build(shape), config.sentence.build(shape)
         self.predicts_next = self.tokens.predicts_next
         self.reads_choices = self.sentence.reads_choices
-        self.divides = self.tokens.divides and self.sentence.divides
+        heads = self.tokens, self.sentence
+        self.supports_vocabulary_parallel = all(head.supports_vocabulary_parallel for head in heads)
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the sum of both losses, where either may be missing, and both predictions."""
         loss, tokens = self.tokens(inputs, labels)
         other, sentence = self.sentence(inputs, inputs.sentence_labels)

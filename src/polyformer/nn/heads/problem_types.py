@@ -27,8 +27,8 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of logits [..., n]. Without a `problem`, a single logit is a number, and floating-point
     labels are for several labels that can hold at once."""
     if problem is None:
-        several = "multi_label" if labels.is_floating_point() else "single_label"
-        problem = "regression" if logits.shape[-1] == 1 else several
+        problem_of_floats = "multi_label" if labels.is_floating_point() else "single_label"
+        problem = "regression" if logits.shape[-1] == 1 else problem_of_floats
     if problem == "single_label":
         return mean_cross_entropy(logits, labels)
     if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
@@ -38,11 +38,11 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
             f"labels: expected the shape {tuple(logits.shape)} of a problem {quote(problem)}, "
             f"got {tuple(labels.shape)}"
         )
-    wanted = labels.to(logits.dtype)
+    targets = labels.to(logits.dtype)
     if problem == "regression":
-        return F.mse_loss(logits, wanted)
-    _check_shares(labels)
-    return F.binary_cross_entropy_with_logits(logits, wanted)
+        return F.mse_loss(logits, targets)
+    _check_binary_labels(labels)
+    return F.binary_cross_entropy_with_logits(logits, targets)
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def random_labels(problem: str | None, rows: int, num_labels: int) -> Tensor:
     return torch.randint(num_labels, (rows,))
 
 
-def _check_shares(labels: Tensor) -> None:
+def _check_binary_labels(labels: Tensor) -> None:
     """Raise `InputError` for labels outside [0, 1], on the CPU and outside compiled code."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return

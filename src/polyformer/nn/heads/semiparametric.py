@@ -55,8 +55,8 @@ class SemiparametricHead(LanguageModelHead):
     """A head that predicts the next token from the hidden state and the neighbours' tokens."""
 
     reads_neighbours = True
-    spreads = False
-    divides = False  # it looks up rows of any token
+    supports_context_parallel = False
+    supports_vocabulary_parallel = False  # it looks up rows of any token
 
     def __init__(self, shape: HeadShape, config: SemiparametricConfig):
         super().__init__(shape, config)
@@ -69,9 +69,9 @@ class SemiparametricHead(LanguageModelHead):
             return h
         table = inputs.table if self.weight is None else self.weight
         assert not isinstance(table, AdaptiveEmbedding)
-        there = near >= 0
+        present = near >= 0
         vectors = F.embedding(near.clamp_min(0), as_matrix(table))
-        shares, _ = softmax((vectors @ h.unsqueeze(-1)).squeeze(-1), there)
-        pooled = (shares.unsqueeze(-2) @ vectors).squeeze(-2)
+        weights, _ = softmax((vectors @ h.unsqueeze(-1)).squeeze(-1), present)
+        pooled = (weights.unsqueeze(-2) @ vectors).squeeze(-2)
         gate = torch.sigmoid(self.gate(h))
-        return torch.where(there.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)
+        return torch.where(present.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)

@@ -48,12 +48,12 @@ class ResidualConfig(Config):
         if not self.eps > 0:
             raise InputError(f"eps: expected a positive number, got {self.eps}")
 
-    def build(self, width: int) -> "Residual":
+    def build(self, width: int) -> "ResidualTransform":
         """Return the module for vectors [..., width]."""
-        return Residual(width, self)
+        return ResidualTransform(width, self)
 
 
-class Residual(nn.Module):
+class ResidualTransform(nn.Module):
     """A feed-forward layer with a residual connection: x [..., E] -> [..., E]."""
 
     def __init__(self, width: int, config: ResidualConfig):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Predicted
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
 
@@ -41,7 +41,7 @@ class LanguageModelConfig(VocabularyConfig):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
-            raise InputError(f"label_smoothing: expected a mass in [0, 1), got {self.label_smoothing}")
+            raise InputError(f"label_smoothing: expected a probability in [0, 1), got {self.label_smoothing}")
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
@@ -58,10 +58,11 @@ class LanguageModelConfig(VocabularyConfig):
         return LanguageModelHead(shape, self)
 
 
-class Output:
+class VocabularyOutput:
     """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
-    `polyformer.training.distributed.vocabulary` has a version for processes that each have some of the rows.
+    `polyformer.training.distributed.vocabulary_parallel` has a version for processes that each have some of
+    the rows.
     """
 
     def loss(
@@ -83,16 +84,16 @@ class Output:
 class VocabularyHead(Head):
     """A head with logits = transform(hidden) W^T + b, where W is the token table itself if `tied`."""
 
-    divides = True
+    supports_vocabulary_parallel = True
     bias: Tensor | None
-    output = Output()
+    output = VocabularyOutput()
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
         super().__init__()
         if shape.tied and shape.adaptive is not None:
             raise InputError(
-                "head: it reads a table of all tokens, and embedding.adaptive has one a cluster; use the "
-                "head 'adaptive_softmax', or a table of the output's own: embedding.tied=False"
+                "head: it needs one table of all tokens, but embedding.adaptive has one per cluster; use the "
+                "head 'adaptive_softmax', or a separate output table: embedding.tied=False"
             )
         self.smoothing = smoothing
         weight = torch.empty(shape.vocab_size, shape.vector_size)
@@ -111,7 +112,7 @@ class VocabularyHead(Head):
         """Return the hidden states [B, T, E] from which tokens are predicted."""
         return inputs.hidden
 
-    def forward(self, inputs: HeadInput, labels: Tensor | None) -> Predicted:
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the loss, and a function that computes the logits [B, T, V] when it is called."""
         weight = inputs.table if self.weight is None else self.weight
         assert not isinstance(weight, AdaptiveEmbedding)
@@ -128,7 +129,7 @@ class LanguageModelHead(VocabularyHead):
     """A head that predicts the next token."""
 
     predicts_next = True
-    spreads = True
+    supports_context_parallel = True
 
     def __init__(self, shape: HeadShape, config: LanguageModelConfig):
         if not shape.tied:
@@ -136,9 +137,8 @@ class LanguageModelHead(VocabularyHead):
         elif shape.vector_size != shape.hidden_size:
             raise InputError(
                 f"embedding.size: head 'language_model' needs token vectors of hidden_size "
-                f"{shape.hidden_size}, got {shape.vector_size}; for narrower ones, or behind a block that "
-                "widens (join 'concat'), give the output a table of its own: tied=False; or use 'masked', "
-                "with a layer between them"
+                f"{shape.hidden_size}, got {shape.vector_size}; use a separate output table "
+                "(tied=False), or the head 'masked', which has a layer before the table"
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.layer = build_transform(config.transform, shape.hidden_size)

@@ -35,7 +35,7 @@ class MemoryConfig(Config):
         raise NotImplementedError
 
 
-class Reader(Protocol):
+class MemoryLayer(Protocol):
     """The methods of a layer that its memory calls."""
 
     @property
@@ -43,7 +43,7 @@ class Reader(Protocol):
         """Return the index of the layer's weights in the stack."""
         ...
 
-    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory keeps, without
         positions: outputs [B, H, T, D] and weights [B, H, T, M]. The layer's weights get no gradient."""
         ...
@@ -58,13 +58,12 @@ class Memory(nn.Module):
     """A memory of a whole stack, including its parameters of single layers.
 
     `length`: the greatest number of slots before a segment; a change takes effect at the end of the next
-    call. `keeps_keys`: whether the last `length` keys and values of a cache are equivalent in evaluation.
-    `looks_up`: whether a layer has a store of entries beyond the reach of attention, in training and in
-    evaluation.
+    call. `supports_kv_cache`: whether a cache of the last `length` keys and values is equivalent in
+    evaluation. `has_store`: whether a layer has a store of entries beyond the reach of attention.
     """
 
-    keeps_keys = True
-    looks_up = False
+    supports_kv_cache = True
+    has_store = False
 
     def __init__(self, length: int):
         super().__init__()
@@ -75,15 +74,15 @@ class Memory(nn.Module):
         """Return the memory of layer `layer` before the first token, in training."""
         raise NotImplementedError
 
-    def before(self, state: State) -> Tensor | None:
+    def past_inputs(self, state: State) -> Tensor | None:
         """Return the remembered inputs of a layer at the slots before a segment, [B, M, E], or None."""
         raise NotImplementedError
 
-    def after(self, state: State, x: Tensor, layer: Reader) -> State:
+    def next_state(self, state: State, x: Tensor, layer: MemoryLayer) -> State:
         """Return the next state of `layer`, after a segment with the layer inputs x [B, T, E]."""
         raise NotImplementedError
 
-    def kept(self, tokens: Tokens) -> Tokens:
+    def remembered_tokens(self, tokens: Tokens) -> Tokens:
         """Return the positions and masks of the slots for the next segment, after `tokens`."""
         return tokens.last_kept(self.length)
 
@@ -92,10 +91,10 @@ class Memory(nn.Module):
         """Return the maximum sizes of the memory, by the names of `polyformer evaluate`."""
         return {"memory_length": self.length}
 
-    def added(self) -> None:
+    def init_added(self) -> None:
         """Initialize a memory that is added to a trained model, so that it changes the model very little."""
 
-    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+    def trained_modules(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
         """Return the trained parts of a model with these decoder layers; None for the whole model."""
         return None
 
@@ -103,11 +102,11 @@ class Memory(nn.Module):
         """Return the store of layer `layer` before the first token, in training and evaluation, or None."""
         return None
 
-    def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> State:
+    def update_store(self, store: State, x: Tensor, layer: MemoryLayer, context: Context) -> State:
         """Return the store after a segment with the inputs x [B, T, E] of `layer`."""
         raise NotImplementedError
 
-    def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
+    def mix_with_store(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
         """Return the heads' output [B, H, T, D] from the attention output y, the queries q and the store."""
         raise NotImplementedError
 
@@ -117,7 +116,7 @@ def set_length(model: nn.Module, length: int) -> None:
     check_length(length)
     memories = [module for module in model.modules() if isinstance(module, Memory)]
     if not memories:
-        raise InputError("memory_length: this model has no memory; leave it out")
+        raise InputError("memory_length: this model has no memory; leave memory_length out")
     for memory in memories:
         memory.length = length
 
@@ -125,16 +124,16 @@ def set_length(model: nn.Module, length: int) -> None:
 def check_length(length: int) -> None:
     """Raise `InputError` for a negative length."""
     if length < 0:
-        raise InputError(f"memory.length: counts tokens, expected 0 or more, got {length}")
+        raise InputError(f"memory.length: expected 0 tokens or more, got {length}")
 
 
 def check_position(position: Position) -> None:
     """Raise `InputError` for a position scheme with a limited number of positions or with labels of pairs."""
-    way = "use a scheme of distances, such as 'transformer_xl', 'rope', 'alibi' or 't5'"
+    fix = "use a scheme of distances, such as 'transformer_xl', 'rope', 'alibi' or 't5'"
     if position.max_positions is not None:
         name, limit = type(position).__name__, position.max_positions
         raise InputError(
-            f"memory: {name} positions end after {limit} tokens, a text with a memory does not; {way}"
+            f"memory: {name} positions end after {limit} tokens, but a text with a memory has no end; {fix}"
         )
     if position.num_relations is not None:
-        raise InputError(f"memory: labels of pairs are of the tokens of one call; {way}")
+        raise InputError(f"memory: labels of pairs exist only for the tokens of one call; {fix}")

@@ -28,7 +28,7 @@ class Compression(nn.Module):
         raise NotImplementedError
 
 
-class Mean(Compression):
+class MeanCompression(Compression):
     """Mean pooling."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
@@ -36,7 +36,7 @@ class Mean(Compression):
         return old.mean(2)
 
 
-class Max(Compression):
+class MaxCompression(Compression):
     """Max pooling."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
@@ -44,7 +44,7 @@ class Max(Compression):
         return old.amax(2)
 
 
-class MostUsed(Compression):
+class MostUsedCompression(Compression):
     """Selection of the vector in every group to which the last segment attended the most."""
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
@@ -53,7 +53,7 @@ class MostUsed(Compression):
         return old.take_along_dim(best[:, :, None, None], 2).squeeze(2)
 
 
-class Convolution(Compression):
+class ConvolutionCompression(Compression):
     """A convolution with kernel and stride `rate`."""
 
     def __init__(self, layers: int, width: int, rate: int):
@@ -65,7 +65,7 @@ class Convolution(Compression):
         return self.maps[layer](old.flatten(2))
 
 
-class DilatedConvolutions(Compression):
+class DilatedCompression(Compression):
     """Convolutions of kernel 2 with dilations 1, 2, 4, ... until the last output sees the whole group, with a
     ReLU between them; the group is padded with zeros on the left."""
 
@@ -86,11 +86,11 @@ class DilatedConvolutions(Compression):
 
 
 COMPRESSIONS: dict[str, type[Compression]] = {
-    "mean": Mean,
-    "max": Max,
-    "most_used": MostUsed,
-    "convolution": Convolution,
-    "dilated": DilatedConvolutions,
+    "mean": MeanCompression,
+    "max": MaxCompression,
+    "most_used": MostUsedCompression,
+    "convolution": ConvolutionCompression,
+    "dilated": DilatedCompression,
 }
 LEARNED = ["convolution", "dilated"]
 """The compressions that have weights."""

@@ -27,7 +27,7 @@ from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
-from polyformer.nn.memory.base import Memory, MemoryConfig, Reader, check_length
+from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer, check_length
 from polyformer.nn.memory.compression import LEARNED, compression
 
 
@@ -57,14 +57,14 @@ class CompressiveConfig(MemoryConfig):
         if self.compressed_length < 1:
             raise InputError(
                 f"memory.compressed_length: expected 1 vector or more, got {self.compressed_length}; "
-                "for none take the memory 'recurrent'"
+                "without compressed vectors use the memory 'recurrent'"
             )
         if self.rate < 2:
-            raise InputError(f"memory.rate: expected 2 tokens a vector or more, got {self.rate}")
+            raise InputError(f"memory.rate: expected 2 tokens per vector or more, got {self.rate}")
         compression(self.compression)
         if self.loss is not None and self.compression not in LEARNED:
             raise InputError(
-                f"memory.loss: compression {quote(self.compression)} learns nothing; leave the loss out"
+                f"memory.loss: compression {quote(self.compression)} has no weights; leave the loss out"
             )
 
     @classmethod
@@ -88,7 +88,7 @@ class CompressedHidden(State):
 class Compressive(Memory):
     """A queue of recent vectors, followed by a queue of compressed vectors."""
 
-    keeps_keys = False  # hidden states are compressed, not keys
+    supports_kv_cache = False  # hidden states are compressed, not keys
 
     def __init__(self, config: CompressiveConfig, shape: Shape):
         super().__init__(config.length)
@@ -104,49 +104,49 @@ class Compressive(Memory):
         """Return an empty state."""
         return CompressedHidden()
 
-    def before(self, state: State) -> Tensor | None:
+    def past_inputs(self, state: State) -> Tensor | None:
         """Return [cm, m]."""
         assert isinstance(state, CompressedHidden)
         parts = [part for part in (state.compressed, state.recent) if part is not None]
         return torch.cat(parts, 1) if parts else None
 
-    def after(self, state: State, x: Tensor, layer: Reader) -> CompressedHidden:
+    def next_state(self, state: State, x: Tensor, layer: MemoryLayer) -> CompressedHidden:
         """Return the state with m' and cm'; in training this also adds the term of the loss."""
         assert isinstance(state, CompressedHidden)
         x = x.detach()
         recent = x if state.recent is None else torch.cat([state.recent.to(x.dtype), x], 1)
-        groups = self._groups(recent.shape[1])
+        groups = self._num_groups(recent.shape[1])
         if not groups:
             return CompressedHidden(recent if state.recent is not None else x.clone(), state.compressed)
         old = recent[:, : groups * self.rate]
         new = self.compress(
             old.unflatten(1, (groups, self.rate)),
             layer.index,
-            lambda vectors: layer.by_content(x, vectors)[1].mean((1, 2)),
+            lambda vectors: layer.content_attention(x, vectors)[1].mean((1, 2)),
         )
         if self.training and self.loss is not None:
-            add_auxiliary_loss("compression", self._reconstruction(x, old, new, layer))
+            add_auxiliary_loss("compression", self._reconstruction_loss(x, old, new, layer))
         new = new.detach()
         if state.compressed is not None:
             new = torch.cat([state.compressed.to(x.dtype), new], 1)
         kept = new[:, -self.compressed_length :].clone()
         return CompressedHidden(recent[:, groups * self.rate :].clone(), kept)
 
-    def _reconstruction(self, x: Tensor, old: Tensor, new: Tensor, layer: Reader) -> Tensor:
+    def _reconstruction_loss(self, x: Tensor, old: Tensor, new: Tensor, layer: MemoryLayer) -> Tensor:
         """Return the loss of information in new [B, G, E], compared with old [B, G rate, E]."""
         if self.decoders is not None:
             return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
-        return (layer.by_content(x, old)[0] - layer.by_content(x, new)[0]).square().mean()
+        return (layer.content_attention(x, old)[0] - layer.content_attention(x, new)[0]).square().mean()
 
-    def _groups(self, recent: int) -> int:
+    def _num_groups(self, recent: int) -> int:
         """Return the number of groups that leave a recent memory of `recent` vectors."""
         return max(0, recent - self.length) // self.rate
 
-    def kept(self, tokens: Tokens) -> Tokens:
+    def remembered_tokens(self, tokens: Tokens) -> Tokens:
         """Return the slots after compression. The last token of a group represents it; it is masked unless
         all tokens of the group are real and of the same document."""
         first = tokens.merged
-        groups = self._groups(tokens.length - first)
+        groups = self._num_groups(tokens.length - first)
         if not groups:
             return tokens
         last, merged = first + groups * self.rate, min(first + groups, self.compressed_length)
@@ -158,7 +158,7 @@ class Compressive(Memory):
         length = merged + tokens.length - last
         shorter = tokens.map(merge)
         changes: dict[str, Tensor] = {}
-        valid = self._whole(tokens, first, last)
+        valid = self._valid_slots(tokens, first, last)
         if valid is not None:
             changes["valid"] = merge(valid)
         if tokens.pos is not None and shorter.pos is not None:  # consecutive, up to the first uncompressed
@@ -169,7 +169,7 @@ class Compressive(Memory):
             shorter, length=length, dropped=tokens.seen - length, merged=merged, **changes
         )
 
-    def _whole(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
+    def _valid_slots(self, tokens: Tokens, first: int, last: int) -> Tensor | None:
         """Return which slots are real, [B, L]; the slots of a group are real only if all are, and all are of
         the same document. None if all slots are real."""
         if tokens.valid is not None:
@@ -178,9 +178,9 @@ class Compressive(Memory):
             valid = torch.ones_like(tokens.doc, dtype=torch.bool)
         else:
             return None
-        whole = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
+        complete = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
         if tokens.doc is not None:
             doc = tokens.doc[:, first:last].unflatten(1, (-1, self.rate))
-            whole &= doc[:, :, 0] == doc[:, :, -1]  # they do not decrease
-        groups = whole.repeat_interleave(self.rate, 1)
+            complete &= doc[:, :, 0] == doc[:, :, -1]  # they do not decrease
+        groups = complete.repeat_interleave(self.rate, 1)
         return torch.cat([valid[:, :first], groups, valid[:, last:]], 1)

@@ -32,25 +32,25 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import Lookup, record_lookup, record_mark
-from polyformer.nn.memory.base import MemoryConfig, Reader, check_length
+from polyformer.nn.memory.base import MemoryConfig, MemoryLayer, check_length
 from polyformer.nn.memory.recurrent import Recurrent
-from polyformer.nn.memory.search import SEARCHES, Search, entries
-from polyformer.nn.memory.store import Store, Window
+from polyformer.nn.memory.search import SEARCHES, Search, gather_entries
+from polyformer.nn.memory.store import Store, StoreWindow
 
 TEMPERATURE = 16.0
 """The temperature of a new model. Products of unit vectors are between -1 and 1 (Henry et al. 2020 start with
 this value for 500 keys)."""
 
-TRAINED = 32.0
+ADDED_TEMPERATURE = 32.0
 """The temperature for a model that was trained without a store: about |q| |k| / sqrt(D) of its heads (26 to
 54 in the layers 11 to 22 of SmolLM2-135M)."""
 
-CLOSED = -4.0
+ADDED_GATE = -4.0
 """The gate of a store that is added to a trained model: 0.018 of the heads' output."""
 
 Trains = Literal["model", "memory", "layer", "above"]
 
-QUICK = 10.0
+STEP_SCALE = 10.0
 """The divisor of stored gates and temperatures. Adam moves a parameter by at most its learning rate, and
 these values must change more than the entries of a matrix."""
 
@@ -88,7 +88,9 @@ class MemorizingConfig(MemoryConfig):
         check_length(self.length)
         check_store(self.store)
         if self.sinks < 0 or (self.sinks and self.length):
-            raise InputError(f"memory.sinks: expected 0, or more with length=0, got {self.sinks}")
+            raise InputError(
+                f"memory.sinks: expected 0, or a positive number with length=0, got {self.sinks}"
+            )
         if self.neighbours < 1:
             raise InputError(f"memory.neighbours: expected 1 entry or more, got {self.neighbours}")
         if self.search not in SEARCHES:
@@ -111,7 +113,7 @@ class MemorizingConfig(MemoryConfig):
 class Memorizing(Recurrent):
     """A recurrent memory with a store. `size`: the number of entries to search, variable at any time."""
 
-    looks_up = True
+    has_store = True
 
     def __init__(self, config: MemorizingConfig, shape: Shape):
         super().__init__(config.length)
@@ -121,29 +123,29 @@ class Memorizing(Recurrent):
             raise InputError(f"memory.layer: expected 0 to {layers - 1}, got {config.layer}")
         self.size, self.neighbours, self.search = config.store, config.neighbours, config.search
         self.trains, self.sinks = config.trains, config.sinks
-        self.begin = config.gate, config.temperature
+        self.initial = config.gate, config.temperature
         self.gate = nn.Parameter(torch.empty(shape.num_heads))
         self.temperature = nn.Parameter(torch.empty(shape.num_heads))
-        self._begin(0.0, TEMPERATURE)
+        self._init_parameters(0.0, TEMPERATURE)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Return the maximum sizes of the memory and the store."""
         return {**super().sizes, "store_size": self.size}
 
-    def added(self) -> None:
+    def init_added(self) -> None:
         """Initialize a memory that is added to a trained model, with nearly closed gates."""
-        self._begin(CLOSED, TRAINED)
+        self._init_parameters(ADDED_GATE, ADDED_TEMPERATURE)
 
-    def _begin(self, gate: float, temperature: float) -> None:
+    def _init_parameters(self, gate: float, temperature: float) -> None:
         """Initialize all heads with the values of the configuration, or else with these values."""
-        gate, temperature = (
-            default if chosen is None else chosen for chosen, default in zip(self.begin, (gate, temperature))
-        )
-        nn.init.constant_(self.gate, gate / QUICK)
-        nn.init.constant_(self.temperature, math.log(temperature) / QUICK)
+        chosen_gate, chosen_temperature = self.initial
+        gate = gate if chosen_gate is None else chosen_gate
+        temperature = temperature if chosen_temperature is None else chosen_temperature
+        nn.init.constant_(self.gate, gate / STEP_SCALE)
+        nn.init.constant_(self.temperature, math.log(temperature) / STEP_SCALE)
 
-    def trained(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
+    def trained_modules(self, layers: Sequence[nn.Module]) -> list[nn.Module] | None:
         """Return the trained parts according to `trains`; None for all."""
         if self.trains == "model":
             return None
@@ -154,7 +156,7 @@ class Memorizing(Recurrent):
         """Return an empty store for the layer that has the store."""
         return Store() if layer == self.layer else None
 
-    def stored(self, store: State, x: Tensor, layer: Reader, context: Context) -> Store:
+    def update_store(self, store: State, x: Tensor, layer: MemoryLayer, context: Context) -> Store:
         """Return the store with the keys and values of the segment. It keeps `length` entries more than
         `size`, because the memory may cover the last `length`."""
         assert isinstance(store, Store)
@@ -169,7 +171,7 @@ class Memorizing(Recurrent):
         keys, values = layer.keys_and_values(x)
         return store.append(F.normalize(keys, dim=-1), values, context, self.size + self.length)
 
-    def mixed(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
+    def mix_with_store(self, y: Tensor, q: Tensor, store: State, context: Context) -> Tensor:
         """Return the mixture of y and the retrieved values, as above; q [B, H, T, D] before positions."""
         assert isinstance(store, Store)
         rows, windows = [], store.windows(context, self.size)
@@ -185,25 +187,25 @@ class Memorizing(Recurrent):
                 part[row, :, window.start : window.stop].to(q.dtype) for part in (store.keys, store.values)
             )
             first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
-            seen = Window(window.start - first, end - first, q.shape[2])
-            looked_up = self._looked_up(queries[:, :count], keys, values, seen).to(y.dtype)
-            gate = (QUICK * self.gate).sigmoid().to(y.dtype)[:, None, None]
-            mixed = gate * looked_up + (1 - gate) * local[:, :count]
+            seen = StoreWindow(window.start - first, end - first, q.shape[2])
+            retrieved = self._attend_to_store(queries[:, :count], keys, values, seen).to(y.dtype)
+            gate = (STEP_SCALE * self.gate).sigmoid().to(y.dtype)[:, None, None]
+            mixed = gate * retrieved + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
         y = torch.stack(rows) if rows else y
         if self.trains == "memory":  # the loss has a graph even if no query finds an entry
             y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
         return y
 
-    def _gates(self, windows: Sequence[Window], q: Tensor) -> Tensor:
+    def _gates(self, windows: Sequence[StoreWindow], q: Tensor) -> Tensor:
         """Return the share of the store in each head's output, [B, H, T]; 0 for queries without entries."""
         gates = q.new_zeros(q.shape[:3])
         for own, window in zip(gates, windows):
             if window.start < window.stop:
-                own[:, : window.queries] = (QUICK * self.gate).sigmoid().unsqueeze(1)
+                own[:, : window.queries] = (STEP_SCALE * self.gate).sigmoid().unsqueeze(1)
         return gates
 
-    def _looked_up(self, q: Tensor, keys: Tensor, values: Tensor, seen: Window) -> Tensor:
+    def _attend_to_store(self, q: Tensor, keys: Tensor, values: Tensor, seen: StoreWindow) -> Tensor:
         """Return the attention [H, T, D] of q [H, T, D] to its nearest keys and values [Hkv, N, D].
 
         seen: the start of the entries among all stored entries, the number of stored entries, and of all
@@ -215,16 +217,16 @@ class Memorizing(Recurrent):
             grouped = q.reshape(kv_heads, heads // kv_heads * length, -1)
             scores, places = SEARCHES[self.search](grouped, keys, self.neighbours)
         if torch.is_grad_enabled():
-            near = entries(keys, places).view(heads, length, -1, keys.shape[2])
+            near = gather_entries(keys, places).view(heads, length, -1, keys.shape[2])
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)
-        temperature = (QUICK * self.temperature).exp()[:, None, None]
+        temperature = (STEP_SCALE * self.temperature).exp()[:, None, None]
         weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
-        record_lookup(lambda: _retrieved(weights, places.view_as(weights), seen))
-        near = entries(values, places).view(heads, length, -1, values.shape[2])
+        record_lookup(lambda: _lookup(weights, places.view_as(weights), seen))
+        near = gather_entries(values, places).view(heads, length, -1, values.shape[2])
         return (weights.unsqueeze(-2) @ near).squeeze(-2)
 
 
-def _retrieved(weights: Tensor, places: Tensor, seen: Window) -> Lookup:
+def _lookup(weights: Tensor, places: Tensor, seen: StoreWindow) -> Lookup:
     """Return the entries of a row's queries, [H, T, k] both, counted from the oldest entry of the store."""
     rows = torch.arange(seen.queries, device=weights.device)
     return Lookup(
@@ -241,7 +243,9 @@ def set_store(model: nn.Module, size: int) -> None:
     check_store(size)
     memories = [module for module in model.modules() if isinstance(module, Memorizing)]
     if not memories:
-        raise InputError("store_size: this model has no store, as a memory 'memorizing' has; leave it out")
+        raise InputError(
+            "store_size: this model has no store; use the memory 'memorizing', or leave store_size out"
+        )
     for memory in memories:
         memory.size = size
 
@@ -249,4 +253,4 @@ def set_store(model: nn.Module, size: int) -> None:
 def check_store(size: int) -> None:
     """Raise `InputError` for a negative size."""
     if size < 0:
-        raise InputError(f"memory.store: counts entries, expected 0 or more, got {size}")
+        raise InputError(f"memory.store: expected 0 entries or more, got {size}")

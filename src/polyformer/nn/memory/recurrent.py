@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyformer.attention.positions import Shape
 from polyformer.core.state import State
-from polyformer.nn.memory.base import Memory, MemoryConfig, Reader, check_length
+from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer, check_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,12 +57,12 @@ class Recurrent(Memory):
         """Return an empty state."""
         return Hidden()
 
-    def before(self, state: State) -> Tensor | None:
+    def past_inputs(self, state: State) -> Tensor | None:
         """Return all vectors of the state."""
         assert isinstance(state, Hidden)
         return state.vectors
 
-    def after(self, state: State, x: Tensor, layer: Reader) -> Hidden:
+    def next_state(self, state: State, x: Tensor, layer: MemoryLayer) -> Hidden:
         """Return the last `length` vectors of the state and x."""
         assert isinstance(state, Hidden)
         if not self.length:

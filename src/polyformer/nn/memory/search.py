@@ -21,7 +21,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.products import product
 
 Search = Literal["tiled", "plain", "faiss"]
-Found = tuple[Tensor, Tensor]
+Matches = tuple[Tensor, Tensor]
 
 TILE_QUERIES, TILE_KEYS = 128, 32768
 """The size of a tile of products, 16 MiB. Wide tiles need fewer groups in total."""
@@ -30,40 +30,40 @@ SMALLEST_GROUP = 4
 """The smallest group size that saves time; smaller groups have nearly as much to search as all products."""
 
 
-def plain(q: Tensor, keys: Tensor, count: int) -> Found:
+def search_plain(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest of all products."""
-    q, keys = _exact(q), _exact(keys)
-    return _pair((q @ keys.mT).topk(min(count, keys.shape[1])))
+    q, keys = _at_least_float32(q), _at_least_float32(keys)
+    return _values_and_indices((q @ keys.mT).topk(min(count, keys.shape[1])))
 
 
-def tiled(q: Tensor, keys: Tensor, count: int) -> Found:
+def search_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest products, computed in tiles of the keys and merged with the largest so far."""
     heads, queries, number = *q.shape[:2], keys.shape[1]
     if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
-        scores, places = _largest(product(_exact(q), _exact(keys).mT).flatten(0, 1), count)
+        scores, places = _topk(product(_at_least_float32(q), _at_least_float32(keys).mT).flatten(0, 1), count)
         return scores.unflatten(0, (heads, queries)), places.unflatten(0, (heads, queries))
     tiles = [
-        [_largest_of_keys(some, keys[head], count) for some in q[head].split(TILE_QUERIES)]
+        [_topk_tiled(some, keys[head], count) for some in q[head].split(TILE_QUERIES)]
         for head in range(heads)
     ]
     scores, places = (torch.stack([torch.cat([pair[i] for pair in row]) for row in tiles]) for i in range(2))
     return scores, places
 
 
-def _largest_of_keys(q: Tensor, keys: Tensor, count: int) -> Found:
+def _topk_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest products of a head: q [R, D], keys [N, D] -> [R, k] each."""
-    q, number = _exact(q), len(keys)
+    q, number = _at_least_float32(q), len(keys)
     scores, places = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for start in range(0, number, TILE_KEYS):
-        tile = _exact(keys[start : start + TILE_KEYS])
-        new, columns = _largest(product(q.unsqueeze(0), tile.T.unsqueeze(0)).squeeze(0), count)
+        tile = _at_least_float32(keys[start : start + TILE_KEYS])
+        new, columns = _topk(product(q.unsqueeze(0), tile.T.unsqueeze(0)).squeeze(0), count)
         scores, places = torch.cat([scores, new], 1), torch.cat([places, columns + start], 1)
         scores, order = scores.topk(min(count, scores.shape[1]))
         places = places.gather(1, order)
     return scores, places
 
 
-def _largest(scores: Tensor, count: int) -> Found:
+def _topk(scores: Tensor, count: int) -> Matches:
     """Return the largest of scores [R, W], [R, k] each.
 
     Each of the k largest elements is in one of the k groups with the largest maxima (otherwise k other
@@ -72,30 +72,30 @@ def _largest(scores: Tensor, count: int) -> Found:
     rows, width = scores.shape
     size = math.isqrt(width // count)
     if size < SMALLEST_GROUP:
-        return _pair(scores.topk(min(count, width)))
+        return _values_and_indices(scores.topk(min(count, width)))
     groups = width // size
-    whole = groups * size
-    members = scores[:, :whole].view(rows, size, groups)  # groups of columns `groups` apart
+    full_groups = groups * size
+    members = scores[:, :full_groups].view(rows, size, groups)  # groups of columns `groups` apart
     best = members.amax(1).topk(count, sorted=False).indices
     columns = best.unsqueeze(1) + groups * torch.arange(size, device=scores.device).unsqueeze(1)
     columns = columns.flatten(1)
-    if whole < width:
-        rest = torch.arange(whole, width, device=scores.device).expand(rows, -1)
+    if full_groups < width:
+        rest = torch.arange(full_groups, width, device=scores.device).expand(rows, -1)
         columns = torch.cat([columns, rest], 1)
     largest, order = scores.gather(1, columns).topk(count)
     return largest, columns.gather(1, order)
 
 
-def by_faiss(q: Tensor, keys: Tensor, count: int) -> Found:
+def search_faiss(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the result of faiss.knn for every head, on the CPU."""
     faiss = _faiss()
     heads = zip(*(x.float().cpu().contiguous().numpy() for x in (q, keys)))
     best = [faiss.knn(*pair, min(count, keys.shape[1]), metric=faiss.METRIC_INNER_PRODUCT) for pair in heads]
     scores, places = (torch.stack([torch.from_numpy(pair[i]) for pair in best]) for i in range(2))
-    return scores.to(q.device, _exact(q[:0]).dtype), places.to(q.device)
+    return scores.to(q.device, _at_least_float32(q[:0]).dtype), places.to(q.device)
 
 
-def entries(vectors: Tensor, places: Tensor) -> Tensor:
+def gather_entries(vectors: Tensor, places: Tensor) -> Tensor:
     """Return the vectors [H, N, D] at places [H, R, k]: [H, R, k, D]."""
     near = [own.index_select(0, some.flatten()) for own, some in zip(vectors, places)]
     return torch.stack(near).unflatten(1, places.shape[1:])
@@ -107,21 +107,21 @@ def _faiss() -> Any:
         import faiss
     except ImportError as error:
         way = "pip install polyformer[datastore], or take search='tiled'"
-        raise InputError(f"memory.search: 'faiss' is not installed: {way}") from error
+        raise InputError(f"memory.search: faiss is not installed; {way}") from error
     return faiss
 
 
-def _exact(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 or float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _pair(best: torch.return_types.topk) -> Found:
+def _values_and_indices(best: torch.return_types.topk) -> Matches:
     return best.values, best.indices
 
 
-SEARCHES: dict[str, Callable[[Tensor, Tensor, int], Found]] = {
-    "tiled": tiled,
-    "plain": plain,
-    "faiss": by_faiss,
+SEARCHES: dict[str, Callable[[Tensor, Tensor, int], Matches]] = {
+    "tiled": search_tiled,
+    "plain": search_plain,
+    "faiss": search_faiss,
 }

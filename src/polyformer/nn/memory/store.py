@@ -18,7 +18,7 @@ FIRST_CAPACITY = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class StoreWindow:
     """The entries start <= i < stop, which the first `queries` of a row's queries see."""
 
     start: int
@@ -52,16 +52,16 @@ class Store(State):
         rows, _, new, _ = keys.shape
         zeros = torch.zeros(rows, dtype=torch.long, device="cpu" if keys.is_meta else keys.device)
         store = self._of_last_document(context, zeros)
-        taken = store._taken(context)
-        counts = [new] * rows if taken is None else taken.sum(1).tolist()
-        store = store._with_room(keys, values, [min(count, keep) for count in counts], keep)
+        mask = store._stored_mask(context)
+        counts = [new] * rows if mask is None else mask.sum(1).tolist()
+        store = store._with_capacity(keys, values, [min(count, keep) for count in counts], keep)
         assert store.end is not None
         ends = []
         for row, (begin, count) in enumerate(zip(store.end.tolist(), counts)):
             stop = begin + min(count, keep)
             for buffer, added in ((store.keys, keys), (store.values, values)):
                 assert buffer is not None
-                own = added[row] if taken is None or count == new else added[row, :, taken[row]]
+                own = added[row] if mask is None or count == new else added[row, :, mask[row]]
                 buffer[row, :, begin:stop] = own[:, own.shape[1] - (stop - begin) :]
             ends.append(stop)
         store.high_water[:] = ends
@@ -69,7 +69,7 @@ class Store(State):
         assert store.first is not None
         return dataclasses.replace(store, end=end, first=torch.maximum(store.first, end - keep))
 
-    def windows(self, context: Context, size: int) -> list[Window]:
+    def windows(self, context: Context, size: int) -> list[StoreWindow]:
         """Return for each row the last `size` entries that its attention does not reach.
 
         The keys that `context` has before its first query belong to the memory, and the last entries of the
@@ -78,25 +78,25 @@ class Store(State):
         if self.first is None or self.end is None:
             return []
         past = context.kv_len - context.q_len
-        near = torch.full_like(self.end, past)
+        num_in_memory = torch.full_like(self.end, past)
         queries = torch.full_like(self.end, context.q_len)
-        reached = None if context.kv_valid is None else context.kv_valid[:, :past]
+        in_memory = None if context.kv_valid is None else context.kv_valid[:, :past]
         if context.kv_doc is not None and context.q_doc is not None:
             document = (torch.zeros_like(self.end) if self.document is None else self.document).unsqueeze(1)
             same = context.kv_doc[:, :past] == document
-            reached = same if reached is None else reached & same
+            in_memory = same if in_memory is None else in_memory & same
             queries = (context.q_doc == document).sum(1)
-        if reached is not None:
-            near = reached.sum(1)
-        stop = torch.maximum(self.first, self.end - near)
+        if in_memory is not None:
+            num_in_memory = in_memory.sum(1)
+        stop = torch.maximum(self.first, self.end - num_in_memory)
         start = torch.maximum(self.first, stop - size)
-        return [Window(*row) for row in torch.stack([start, stop, queries], 1).tolist()]
+        return [StoreWindow(*row) for row in torch.stack([start, stop, queries], 1).tolist()]
 
     def compact(self) -> Self:
         """Return the store without dropped entries and free capacity."""
         if self.keys is None or self.values is None:
             return self
-        return self._moved(self.keys, self.values, max(self._lengths(), default=0))
+        return self._copied(self.keys, self.values, max(self._lengths(), default=0))
 
     def _of_last_document(self, context: Context, zeros: Tensor) -> "Store":
         """Return the store without the entries of a document that has ended; zeros: [B]."""
@@ -109,15 +109,15 @@ class Store(State):
         first = torch.where(document == before, first, end)
         return dataclasses.replace(self, first=first, end=end, document=document.clone())
 
-    def _taken(self, context: Context) -> Tensor | None:
+    def _stored_mask(self, context: Context) -> Tensor | None:
         """Return which new tokens are stored, [B, T] bool: the last document's real tokens; None for all."""
-        taken = None if context.kv_valid is None else context.kv_valid[:, -context.q_len :]
+        mask = None if context.kv_valid is None else context.kv_valid[:, -context.q_len :]
         if context.q_doc is not None and self.document is not None:
             last = context.q_doc == self.document.unsqueeze(1)
-            taken = last if taken is None else taken & last
-        return None if taken is None or bool(taken.all()) else taken
+            mask = last if mask is None else mask & last
+        return None if mask is None or bool(mask.all()) else mask
 
-    def _with_room(self, keys: Tensor, values: Tensor, counts: list[int], keep: int) -> "Store":
+    def _with_capacity(self, keys: Tensor, values: Tensor, counts: list[int], keep: int) -> "Store":
         """Return this store, or a copy in a new buffer if it is full or its next slots are in use."""
         assert self.end is not None
         ends = self.end.tolist()
@@ -128,9 +128,9 @@ class Store(State):
         lengths = [min(length, keep) for length in self._lengths()]
         needed = max((length + count for length, count in zip(lengths, counts)), default=0)
         capacity = max(2 * needed if self.keys is not None else needed, FIRST_CAPACITY)
-        return self._moved(keys, values, capacity, lengths)
+        return self._copied(keys, values, capacity, lengths)
 
-    def _moved(self, keys: Tensor, values: Tensor, capacity: int, lengths: list[int] | None = None) -> Self:
+    def _copied(self, keys: Tensor, values: Tensor, capacity: int, lengths: list[int] | None = None) -> Self:
         """Return the last entries of each row, by default all, at the start of new buffers."""
         assert self.end is not None
         lengths = self._lengths() if lengths is None else lengths
@@ -153,9 +153,9 @@ class Store(State):
 
     def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Self:
         """Apply the functions to all parts; a copy in another buffer gets a new high-water mark."""
-        changed = super()._each(on_tensor, on_state)
-        if self.keys is None or changed.keys is None or changed.end is None:
-            return changed
-        if changed.keys.data_ptr() == self.keys.data_ptr() and len(changed.keys) == len(self.keys):
-            return changed
-        return dataclasses.replace(changed, high_water=changed.end.tolist())
+        copied = super()._each(on_tensor, on_state)
+        if self.keys is None or copied.keys is None or copied.end is None:
+            return copied
+        if copied.keys.data_ptr() == self.keys.data_ptr() and len(copied.keys) == len(self.keys):
+            return copied
+        return dataclasses.replace(copied, high_water=copied.end.tolist())

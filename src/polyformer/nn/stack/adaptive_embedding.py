@@ -59,7 +59,7 @@ class AdaptiveConfig(Config):
         width = (self.d_embed or hidden_size) // self.div_val**cluster
         if width < 1:
             raise InputError(
-                f"div_val: {self.d_embed or hidden_size} // {self.div_val}^{cluster} leaves the vectors of "
+                f"div_val: {self.d_embed or hidden_size} // {self.div_val}^{cluster} gives the vectors of "
                 f"cluster {cluster} no channel; use a smaller div_val or fewer cutoffs"
             )
         return width
@@ -79,7 +79,7 @@ def check_cutoffs(cutoffs: tuple[int, ...], vocab_size: int | None = None) -> No
     bounds = (0, *cutoffs) if vocab_size is None else (0, *cutoffs, vocab_size)
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
         end = "" if vocab_size is None else f" below vocab_size {vocab_size}"
-        raise InputError(f"cutoffs: expected rising numbers from 1{end}, got {list(cutoffs)}")
+        raise InputError(f"cutoffs: expected increasing numbers from 1{end}, got {list(cutoffs)}")
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -100,32 +100,34 @@ class AdaptiveEmbedding(nn.Module):
 
     def matrix(self) -> Tensor:
         """Return the equivalent table [V, E]."""
-        return torch.cat([self._projected(i, weight_of(table)) for i, table in enumerate(self.tables)])
+        return torch.cat([self._project(i, weight_of(table)) for i, table in enumerate(self.tables)])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return rows of `matrix`; only the requested rows are computed."""
         if len(self.tables) == 1:
-            return self._projected(0, self.tables[0](ids))
+            return self._project(0, self.tables[0](ids))
         flat = ids.reshape(-1)
         vectors = torch.zeros((), device=ids.device)
-        places, parts = [], []
+        indices, parts = [], []
         for i, (run, table) in enumerate(zip(self.tokens, self.tables)):
             inside = (flat >= run.start) & (flat < run.stop)
             if torch.compiler.is_compiling():  # fixed shapes: every token is looked up in every table
-                own = self._projected(i, table((flat - run.start).clamp(0, run.stop - run.start - 1)))
-                vectors = vectors + torch.where(inside.unsqueeze(1), own, 0)
+                rows = self._project(i, table((flat - run.start).clamp(0, run.stop - run.start - 1)))
+                vectors = vectors + torch.where(inside.unsqueeze(1), rows, 0)
                 continue
-            places.append(self._places(inside, i))
-            parts.append(self._projected(i, table(flat.index_select(0, places[-1]) - run.start)))
-        if places:
-            # Vectors are computed cluster by cluster; `back` restores the order of the tokens.
-            order = torch.cat(places)
-            back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-            vectors = torch.cat(parts).index_select(0, back)
+            indices.append(self._token_indices(inside, i))
+            parts.append(self._project(i, table(flat.index_select(0, indices[-1]) - run.start)))
+        if indices:
+            # Vectors are computed cluster by cluster; `inverse` restores the order of the tokens.
+            order = torch.cat(indices)
+            inverse = torch.empty_like(order).scatter_(
+                0, order, torch.arange(len(order), device=order.device)
+            )
+            vectors = torch.cat(parts).index_select(0, inverse)
         return vectors.view(*ids.shape, self.hidden_size)
 
     @staticmethod
-    def _places(inside: Tensor, cluster: int) -> Tensor:
+    def _token_indices(inside: Tensor, cluster: int) -> Tensor:
         """Return the places of the tokens of a cluster.
 
         On the meta device, which traces only shapes, all tokens are in the first, the most expensive cluster.
@@ -134,5 +136,5 @@ class AdaptiveEmbedding(nn.Module):
             return inside.nonzero().squeeze(1)
         return torch.arange(0 if cluster else len(inside), device=inside.device)
 
-    def _projected(self, cluster: int, x: Tensor) -> Tensor:
+    def _project(self, cluster: int, x: Tensor) -> Tensor:
         return self.projections[cluster](x) if len(self.projections) else x

@@ -43,7 +43,7 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, y: Tensor, context: Context) -> Tensor:
         """Return the layer's output y [B, T, E] combined with the neighbours of each token of its input x."""
         if context.causal:
-            raise InputError("convolution: it sees the token that follows; leave it out of a decoder")
+            raise InputError("convolution: it reads the following token; leave it out of a decoder")
         if context.kv_valid is not None:
             x = x.masked_fill(~context.kv_valid.bool().unsqueeze(-1), 0)
         before, here, after = self.taps

@@ -44,7 +44,7 @@ class EmbeddingConfig(Config):
             raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
         if self.size is not None and self.adaptive is not None:
             raise InputError(
-                "size: adaptive token vectors have widths of their own; set adaptive.d_embed instead"
+                "size: adaptive token vectors have their own widths; set adaptive.d_embed instead"
             )
         if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
             raise InputError(
@@ -65,7 +65,8 @@ class EmbeddingConfig(Config):
 class Embedding(nn.Module):
     """The embedding sum: token vectors [B, T, size] to the input of the first layer [B, T, E].
 
-    position: the stack's, which may project the sum to E itself (`widens`), or require scaled token vectors.
+    position: the stack's, which may project the sum to E itself (`projects_input`), or require scaled token
+    vectors.
     """
 
     def __init__(
@@ -79,28 +80,32 @@ class Embedding(nn.Module):
         super().__init__()
         width = config.width(hidden_size)
         self.factor = math.sqrt(width) if config.scaled else 1.0
-        beside_sinusoids = config.scaled is None and position.adds_sinusoids
-        self.sum_factor = math.sqrt(width) if beside_sinusoids else 1.0
+        scales_sum = config.scaled is None and position.adds_sinusoids
+        self.sum_factor = math.sqrt(width) if scales_sum else 1.0
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.languages = nn.Embedding(config.num_languages, width) if config.num_languages else None
-        self.norm = norm.build(hidden_size if position.widens else width) if config.normed else nn.Identity()
+        self.norm = (
+            norm.build(hidden_size if position.projects_input else width) if config.normed else nn.Identity()
+        )
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
-        as_wide = position.widens or config.size is None
+        as_wide = position.projects_input or config.size is None
         self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the sum, with type 0 and no language by default; `InputError` for a missing table."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
-        x = _added(x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size")
+        x = _add_rows(
+            x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size"
+        )
         languages = None if inputs.langs is None else self.languages
-        x = _added(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
+        x = _add_rows(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
         x = x * self.sum_factor if self.sum_factor != 1.0 else x
         mask = inputs.attention_mask  # with a state it may cover the past too
-        real = None if mask is None else mask[:, -x.shape[1] :].bool()
-        return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), real)))
+        valid = None if mask is None else mask[:, -x.shape[1] :].bool()
+        return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), valid)))
 
 
-def _added(
+def _add_rows(
     x: Tensor, table: nn.Embedding | None, pos: Tensor, numbers: Tensor | None, name: str, option: str
 ) -> Tensor:
     """Return x [B, T, size] plus the rows `numbers` [B, T] of a table, by default its first row."""

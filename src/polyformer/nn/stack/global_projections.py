@@ -21,7 +21,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
-from polyformer.attention.patterns.global_base import GlobalPattern, SeenByAll
+from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
@@ -50,20 +50,20 @@ class GlobalState(State):
         return self._parts_truncated(count)
 
 
-def split(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
+def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
     """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
 
     Raises `InputError` if heads have different global tokens.
     """
     if isinstance(pattern, GlobalPattern):
-        return SeenByAll(pattern), (pattern,)
+        return GlobalKeys(pattern), (pattern,)
     if isinstance(pattern, Or):
-        (left, some), (right, more) = split(pattern.left), split(pattern.right)
+        (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
         assert left is not None
         assert right is not None
         return left | right, tuple(dict.fromkeys((*some, *more)))
     if isinstance(pattern, PerHead):
-        heads = [split(head) for head in pattern.patterns]
+        heads = [split_global_tokens(head) for head in pattern.patterns]
         if len({frozenset(tokens) for _, tokens in heads}) > 1:
             raise InputError("global_projections: expected the same global tokens for all heads")
         return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
@@ -76,7 +76,7 @@ def check_global(mechanism: object) -> None:
         raise InputError(
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
         )
-    if not split(mechanism.at(0).pattern)[1]:
+    if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
         text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
         raise InputError(
             f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
@@ -85,37 +85,37 @@ def check_global(mechanism: object) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen:
+class GlobalQueries:
     """The global queries of a call, in rows that are as long as the row with the most global queries.
 
-    slots: [B, G], the indices of the queries. real: [B, G] bool, False for the rest of a row with fewer.
+    slots: [B, G], the indices of the queries. valid: [B, G] bool, False for the rest of a row with fewer.
     context: of these queries.
     """
 
     slots: Tensor
-    real: Tensor
+    valid: Tensor
     context: Context
     mask_mod: MaskMod | None
 
 
-def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Chosen | None:
+def find_queries(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> GlobalQueries | None:
     """Return the global queries among x [B, Tq, E]; None if there are none."""
     rows, length = x.shape[:2]
     b = torch.arange(rows, device=x.device).unsqueeze(1)
     index = torch.arange(length, device=x.device)
     flags = torch.zeros(rows, length, dtype=torch.bool, device=x.device)
     for pattern in tokens:
-        flags = flags | pattern.chosen(context, "q", b, index)
+        flags = flags | pattern.is_global(context, "q", b, index)
     if context.kv_valid is not None:
         flags = flags & context.kv_valid[:, context.offset : context.offset + length].bool()
-    most = _most(tokens, context, flags)
-    if not most:
+    count = _max_queries(tokens, context, flags)
+    if not count:
         return None
     # A stable sort puts the global queries of each row first and keeps their order.
-    slots = flags.long().argsort(dim=1, descending=True, stable=True)[:, :most]
+    slots = flags.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     places = slots + context.offset
-    mine = Context(
-        most,
+    gathered = Context(
+        count,
         context.kv_len,
         q_start=0,
         q_pos=context.query_position(b, slots),
@@ -125,10 +125,10 @@ def choose(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor) -> Ch
         kv_valid=context.kv_valid,
     )
     past = broadcasts(lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
-    return Chosen(slots, flags.gather(1, slots), mine, past)
+    return GlobalQueries(slots, flags.gather(1, slots), gathered, past)
 
 
-def _most(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) -> int:
+def _max_queries(tokens: tuple[GlobalPattern, ...], context: Context, flags: Tensor) -> int:
     """Return the greatest number of global queries in a row; while tracing, the greatest possible number."""
     if not torch.compiler.is_compiling() and not flags.is_meta:
         return int(flags.sum(1).max()) if flags.numel() else 0
@@ -154,7 +154,7 @@ class GlobalAttention(nn.Module):
     ):
         super().__init__()
         self.head_size, self.groups, self.layer = head_size, heads // kv_heads, layer
-        self.mechanism, self.tokens = mechanism, split(mechanism.pattern)[1]
+        self.mechanism, self.tokens = mechanism, split_global_tokens(mechanism.pattern)[1]
         self.query = Linear(hidden_size, heads * head_size, bias=bias)
         self.key = Linear(hidden_size, kv_heads * head_size, bias=bias)
         self.value = Linear(hidden_size, kv_heads * head_size, bias=bias)
@@ -172,45 +172,51 @@ class GlobalAttention(nn.Module):
 
         x and read [B, Tq, E]: the inputs of the queries, and of the keys and values.
         """
-        chosen = context.once(("global queries", self.tokens), lambda: choose(self.tokens, context, x))
-        if chosen is None and cache is None:
+        queries = context.once(("global queries", self.tokens), lambda: find_queries(self.tokens, context, x))
+        if queries is None and cache is None:
             return y, None
-        site = Site(self.layer, lambda x: self._vectors(self.query, x), lambda x: self._vectors(self.key, x))
-        k, v = self._heads(self.key, read), self._heads(self.value, read)
+        site = Site(
+            self.layer, partial(self._project_vectors, self.query), partial(self._project_vectors, self.key)
+        )
+        k, v = self._project(self.key, read), self._project(self.value, read)
         _, k = position.rotate(k, k, context, site)
         if cache is not None:
             k, v, cache = cache.append(k, v)
-        if chosen is None:
+        if queries is None:
             return y, cache
-        record_mark(GLOBAL, partial(_flags, chosen, x.shape[1]), "queries", ("by projections of its own",))
-        index = chosen.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
-        q = self._heads(self.query, x.gather(1, index))
+        record_mark(
+            GLOBAL, partial(_global_flags, queries, x.shape[1]), "queries", ("by projections of its own",)
+        )
+        index = queries.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        q = self._project(self.query, x.gather(1, index))
         # The context of the gathered queries has their original positions.
-        q, _ = position.rotate(q, q, chosen.context, site)
-        bias = self._bias(q, k, context, position, site, chosen)
+        q, _ = position.rotate(q, q, queries.context, site)
+        bias = self._bias(q, k, context, position, site, queries)
         if not recording():
-            return replaced(y, self._attend(q, k, v, bias, chosen), chosen), cache
+            return replace_rows(y, self._attend(q, k, v, bias, queries), queries), cache
         with recorded() as weights:
-            mine = self._attend(q, k, v, bias, chosen)
+            rows = self._attend(q, k, v, bias, queries)
         # Recorded weights contain the global queries' weights in their rows too.
-        amend(lambda ordinary: replaced(ordinary, weights[0], chosen))
-        return replaced(y, mine, chosen), cache
+        amend(lambda ordinary: replace_rows(ordinary, weights[0], queries))
+        return replace_rows(y, rows, queries), cache
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: ScoreMod | None, chosen: Chosen) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: ScoreMod | None, queries: GlobalQueries
+    ) -> Tensor:
         return attend(
             q,
             k,
             v,
-            mask_mod=chosen.mask_mod,
+            mask_mod=queries.mask_mod,
             score_mod=bias,
-            context=chosen.context,
+            context=queries.context,
             scale=self.mechanism.scale,
             backend=self.mechanism.backend,
             dropout=self.mechanism.dropout if self.training else 0.0,
         )
 
     def _bias(
-        self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site, chosen: Chosen
+        self, q: Tensor, k: Tensor, context: Context, position: Position, site: Site, queries: GlobalQueries
     ) -> ScoreMod | None:
         """Return the position scheme's bias for the scores; `InputError` unless it is a bias by distance."""
         relative = position.relative(q, k, context, site)
@@ -218,37 +224,37 @@ class GlobalAttention(nn.Module):
             relative is not None and set(relative.tables) != {"bias"}
         ):
             raise InputError(
-                "global_projections: this position scheme reads queries and keys, and those of global tokens "
-                "are others; use one that rotates them (rope) or adds a bias (alibi, t5)"
+                "global_projections: this position scheme depends on queries and keys, and global tokens "
+                "have separate ones; use a scheme that rotates them (rope) or adds a bias (alibi, t5)"
             )
         if relative is None:
             return None
         assert relative.bias is not None
-        table, places = relative.bias.expand(q.shape[1], -1), chosen.slots + context.offset
+        table, places = relative.bias.expand(q.shape[1], -1), queries.slots + context.offset
         entry = lambda b, q_idx, kv_idx: relative.entry(places[b, q_idx] - kv_idx)  # noqa: E731
         add = broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
         return step("bias of the distance")(add)
 
-    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
+    def _project(self, projection: nn.Module, x: Tensor) -> Tensor:
         return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
-    def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
+    def _project_vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads if projection is self.query else heads.repeat_interleave(self.groups, dim=0)
 
 
-def _flags(chosen: Chosen, length: int) -> Tensor:
+def _global_flags(queries: GlobalQueries, length: int) -> Tensor:
     """Return 0 for global queries, -1 for others: [B, 1, Tq]."""
-    flags = torch.full((len(chosen.slots), length), -1, device=chosen.slots.device)
-    return flags.scatter(1, chosen.slots, chosen.real.long() - 1).unsqueeze(1)
+    flags = torch.full((len(queries.slots), length), -1, device=queries.slots.device)
+    return flags.scatter(1, queries.slots, queries.valid.long() - 1).unsqueeze(1)
 
 
-def replaced(table: Tensor, rows: Tensor, chosen: Chosen) -> Tensor:
+def replace_rows(table: Tensor, rows: Tensor, queries: GlobalQueries) -> Tensor:
     """Return table [B, H, Tq, D] with the rows [B, H, G, D] of the global queries."""
-    index = chosen.slots.view(len(chosen.slots), 1, -1, 1).expand(rows.shape)
+    index = queries.slots.view(len(queries.slots), 1, -1, 1).expand(rows.shape)
     # Rows with fewer global queries get their original values back.
-    kept = table.gather(2, index)
-    return table.scatter(2, index, torch.where(chosen.real[:, None, :, None], rows, kept))
+    original = table.gather(2, index)
+    return table.scatter(2, index, torch.where(queries.valid[:, None, :, None], rows, original))
 
 
 @torch.no_grad()
@@ -258,7 +264,7 @@ def copy_local_projections(model: nn.Module) -> None:
     Longformer does this before training (Beltagy et al. 2020, section 5).
     """
     for module in model.modules():
-        mine = getattr(module, "global_attention", None)
-        if isinstance(mine, GlobalAttention):
+        target = getattr(module, "global_attention", None)
+        if isinstance(target, GlobalAttention):
             for name in ("query", "key", "value"):
-                mine.get_submodule(name).load_state_dict(module.get_submodule(name).state_dict())
+                target.get_submodule(name).load_state_dict(module.get_submodule(name).state_dict())

@@ -32,8 +32,8 @@ def check_groups(layers: int, groups: int | None, size: int, parts: Sequence[Any
     for layer, number in enumerate(shared):
         first = shared.index(number)
         for part in parts:
-            if part.at(layer) != part.at(first):
+            if part.for_layer(layer) != part.for_layer(first):
                 raise InputError(
                     f"num_hidden_groups: layers {first} and {layer} share weights, and {quote(part.kind)} "
-                    f"differs by layer; use one for all"
+                    f"differs between layers; use the same in all layers"
                 )

@@ -17,23 +17,23 @@ class LastFeedForwardInput:
     def __init__(self, stack: Stack):
         self.module: nn.Module = stack.sequence[-1].feedforward
         self.thread = 0
-        self.seen: Tensor | None = None
+        self.recorded: Tensor | None = None
 
     def __enter__(self) -> Self:
         self.thread = threading.get_ident()
-        self.hook = self.module.register_forward_pre_hook(self._see)
+        self.hook = self.module.register_forward_pre_hook(self._record)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.hook.remove()
-        self.seen = None
+        self.recorded = None
 
     @property
     def value(self) -> Tensor:
         """Return the input in the last pass."""
-        assert self.seen is not None, "a pass comes first"
-        return self.seen
+        assert self.recorded is not None, "a pass comes first"
+        return self.recorded
 
-    def _see(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def _record(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == self.thread:  # other threads may run the same model
-            self.seen = arguments[0]
+            self.recorded = arguments[0]

@@ -71,10 +71,10 @@ class Layer(nn.Module):
         self.cross_attention: MultiHeadAttention | None = (
             attention.cross().build(hidden_size, index) if cross else None
         )
-        self.feedforward = feedforward.at(index).build(hidden_size)
-        self.block = block.at(index).build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.feedforward = feedforward.for_layer(index).build(hidden_size)
+        self.block = block.for_layer(index).build(hidden_size, 3 if cross else 2, norm, dropout)
         self.tokenwise = norm.tokenwise
-        self.gathers = attention.gathers(index) and feedforward.at(index).tokenwise
+        self.can_skip_queries = attention.can_skip_queries(index) and feedforward.for_layer(index).tokenwise
 
     def new_state(self, reserve: int) -> "LayerState":
         """Return the state before the first token, with caches for `reserve` tokens."""
@@ -97,23 +97,23 @@ class Layer(nn.Module):
         """
         new: dict[str, State | None] = {}
         # Parts that need all tokens run on all; the active tokens are selected afterwards.
-        if active is None or not self.gathers:
+        if active is None or not self.can_skip_queries:
             sublayers = self.sublayers(context, position, source, state, new, memory)
             y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
-            y = y if active is None else active.gathered(y)
+            y = y if active is None else active.gather(y)
         elif len(active):  # queries and the feed-forward are computed only for active tokens
             sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
-            y = self.block(active.gathered(x), sublayers)
+            y = self.block(active.gather(x), sublayers)
         else:
             # All tokens have halted, but later tokens need their keys and values in the cache.
-            y, new = active.gathered(x), self._passed(x, context, position, source, state)
+            y, new = active.gather(x), self._states_of_halted(x, context, position, source, state)
         if state is None:
             return y, None
-        own = self.remembered(self.block.kept(x), state, context, memory)
+        own = self.memory_state(self.block.memory_input(x), state, context, memory)
         new_attention = {"self_attention": new["self"], "cross_attention": new.get("cross")}
         return y, dataclasses.replace(own, **new_attention, feedforward=new.get("feedforward"))
 
-    def _passed(
+    def _states_of_halted(
         self,
         x: Tensor,
         context: Context,
@@ -126,23 +126,23 @@ class Layer(nn.Module):
         if state is None:
             return new
         if state.self_attention is not None:
-            read = self.block.first_reads(x)
+            read = self.block.pre_norm(x)
             new["self"] = self.attention.extended(read, context, position, state.self_attention)
         if self.cross_attention is not None and source is not None:
-            new["cross"] = self.cross_attention.projected(source.hidden, state.cross_attention)
+            new["cross"] = self.cross_attention.project_source(source.hidden, state.cross_attention)
         return new
 
-    def remembered(
-        self, kept: Tensor, state: LayerState, context: Context, memory: Memory | None
+    def memory_state(
+        self, segment: Tensor, state: LayerState, context: Context, memory: Memory | None
     ) -> LayerState:
-        """Return a state with only the memory and the store, after a segment from which a memory keeps `kept`
-        (`Block.kept`)."""
+        """Return a state with only the memory and the store, after a segment with the inputs
+        `segment` (`Block.memory_input`)."""
         if memory is None:
             return LayerState()
         past, store = state.memory, state.store
         return LayerState(
-            memory=None if past is None else memory.after(past, kept, self),
-            store=None if store is None else memory.stored(store, kept, self, context),
+            memory=None if past is None else memory.next_state(past, segment, self),
+            store=None if store is None else memory.update_store(store, segment, self, context),
         )
 
     @property
@@ -150,18 +150,18 @@ class Layer(nn.Module):
         """Return the index of the layer's weights in the stack."""
         return self.attention.layer
 
-    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
         keeps: outputs [B, H, T, D] and weights [B, H, T, M]. Positions are ignored, and the layer's weights
         get no gradient."""
         block = detached(self.block)
-        x, read = block.first_reads_kept(x), block.first_reads_kept(read)
-        return detached(self.attention).by_content(x, read)
+        x, read = block.pre_norm_memory(x), block.pre_norm_memory(read)
+        return detached(self.attention).content_attention(x, read)
 
     @torch.no_grad()
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, Hkv, T, D], before positions, of x [B, T, E] as a memory keeps it."""
-        return self.attention.keys_and_values(self.block.first_reads_kept(x))
+        return self.attention.keys_and_values(self.block.pre_norm_memory(x))
 
     def sublayers(
         self,
@@ -172,24 +172,24 @@ class Layer(nn.Module):
         new: dict[str, State | None],
         memory: Memory | None = None,
         active: Active | None = None,
-        whole: Tensor | None = None,
+        all_tokens: Tensor | None = None,
     ) -> list[SubLayer]:
         """Return the sub-layers for the block, in order; they write their next states into `new`.
 
-        active: the tokens that the block is given, [1, N, E], of the layer's input `whole` [B, T, E].
+        active: the tokens that the block is given, [1, N, E], of the layer's input `all_tokens` [B, T, E].
         """
         # Keys and values are of all tokens, even if queries are only of active tokens.
-        read = None if whole is None else self.block.first_reads(whole)
+        read = None if all_tokens is None else self.block.pre_norm(all_tokens)
 
         def attend_self(x: Tensor) -> Tensor:
             past = state.self_attention if state else None
-            before = memory.before(state.memory) if memory and state and state.memory else None
+            past_input = memory.past_inputs(state.memory) if memory and state and state.memory else None
             # A memory keeps inputs of the layer, so the norm of a pre-norm block is still to be applied.
-            before = None if before is None else self.block.first_reads_kept(before)
+            past_input = None if past_input is None else self.block.pre_norm_memory(past_input)
             mix = None
             if memory and state and state.store is not None:
-                mix = functools.partial(memory.mixed, store=state.store, context=context)
-            y, new["self"] = self.attention(x, context, position, past, read, before, mix, active)
+                mix = functools.partial(memory.mix_with_store, store=state.store, context=context)
+            y, new["self"] = self.attention(x, context, position, past, read, past_input, mix, active)
             return y
 
         def attend_source(x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class Layer(nn.Module):
             y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past, active)
             return y
 
-        both = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
+        attention = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
 
         def transform(x: Tensor) -> Tensor:
             tokens = context if active is None else None
@@ -210,15 +210,15 @@ class Layer(nn.Module):
             y, new["feedforward"] = self.feedforward(x, tokens, state.feedforward or past)
             return y
 
-        return [*both, transform]
+        return [*attention, transform]
 
-    def again(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
+    def rerun(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
-        shown = self.block.first_reads(read)
+        key_input = self.block.pre_norm(read)
         return self.block(
             x,
             [
-                lambda x: self.attention(x, context, position, read=shown)[0],
+                lambda x: self.attention(x, context, position, read=key_input)[0],
                 lambda x: self.feedforward(x, context),
             ],
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.positions import Position, Site, Terms
+from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
@@ -23,7 +23,12 @@ from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.global_projections import GlobalAttention, GlobalState, check_global, split
+from polyformer.nn.stack.global_projections import (
+    GlobalAttention,
+    GlobalState,
+    check_global,
+    split_global_tokens,
+)
 
 PROJECTIONS = ("query", "key", "value", "output")
 
@@ -63,7 +68,7 @@ class AttentionConfig(Config):
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
         """Return a mechanism or a pattern as the configuration of default heads with this mechanism."""
-        return data if _is_whole(data) else {"mechanism": data}
+        return data if _is_attention_config(data) else {"mechanism": data}
 
     @classmethod
     def ways(cls) -> str:
@@ -72,12 +77,12 @@ class AttentionConfig(Config):
 
     def changed(self, value: object, where: str) -> Config | None:
         """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
-        if _is_whole(value):
+        if _is_attention_config(value):
             return super().changed(value, where)
         mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
         return dataclasses.replace(self, mechanism=mechanism)
 
-    def biased(self, projection: str) -> bool:
+    def has_bias(self, projection: str) -> bool:
         """Return whether the projection, one of `PROJECTIONS`, adds a bias."""
         return self.bias if isinstance(self.bias, bool) else projection in self.bias
 
@@ -97,9 +102,9 @@ class AttentionConfig(Config):
             )
         return hidden_size // self.num_attention_heads
 
-    def gathers(self, layer: int) -> bool:
+    def can_skip_queries(self, layer: int) -> bool:
         """Return whether layer `layer` can leave out the queries of tokens that halted."""
-        return self.mechanism.at(layer).separate_queries and not self.global_projections
+        return self.mechanism.for_layer(layer).separate_queries and not self.global_projections
 
     def cross(self) -> "AttentionConfig":
         """Return the configuration of cross-attention with the same heads."""
@@ -110,12 +115,12 @@ class AttentionConfig(Config):
         return MultiHeadAttention(hidden_size, self, layer)
 
 
-def _is_whole(data: object) -> bool:
+def _is_attention_config(data: object) -> bool:
     """Return whether `data` describes the heads too, and not only the mechanism."""
     return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
 
 
-def _rotated(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
+def _rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
     """Return q and the new keys k rotated by their positions; the keys of a memory come first."""
     past = k.shape[2] - q.shape[2]
     if not past:
@@ -145,12 +150,12 @@ class MultiHeadAttention(nn.Module):
         self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
-        self.query = Linear(hidden_size, inner, bias=config.biased("query"))
-        shared = config.mechanism.at(layer).shares_queries
-        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.biased("key"))
-        self.value = Linear(hidden_size, inner_kv, bias=config.biased("value"))
-        self.output = Linear(inner, hidden_size, bias=config.biased("output"))
-        mechanism = config.mechanism.at(layer)
+        self.query = Linear(hidden_size, inner, bias=config.has_bias("query"))
+        shared = config.mechanism.for_layer(layer).shares_queries
+        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
+        self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
+        self.output = Linear(inner, hidden_size, bias=config.has_bias("output"))
+        mechanism = config.mechanism.for_layer(layer)
         self.global_attention: GlobalAttention | None = None
         if config.global_projections:
             check_global(mechanism)
@@ -160,12 +165,12 @@ class MultiHeadAttention(nn.Module):
                 self.head_size,
                 config.num_attention_heads,
                 config.kv_heads,
-                config.biased("query"),
+                config.has_bias("query"),
                 layer,
                 mechanism,
             )
             # For the mechanism, global tokens are only keys that all queries see.
-            mechanism = dataclasses.replace(mechanism, pattern=split(mechanism.pattern)[0])
+            mechanism = dataclasses.replace(mechanism, pattern=split_global_tokens(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
 
     def new_state(self, reserve: int) -> State | None:
@@ -182,53 +187,53 @@ class MultiHeadAttention(nn.Module):
         position: Position,
         state: State | None = None,
         read: Tensor | None = None,
-        before: Tensor | None = None,
+        memory: Tensor | None = None,
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,
         active: Active | None = None,
     ) -> tuple[Tensor, State | None]:
         """Return the self-attention of x, after the tokens in `state`, and the state that includes x.
 
-        read: the input of keys and values of the same tokens, if it is not x itself. before: [B, M, E], the
+        read: the input of keys and values of the same tokens, if it is not x itself. memory: [B, M, E], the
         input of keys and values of a memory's tokens, which are the first M keys. mix: a function of the
         mechanism's output and of the queries before positions, [B, H, T, D] each, that returns the input of
         the output projection. active: the places of the tokens x [1, N, E] among all of `read`.
         """
         read = x if read is None else read
-        if before is not None:
-            read = torch.cat([before.to(read.dtype), read], 1)
+        if memory is not None:
+            read = torch.cat([memory.to(read.dtype), read], 1)
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
-            q, k, v = (self._split(y) for y in linears(x, (self.query, self.key, self.value)))
+            q, k, v = (self._split_heads(y) for y in linears(x, (self.query, self.key, self.value)))
         else:
-            q, v = self._queries(x, active), self._heads(self.value, read)
-            k = self._heads(self.key or self.query, read)
+            q, v = self._queries(x, active), self._project(self.value, read)
+            k = self._project(self.key or self.query, read)
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
-        content = q
-        q, k = _rotated(q, k, context, position, site)
-        terms = Terms(position, site)
+        unrotated = q
+        q, k = _rotate(q, k, context, position, site)
+        terms = BoundPosition(position, site)
         if self.global_attention is None:
             y, state = self.mechanism(q, k, v, context, state, terms)
-            return self._join(y if mix is None else mix(y, content), active), state
+            return self._merge_heads(y if mix is None else mix(y, unrotated), active), state
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
-        return self._join(y), None if own is None or cache is None else GlobalState(own, cache)
+        return self._merge_heads(y), None if own is None or cache is None else GlobalState(own, cache)
 
     def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
-        k, v = self._heads(self.key or self.query, read), self._heads(self.value, read)
+        k, v = self._project(self.key or self.query, read), self._project(self.value, read)
         # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
-        return self.mechanism.extended(state, _rotated(q, k, context, position, self._site())[1], v)
+        return self.mechanism.extended(state, _rotate(q, k, context, position, self._site())[1], v)
 
-    def by_content(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+    def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
         and weights [B, H, T, M]."""
         q, k, v = (
-            self._heads(self.query, x),
-            self._heads(self.key or self.query, read),
-            self._heads(self.value, read),
+            self._project(self.query, x),
+            self._project(self.key or self.query, read),
+            self._project(self.value, read),
         )
         groups = q.shape[1] // k.shape[1]
         # Each key head serves a group of query heads.
@@ -238,7 +243,7 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
-        return self._heads(self.key or self.query, x), self._heads(self.value, x)
+        return self._project(self.key or self.query, x), self._project(self.value, x)
 
     def cross(
         self,
@@ -252,44 +257,48 @@ class MultiHeadAttention(nn.Module):
 
         active: as for `forward`.
         """
-        state = self.projected(source, state)
+        state = self.project_source(source, state)
         y, _ = self.mechanism(self._queries(x, active), state.keys, state.values, context, None, None)
-        return self._join(y, active), state
+        return self._merge_heads(y, active), state
 
-    def projected(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
+    def project_source(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
         """Return keys and values of source [B, S, E], or `state` if it has them already."""
         if isinstance(state, ProjectedSource):
             return state
         assert source is not None
-        keys = self._heads(self.key or self.query, source)
-        return ProjectedSource(keys, self._heads(self.value, source))
+        keys = self._project(self.key or self.query, source)
+        return ProjectedSource(keys, self._project(self.value, source))
 
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""
         return Site(
             self.layer,
-            lambda vectors: self._vectors(self.query, vectors),
-            lambda vectors: self._vectors(self.key or self.query, vectors),
+            lambda vectors: self._project_vectors(self.query, vectors),
+            lambda vectors: self._project_vectors(self.key or self.query, vectors),
         )
 
     def _queries(self, x: Tensor, active: Active | None) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
-        return self._heads(self.query, x) if active is None else self._split(active.spread(self.query(x)))
+        return (
+            self._project(self.query, x)
+            if active is None
+            else self._split_heads(active.scatter_to_zeros(self.query(x)))
+        )
 
-    def _heads(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return self._split(projection(x))
+    def _project(self, projection: nn.Module, x: Tensor) -> Tensor:
+        return self._split_heads(projection(x))
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Return [B, T, H D] as heads [B, H, T, D]."""
         rows, length, width = x.shape
         return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
 
-    def _vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
+    def _project_vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
         """Return vectors [R, E] that are not tokens, projected to the heads of the queries: [H, R, D]."""
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
 
-    def _join(self, heads: Tensor, active: Active | None = None) -> Tensor:
+    def _merge_heads(self, heads: Tensor, active: Active | None = None) -> Tensor:
         """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""
         y = heads.transpose(1, 2).flatten(2)
-        return self.output(y if active is None else active.gathered(y))
+        return self.output(y if active is None else active.gather(y))

@@ -15,6 +15,7 @@ passed on with their gradients.
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -31,30 +32,31 @@ from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.runners import StackCall
 
-KEPT = (
+STORE_ACTIVATIONS = (
     'pass output_hidden_states=True, which keeps activations, and build the model with backend="definition"'
 )
 """The way to get second-order gradients, which require the inputs of the layers."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Change:
+class ResidualStep:
     """The step (a, b) -> (b, a + function(b)). `reads`: the tensors, besides b, that get gradients."""
 
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
-    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
         """Return the output streams, and the auxiliary losses of the step."""
-        # The same computation as in `back`, so that rounding is the same; its graph is dropped.
+        # The same computation as in `backward`, so that rounding is the same; its graph is dropped.
         with torch.enable_grad(), collect_auxiliary_losses() as losses:
             added = self.function(b.detach().requires_grad_())
         return b, a + added.detach(), {name: term.detach() for name, term in losses.items()}
 
-    def back(
+    def backward(
         self, b: Tensor, c: Tensor, grad_b: Tensor, grad_c: Tensor, grad_terms: Sequence[Tensor]
-    ) -> "Back":
+    ) -> "StepInputs":
         """Return the input streams, their gradients, and the gradients of `reads`."""
         with torch.enable_grad(), collect_auxiliary_losses() as losses:
             # A leaf, so that the graph contains only this step.
@@ -67,20 +69,20 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placing:
+class PositionStep:
     """The step (a, b) -> (a + p, b + p), with the positions p that a scheme adds to the input of a layer."""
 
     function: Callable[[Tensor], Tensor]
     reads: list[Tensor]
 
-    def run(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
         """Return the output streams; there are no auxiliary losses."""
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
-    def back(
+    def backward(
         self, a: Tensor, b: Tensor, grad_a: Tensor, grad_b: Tensor, grad_terms: Sequence[Tensor]
-    ) -> "Back":
+    ) -> "StepInputs":
         """Return the input streams, their gradients, and the gradients of `reads`."""
         with torch.enable_grad():
             p = self.function(torch.zeros_like(a))
@@ -88,51 +90,53 @@ class Placing:
         return a - p.detach(), b - p.detach(), grad_a, grad_b, grads
 
 
-Step = Change | Placing
-Back = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
+Step = ResidualStep | PositionStep
+StepInputs = tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor | None]]
+
+
+def recomputes_inputs(call: StackCall) -> bool:
+    """Return whether a reversible stack keeps no activations in this call, because `run_reversible` runs it.
+
+    It does so whenever it builds a graph, except for callers that read keys or hidden states of its layers.
+    """
+    keeps_nothing = call.starts_without_cache and call.collect is None
+    return torch.is_grad_enabled() and keeps_nothing and not torch.compiler.is_compiling()
 
 
 def run_reversible(
-    layers: Sequence[nn.Module],
-    x: Tensor,
-    pos: Tensor,
-    context: Context,
-    position: Position,
-    source: Source | None,
-    states: Sequence[LayerState] | None = None,
-    memory: Memory | None = None,
+    layers: Sequence[nn.Module], x: Tensor, call: StackCall, position: Position, memory: Memory | None = None
 ) -> tuple[Tensor, list[LayerState]]:
-    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories.
-
-    states: only of memories.
-    """
+    """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories."""
+    pos, context, source, states = call.pos, call.context, call.source, call.states
     hidden = None if source is None else source.hidden
     # The steps read a leaf instead of `hidden`, so that the graph of `hidden` runs backward only once.
-    shown: list[Tensor] = []
+    source_leaf: list[Tensor] = []
     if source is not None and hidden is not None:
-        shown = [hidden.detach().requires_grad_(hidden.requires_grad)]
-        source = dataclasses.replace(source, hidden=shown[0])
+        source_leaf = [hidden.detach().requires_grad_(hidden.requires_grad)]
+        source = dataclasses.replace(source, hidden=source_leaf[0])
     steps: list[Step] = []
     memories: dict[int, LayerState] = {}
-    remembering = [] if memory is None else list(memory.parameters())
+    memory_parameters = [] if memory is None else list(memory.parameters())
     for index, layer in enumerate(layers):
         assert isinstance(layer, Layer)
         # The embedding sum has the positions of layer 0 already.
-        if index and _places(position, x, pos, index):
-            steps.append(Placing(_placing(position, pos, index), _learning(position.parameters())))
-        reads = _learning([*layer.parameters(), *position.parameters(), *remembering, *shown])
-        past = None if states is None else Past(states[index], memory, context, memories, index)
-        steps += _changes(layer, reads, context, position, source, past)
-    course = Course(steps, _learning(tensor for step in steps for tensor in step.reads))
-    inputs = [hidden if shown and tensor is shown[0] else tensor for tensor in course.reads]
-    y, *terms = _Reversible.apply(course, x, *inputs)  # type: ignore[misc]
-    for name, term in zip((name for names in course.names for name in names), terms, strict=True):
+        if index and _adds_positions(position, x, pos, index):
+            add_positions = _position_function(position, pos, index)
+            steps.append(PositionStep(add_positions, _requiring_grad(position.parameters())))
+        parameters = *layer.parameters(), *position.parameters(), *memory_parameters
+        reads = _requiring_grad([*parameters, *source_leaf])
+        recorder = None if states is None else MemoryRecorder(states[index], memory, context, memories, index)
+        steps += _residual_steps(layer, reads, context, position, source, recorder)
+    tape = ReversibleTape(steps, _requiring_grad(tensor for step in steps for tensor in step.reads))
+    inputs = [hidden if source_leaf and tensor is source_leaf[0] else tensor for tensor in tape.reads]
+    y, *terms = _Reversible.apply(tape, x, *inputs)  # type: ignore[misc]
+    for name, term in zip(itertools.chain.from_iterable(tape.loss_names), terms, strict=True):
         add_auxiliary_loss(name, term)
     return y, [memories[index] for index in sorted(memories)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Past:
+class MemoryRecorder:
     """The state of layer `index`, and the dictionary into which `read` writes its next memory."""
 
     state: LayerState
@@ -144,60 +148,60 @@ class Past:
     def read(self, x: Tensor, layer: Layer) -> None:
         """Record the second stream x at the start of `layer`, but not again in the backward pass."""
         if self.index not in self.memories:
-            self.memories[self.index] = layer.remembered(x, self.state, self.context, self.memory)
+            self.memories[self.index] = layer.memory_state(x, self.state, self.context, self.memory)
 
 
-def _changes(
+def _residual_steps(
     layer: Layer,
     reads: list[Tensor],
     context: Context,
     position: Position,
     source: Source | None,
-    past: Past | None,
-) -> Iterator[Change]:
+    recorder: MemoryRecorder | None,
+) -> Iterator[ResidualStep]:
     block = layer.block
     assert isinstance(block, Reversible)
     new: dict[str, State | None] = {}
-    state, memory = (None, None) if past is None else (past.state, past.memory)
+    state, memory = (None, None) if recorder is None else (recorder.state, recorder.memory)
 
-    def change(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
-        if past is not None and not index:
-            past.read(x, layer)
+    def residual_branch(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
+        if recorder is not None and not index:
+            recorder.read(x, layer)
         with training_pass(layer):
-            y = block.change(index, sublayer, x)
+            y = block.residual_branch(index, sublayer, x)
         new.clear()  # otherwise the projected source of every layer would stay in memory
         return y
 
     for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
-        yield Change(functools.partial(change, index, sublayer), reads)
+        yield ResidualStep(functools.partial(residual_branch, index, sublayer), reads)
 
 
-def _places(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
+def _adds_positions(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
     """Return whether the scheme adds something to the input of this layer."""
     return position.embed(x, pos, layer) is not x
 
 
-def _placing(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
+def _position_function(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
     return lambda zeros: position.embed(zeros, pos, layer)
 
 
-def _learning(tensors: Iterable[Tensor]) -> list[Tensor]:
+def _requiring_grad(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return the tensors that require gradients, each once."""
     return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moment:
+class ExecutionState:
     """The global state on which a step depends: random generators and autocast."""
 
-    random: Tensor
+    cpu_state: Tensor
     devices: Sequence[int]
     on_devices: Sequence[Tensor]
     device: str
     autocast: dict[str, Any]
 
     @classmethod
-    def now(cls, x: Tensor) -> "Moment":
+    def capture(cls, x: Tensor) -> "ExecutionState":
         """Return the present state, before a step on x."""
         devices, states = get_device_states(x)
         device = x.device.type
@@ -210,65 +214,66 @@ class Moment:
         return cls(torch.get_rng_state(), devices, states, device, autocast)
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Restore this state for the duration of the context."""
         kind = self.device if self.devices else "cuda"
         with (
             torch.random.fork_rng(self.devices, device_type=kind),
             torch.autocast(self.device, **self.autocast, cache_enabled=False),
         ):
-            torch.set_rng_state(self.random)
+            torch.set_rng_state(self.cpu_state)
             set_device_states(list(self.devices), list(self.on_devices), device_type=kind)
             yield
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Course:
+class ReversibleTape:
     """The steps of a call, with the global state and the auxiliary losses' names before each step."""
 
     steps: list[Step]
     reads: list[Tensor]
-    moments: list[Moment] = dataclasses.field(default_factory=list)
-    names: list[list[str]] = dataclasses.field(default_factory=list)
+    states: list[ExecutionState] = dataclasses.field(default_factory=list)
+    loss_names: list[list[str]] = dataclasses.field(default_factory=list)
 
 
 class _Reversible(torch.autograd.Function):
     """Both streams [2, B, T, E] after all steps and their auxiliary losses; `reads` are inputs."""
 
     @staticmethod
-    def forward(ctx: Any, course: Course, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tape: ReversibleTape, x: Tensor, *reads: Tensor) -> tuple[Tensor, ...]:
         """Run all steps, and keep only the last streams."""
         a, b = x
         terms: list[Tensor] = []
-        for step in course.steps:
-            course.moments.append(Moment.now(x))
-            a, b, losses = step.run(a, b)
-            course.names.append(list(losses))
+        for step in tape.steps:
+            tape.states.append(ExecutionState.capture(x))
+            a, b, losses = step.forward(a, b)
+            tape.loss_names.append(list(losses))
             terms += losses.values()
         y = torch.stack([a, b])
-        ctx.course = course
+        ctx.tape = tape
         ctx.save_for_backward(y)
         return y, *terms
 
     @staticmethod
-    @first_order("a reversible stack in training", KEPT)
+    @first_order("a reversible stack in training", STORE_ACTIVATIONS)
     def backward(ctx: Any, grad: Tensor, *grad_terms: Tensor) -> tuple[Tensor | None, ...]:
         """Run the steps backward from the last, each with only the graph of its function."""
-        course: Course = ctx.course
+        tape: ReversibleTape = ctx.tape
         (a, b), (grad_a, grad_b) = ctx.saved_tensors[0], grad
-        place = {id(tensor): index for index, tensor in enumerate(course.reads)}
-        total: list[Tensor | None] = [None] * len(course.reads)
+        index_of = {id(tensor): index for index, tensor in enumerate(tape.reads)}
+        total: list[Tensor | None] = [None] * len(tape.reads)
         end = len(grad_terms)
-        for step, moment, names in reversed(list(zip(course.steps, course.moments, course.names))):
-            start = end - len(names)
-            with moment.again():
-                a, b, grad_a, grad_b, grads = step.back(a, b, grad_a, grad_b, grad_terms[start:end])
+        for step, state, loss_names in reversed(list(zip(tape.steps, tape.states, tape.loss_names))):
+            start = end - len(loss_names)
+            with state.restored():
+                a, b, grad_a, grad_b, grads = step.backward(a, b, grad_a, grad_b, grad_terms[start:end])
             end = start
             for tensor, grad_tensor in zip(step.reads, grads, strict=True):
                 if grad_tensor is not None:
                     # Layers with shared weights read the same tensor in several steps.
-                    known = total[place[id(tensor)]]
-                    total[place[id(tensor)]] = grad_tensor if known is None else known + grad_tensor
+                    index = index_of[id(tensor)]
+                    partial_sum = total[index]
+                    total[index] = grad_tensor if partial_sum is None else partial_sum + grad_tensor
         return None, torch.stack([grad_a, grad_b]), *total
 
 

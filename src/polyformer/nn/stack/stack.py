@@ -3,25 +3,23 @@ decoder."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.limits import LAYERS
 from polyformer.core.ops.norms import LayerNormConfig, NormConfig, normalize
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, streams
-from polyformer.nn.depth import Call, Depth, DepthConfig, FixedConfig, Halting
+from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, split_streams
+from polyformer.nn.depth import Depth, DepthConfig, DepthInput, FixedConfig, Halting
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
@@ -29,7 +27,17 @@ from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
 from polyformer.nn.stack.layer import Layer, LayerState, Source
 from polyformer.nn.stack.multihead import AttentionConfig
-from polyformer.nn.stack.reversible import run_reversible
+from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
+from polyformer.nn.stack.runners import (
+    AddConvolution,
+    DropLayers,
+    LayerRunner,
+    RecordInput,
+    RunActive,
+    RunCheckpointed,
+    RunLayer,
+    StackCall,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,30 +70,31 @@ class StackConfig(Config):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
         if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
-            raise InputError("memory: global_projections see all of a text; set one of them aside")
+            raise InputError(
+                "memory: global_projections need the whole text, which a memory does not keep; "
+                "use only one of them"
+            )
         if self.block.reversible and not self.memory.reversible:
             raise InputError(
-                f"memory: {quote(self.memory.kind)} learns while it reads, and a reversible stack reads "
-                "twice; use 'recurrent', or another block"
+                f"memory: {quote(self.memory.kind)} is trained in the forward pass, which a reversible stack "
+                "runs twice; use 'recurrent', or another block"
             )
         if self.layerdrop and self.block.reversible:
-            raise InputError("layerdrop: a reversible stack runs all of its layers; set it to 0")
+            raise InputError("layerdrop: a reversible stack cannot skip layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
-            raise InputError(
-                "convolution: expected the block 'post' and no layerdrop beside it, as in DeBERTa"
-            )
+            raise InputError("convolution: expected the block 'post' and layerdrop 0, as in DeBERTa")
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
 
     def _check_feedforward(self) -> None:
         """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
-        parts = [self.feedforward.at(layer) for layer in range(self.num_hidden_layers)]
+        parts = [self.feedforward.for_layer(layer) for layer in range(self.num_hidden_layers)]
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
             raise InputError(
-                f"feedforward: {quote(self.feedforward.kind)} keeps what it read of a segment, of which a "
-                "reversible stack with a memory keeps nothing; use 'dense', or another block"
+                f"feedforward: {quote(self.feedforward.kind)} has a state of earlier tokens, which a "
+                "reversible stack with a memory does not keep; use 'dense', or another block"
             )
 
     def _check_depth(self) -> None:
@@ -100,8 +109,8 @@ class StackConfig(Config):
         for name, present in others.items():
             if present:
                 raise InputError(
-                    f"depth: {quote(self.depth.kind)} lets tokens leave out layers, {name} as configured "
-                    "needs all of them; set one of them aside"
+                    f"depth: {quote(self.depth.kind)} lets tokens skip layers, but {name} as configured "
+                    "needs all tokens in every layer; use only one of them"
                 )
 
     def _check_norm(self) -> None:
@@ -114,8 +123,8 @@ class StackConfig(Config):
         for name, present in others.items():
             if present and not self.norm.tokenwise:
                 raise InputError(
-                    f"norm: {quote(self.norm.kind)} takes statistics of all tokens, each once, and "
-                    f"{name} {quote(getattr(self, name).kind)} norms some of them, or some twice; use 'layer'"
+                    f"norm: {quote(self.norm.kind)} computes statistics over all tokens, each once, but "
+                    f"{name} {quote(getattr(self, name).kind)} normalizes some twice or never; use 'layer'"
                 )
 
     @property
@@ -158,10 +167,10 @@ class Stack(nn.Module):
         )
         self.position = config.position.build(shape)
         if changes_scores(self.position):
-            self.mechanism.require("relates")
+            self.mechanism.require("supports_score_bias")
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:
-            self.mechanism.require("remembers")
+            self.mechanism.require("supports_recurrence")
             check_position(self.position)
         parts = config.attention, config.feedforward, config.block, config.norm, config.dropout
         self.layers = nn.ModuleList(
@@ -169,10 +178,10 @@ class Stack(nn.Module):
             for number in range(config.shared_layers[-1] + 1)
         )
         self.groups = config.shared_layers
-        self.span = range(config.num_hidden_layers)  # the layers that run: all, except in a pipeline stage
+        self.layer_range = range(config.num_hidden_layers)  # all layers, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
-            layer.get_submodule("attention.mechanism").tie(first)  # type: ignore[operator]
+            layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
         self.convolution = None
         if config.convolution is not None:
             self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
@@ -183,12 +192,12 @@ class Stack(nn.Module):
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
         # Whether a training pass may run only some layers: the others have no gradient then.
-        self.leaves_out = bool(self.layerdrop) or self.depth is not None
+        self.skips_layers = bool(self.layerdrop) or self.depth is not None
 
     @property
     def sequence(self) -> list[Layer]:
         """Return the layers in the order in which they run; layers that share weights are the same module."""
-        return [cast(Layer, self.layers[self.groups[index]]) for index in self.span]
+        return [cast(Layer, self.layers[self.groups[index]]) for index in self.layer_range]
 
     def forward(
         self,
@@ -203,55 +212,60 @@ class Stack(nn.Module):
         """Return the last layer's output (normed), and the layers' next states, if there are any.
 
         x: the embedding sum, positions of layer 0 included. pos: [T] or [B, T]. `collect` receives the input
-        of every layer and the final output. halting: from `begin`, for callers that read it afterwards.
+        of every layer and the final output. halting: from `start_halting`, for a caller that reads it later.
         Raises `InputError` for packed documents that the mechanism cannot separate.
         """
         if context.q_doc is not None:
-            self.mechanism.require("packs")
-        dtype = x.dtype
-        if self.reversible:
-            x = streams(x)
-        traced, remembers = torch.compiler.is_compiling(), _remember(states)
-        fresh = states is None or remembers
-        if self.reversible and torch.is_grad_enabled() and fresh and collect is None and not traced:
-            y, memories = run_reversible(
-                self.sequence, x, pos, context, self.position, source, states, self.memory
-            )
-            y = self._finished(merge_streams(y, dtype, self.join), context)
-            return y, None if states is None else tuple(memories)
-        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
-        skipped = self._skipped() if fresh else []
-        halting = halting or self.begin(x, pos, context, source)
-        new_states = []
-        for index, layer in enumerate(self.sequence, self.span.start):
-            before, x = x, self.position.embed(x, pos, index) if index else x
-            if collect is not None:
-                collect.append(merge_streams(x, dtype) if self.reversible else x)
-            own = states[index] if states else None
-            if index in skipped:
-                if own is not None:
-                    new_states.append(layer.remembered(layer.block.kept(x), own, context, self.memory))
-                continue
-            active = None if halting is None else halting.active
-            y, state = self._run(layer, (x, context, self.position, source, own, self.memory, active))
-            if self.convolution is not None and not index:
-                y = self.convolution(x, y, context)
-            # Halted tokens keep their state, without the positions that were added for this layer.
-            x = y if active is None else active.scattered(y, before)
-            if halting is not None:
-                halting.after(index, x)
-                # Later calls read the states of all layers, so only calls without states stop here.
-                if halting.over and own is None and collect is None:
-                    break
+            self.mechanism.require("supports_packing")
+        halting = halting or self.start_halting(x, pos, context, source)
+        call = StackCall(pos, context, source, states, collect, halting, x.dtype)
+        if self.reversible and recomputes_inputs(call):
+            return self._run_reversible(x, call)
+        run_layer = self._layer_runner(call)
+        x = split_streams(x) if self.reversible else x
+        new_states: list[LayerState | None] = []
+        for index, layer in enumerate(self.sequence, self.layer_range.start):
+            # The embedding sum contains the positions of layer 0 already.
+            x = self.position.embed(x, pos, index) if index else x
+            x, state = run_layer(index, layer, x)
             new_states.append(state)
-        x = merge_streams(x, dtype, self.join) if self.reversible else x
-        finished = functools.partial(self._finished, context=context)
-        x = finished(x) if halting is None else halting.output(x, finished)
-        if collect is not None:
-            collect.append(x)
-        return x, tuple(map(self._forgetting, new_states)) if states else None
+            if call.is_over:
+                break
+        return self._output(x, call), self._next_states(new_states) if states else None
 
-    def begin(
+    def _layer_runner(self, call: StackCall) -> LayerRunner:
+        """Return the function that runs one layer in this call, with the features that the call needs."""
+        run: LayerRunner = RunLayer(self.position, call.context, call.source, call.states, self.memory)
+        if self.recompute and self.training and torch.is_grad_enabled():
+            run = RunCheckpointed(run)
+        if self.convolution is not None:
+            run = AddConvolution(run, self.convolution, call.context)
+        # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
+        if self.layerdrop and self.training and call.starts_without_cache:
+            skipped = (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
+            run = DropLayers(run, skipped, call.states, call.context, self.memory)
+        if call.halting is not None:
+            run = RunActive(run, call.halting)
+        if call.collect is not None:
+            run = RecordInput(run, call.collect, self.reversible, call.dtype)
+        return run
+
+    def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
+        """Return the results of `forward`, with a graph that contains no activations."""
+        y, memories = run_reversible(self.sequence, split_streams(x), call, self.position, self.memory)
+        y = self._finish(merge_streams(y, call.dtype, self.join), call.context)
+        return y, None if call.states is None else tuple(memories)
+
+    def _output(self, x: Tensor, call: StackCall) -> Tensor:
+        """Return the output of the stack from the output of its last layer."""
+        x = merge_streams(x, call.dtype, self.join) if self.reversible else x
+        finish = functools.partial(self._finish, context=call.context)
+        x = finish(x) if call.halting is None else call.halting.output(x, finish)
+        if call.collect is not None:
+            call.collect.append(x)
+        return x
+
+    def start_halting(
         self,
         x: Tensor,
         pos: Tensor,
@@ -263,46 +277,35 @@ class Stack(nn.Module):
         if self.depth is None:
             return None
         if source is None:
-            return self.depth.begin(Call(x, pos, context, predict=predict))
-        return self.depth.begin(Call(x, pos, context, source.hidden, source.context.kv_valid, predict))
+            return self.depth.start(DepthInput(x, pos, context, predict=predict))
+        return self.depth.start(DepthInput(x, pos, context, source.hidden, source.context.kv_valid, predict))
 
-    def _run(self, layer: Layer, arguments: tuple[Any, ...]) -> tuple[Tensor, LayerState | None]:
-        if self.recompute and self.training and torch.is_grad_enabled():
-            if not layer.tokenwise:
-                raise InputError(
-                    "recompute: a norm of all tokens would count every batch twice; set it to false"
-                )
-            return torch.utils.checkpoint.checkpoint(_run, layer, *arguments, use_reentrant=False)  # type: ignore[return-value]
-        return layer(*arguments)
-
-    def _finished(self, x: Tensor, context: Context) -> Tensor:
-        if self.span.stop < len(self.groups):
+    def _finish(self, x: Tensor, context: Context) -> Tensor:
+        if self.layer_range.stop < len(self.groups):
             return x
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
-    def _forgetting(self, state: LayerState) -> LayerState:
+    def _next_states(self, states: Sequence[LayerState | None]) -> tuple[LayerState, ...]:
+        """Return the states for the next call: with a memory, only its last keys and values."""
+        return tuple(self._truncated(state) for state in states if state is not None)
+
+    def _truncated(self, state: LayerState) -> LayerState:
         """Return the state with only the last keys and values, at most the length of the memory."""
         cache = state.self_attention
         if self.memory is None or not isinstance(cache, KeyValueCache):
             return state
         return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
 
-    def kept(self, tokens: Tokens) -> Tokens:
+    def remembered_tokens(self, tokens: Tokens) -> Tokens:
         """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
-        return tokens if self.memory is None else self.memory.kept(tokens)
+        return tokens if self.memory is None else self.memory.remembered_tokens(tokens)
 
-    def _skipped(self) -> list[int]:
-        """Return the layers that this training step skips; none with a KV cache, as all must read."""
-        if not self.training or not self.layerdrop:
-            return []
-        return (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
-
-    def again(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
+    def rerun_last_layer(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
         the layer's original input `read` [B, T, E]."""
         if self.reversible:
             raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
-        return self._finished(self.sequence[-1].again(x, read, context, self.position), context)
+        return self._finish(self.sequence[-1].rerun(x, read, context, self.position), context)
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
         """Return the states before the first token, with caches for `reserve` tokens.
@@ -310,11 +313,11 @@ class Stack(nn.Module):
         With a memory they contain hidden states in training, and keys and values in evaluation. Raises
         `InputError` if the mechanism has no states.
         """
-        self.mechanism.require("caches")
+        self.mechanism.require("supports_kv_cache")
         memory = self.memory
         if memory is None:
             return tuple(layer.new_state(reserve) for layer in self.sequence)
-        if self.training or not memory.keeps_keys:
+        if self.training or not memory.supports_kv_cache:
             states = [
                 LayerState(memory=memory.new_state(index), feedforward=layer.feedforward.new_state())
                 for index, layer in enumerate(self.sequence)
@@ -326,14 +329,3 @@ class Stack(nn.Module):
         return tuple(
             dataclasses.replace(state, store=memory.new_store(layer)) for layer, state in enumerate(states)
         )
-
-
-def _remember(states: tuple[LayerState, ...] | None) -> bool:
-    """Return whether the states are memories, which a skipped layer need not read."""
-    return states is not None and all(state.memory is not None for state in states)
-
-
-def _run(layer: nn.Module, *arguments: Any) -> Any:
-    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
-    with training_pass(layer):
-        return layer(*arguments)

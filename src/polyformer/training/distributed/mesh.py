@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -58,6 +59,22 @@ class Mesh:
             parts = self.device_mesh["shard", "context"]._flatten("shard_context")
             return type(parts)._concatenate([copies, parts]) if self.size("data") > 1 else parts
         return self.device_mesh["data", "shard"] if self.size("data") > 1 else parts
+
+
+class ReplicaGroup:
+    """The replicas of a sharded model, with the interface of an `Accelerator` that tasks use."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.process_index, self.num_processes = mesh.rank("data"), mesh.size("data")
+
+    def reduce(self, tensor: "torch.Tensor", reduction: str = "mean") -> "torch.Tensor":
+        """Return the sum over the replicas."""
+        import torch.distributed as dist
+
+        total = tensor.clone()
+        dist.all_reduce(total, group=self.mesh.group("data"))
+        return total
 
 
 def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:

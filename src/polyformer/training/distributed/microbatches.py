@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
-from polyformer.training.distributed.stages import SHARE
+from polyformer.training.distributed.pipeline_stages import LOSS_WEIGHT
 
 Batch = dict[str, Tensor]
 FILL = {"labels": IGNORED, "shift_labels": IGNORED}
@@ -32,7 +32,7 @@ def same_shape(batches: list[Batch], shares: list[float]) -> Batch:
             raise InputError(f"pipeline: expected entries [batch, length] or [batch], got {name} {shape}")
         length = max(value.shape[-1] for value in values)
         joined[name] = torch.cat([_padded(value, name, rows, length) for value in values])
-    return {**joined, SHARE: torch.tensor(shares, dtype=torch.float64)}
+    return {**joined, LOSS_WEIGHT: torch.tensor(shares, dtype=torch.float64)}
 
 
 def _differ(batches: list[Batch]) -> bool:

@@ -22,15 +22,22 @@ from torch.distributed.pipelining import (
 )
 
 from polyformer.models.outputs import ModelOutput
+from polyformer.training.distributed.collectives import local_shard
 from polyformer.training.distributed.config import PipelineSchedule, check_microbatches
-from polyformer.training.distributed.holders import Holders
+from polyformer.training.distributed.fully_sharded import gradient_norm
 from polyformer.training.distributed.microbatches import same_shape
-from polyformer.training.distributed.shard import gradient_norm, local
-from polyformer.training.distributed.stages import Root, Stage, check, spans, stacks
+from polyformer.training.distributed.parameter_owners import ParameterOwners
+from polyformer.training.distributed.pipeline_stages import (
+    PipelineRoot,
+    Stage,
+    check_pipelined,
+    stacks,
+    stage_spans,
+)
 
 Batch = dict[str, Tensor]
 
-KEPT = 4
+CACHED_SCHEDULES = 4
 """Number of cached schedules with their receive buffers, by the shapes of their microbatches."""
 
 
@@ -39,8 +46,8 @@ class Pipeline:
 
     group: the processes of the pipeline, in the order of their stages. per_process: stages of each process;
     process s of P has the stages s, s + P, s + 2 P, ... divide: shards the local modules further
-    (`shard.py`), and moves them to their device; heads are divided before (`tensor.py`). Raises `InputError`
-    for models that need all their layers in one process.
+    (`fully_sharded.py`), and moves them to their device; heads are divided before (`tensor_parallel.py`).
+    Raises `InputError` for models that need all their layers in one process.
     """
 
     def __init__(
@@ -50,25 +57,25 @@ class Pipeline:
         schedule: PipelineSchedule = "1f1b",
         per_process: int = 1,
         precision: Callable[[], AbstractContextManager[object]] = nullcontext,
-        divide: Callable[[Root], object] = lambda _: None,
+        divide: Callable[[PipelineRoot], object] = lambda _: None,
     ):
-        self.model = check(model)
+        self.model = check_pipelined(model)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.group, self.per_process = group, per_process
         self.schedule: PipelineSchedule = schedule
         self.layers = [len(stack.groups) for stack in stacks(self.model).values()]
-        self.spans = spans(sum(self.layers), self.size * per_process)
+        self.spans = stage_spans(sum(self.layers), self.size * per_process)
         self.last = len(self.spans) - 1
-        self.own = range(self.rank, len(self.spans), self.size)
+        self.local_stages = range(self.rank, len(self.spans), self.size)
         own = [self.spans[rank :: self.size] for rank in range(self.size)]
-        self.holders = Holders(self.model, own, group)
-        self.holders.drop()
-        self.root = Root(self.model)
+        self.owners = ParameterOwners(self.model, own, group)
+        self.owners.remove_unowned()
+        self.root = PipelineRoot(self.model)
         divide(self.root)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.shared = self._shared()
-        self.stages = {stage: Stage(self.root, self.spans[stage], precision) for stage in self.own}
+        self.stages = {stage: Stage(self.root, self.spans[stage], precision) for stage in self.local_stages}
         self.schedules: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # by sizes, in order of last use
 
     def _shared(self) -> dict[nn.Parameter, tuple[bool, dist.ProcessGroup]]:
@@ -78,7 +85,7 @@ class Pipeline:
         members = dist.get_process_group_ranks(self.group)
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         shared = {}
-        for parameter, ranks in self.holders.now():
+        for parameter, ranks in self.owners.current():
             if isinstance(parameter, nn.Parameter) and self.rank in ranks and len(ranks) > 1:
                 if ranks not in groups:
                     world = [members[rank] for rank in ranks]
@@ -94,11 +101,11 @@ class Pipeline:
         """
         check_microbatches(len(batches), self.size, self.schedule, self.per_process)
         batch = same_shape(batches, shares)
-        schedule = self._run(_lengths(batch), len(batch["input_ids"]), len(batches))
+        schedule = self._schedule_for(_lengths(batch), len(batch["input_ids"]), len(batches))
         ids = batch.pop("input_ids")
         for stage in self.stages.values():
             stage.losses.clear()
-        first = (ids,) if 0 in self.own else ()
+        first = (ids,) if 0 in self.local_stages else ()
         target = torch.tensor(shares, dtype=torch.float64, device=self.device)
         schedule.step(*first, target=target, return_outputs=False, **batch)
         self._sum_gradients()
@@ -106,16 +113,20 @@ class Pipeline:
         dist.all_reduce(values, group=self.group)
         return values.tolist()
 
-    def _run(self, lengths: tuple[int, int], rows: int, microbatches: int) -> Any:
+    def _schedule_for(self, lengths: tuple[int, int], rows: int, microbatches: int) -> Any:
         """Return the schedule for microbatches of these sizes."""
         key = lengths, rows, microbatches
         if key in self.schedules:
             self.schedules.move_to_end(key)
         else:
-            if len(self.schedules) == KEPT:
+            if len(self.schedules) == CACHED_SCHEDULES:
                 self.schedules.popitem(last=False)
-            stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.own]
-            common: dict[str, Any] = {"n_microbatches": microbatches, "loss_fn": _share, "scale_grads": False}
+            stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.local_stages]
+            common: dict[str, Any] = {
+                "n_microbatches": microbatches,
+                "loss_fn": _weighted_loss,
+                "scale_grads": False,
+            }
             if self.per_process > 1:
                 self.schedules[key] = ScheduleInterleaved1F1B(list(stages), **common)
             else:
@@ -131,12 +142,14 @@ class Pipeline:
             number,
             self.last + 1,
             self.device,
-            input_args=self._read(number, rows, lengths, "meta"),
-            output_args=loss if number == self.last else self._read(number + 1, rows, lengths, "meta"),
+            input_args=self._input_buffers(number, rows, lengths, "meta"),
+            output_args=loss
+            if number == self.last
+            else self._input_buffers(number + 1, rows, lengths, "meta"),
             group=self.group,
         )
 
-    def _read(
+    def _input_buffers(
         self, number: int, rows: int, lengths: tuple[int, int], device: torch.device | str
     ) -> tuple[Tensor, ...]:
         """Return empty tensors for the inputs of stage `number`.
@@ -157,7 +170,7 @@ class Pipeline:
         for parameter, (_, group) in self.shared.items():
             _sum_gradient(parameter, group)
 
-    def sum_over_copies(self, group: dist.ProcessGroup) -> None:
+    def sum_over_replicas(self, group: dist.ProcessGroup) -> None:
         """Sum the gradients over the replicas of the model, which are the processes of `group`."""
         for parameter in self.model.parameters():
             _sum_gradient(parameter, group)
@@ -179,7 +192,7 @@ class Pipeline:
         values: tuple[Tensor, ...] = (rest.pop("input_ids"),)
         for number, stage in self.stages.items():
             if number and self.size > 1:
-                values = self._read(number, len(values[0]), _lengths(batch), self.device)
+                values = self._input_buffers(number, len(values[0]), _lengths(batch), self.device)
                 for value in values:
                     dist.recv(value, group=self.group, group_src=(number - 1) % self.size)
             read = stage.evaluated(*values, **rest)
@@ -190,9 +203,9 @@ class Pipeline:
             if self.size > 1:
                 for value in values:
                     dist.send(value, group=self.group, group_dst=(number + 1) % self.size)
-        return self._everywhere(output)
+        return self._broadcast_output(output)
 
-    def _everywhere(self, output: ModelOutput | None) -> ModelOutput:
+    def _broadcast_output(self, output: ModelOutput | None) -> ModelOutput:
         """Return the output of the last stage in all processes."""
         source = self.last % self.size
 
@@ -218,17 +231,17 @@ class Pipeline:
         return ModelOutput(loss, hidden, predictions)
 
 
-def _share(loss: Tensor, share: Tensor) -> Tensor:
+def _weighted_loss(loss: Tensor, share: Tensor) -> Tensor:
     return loss * share.to(loss.dtype).squeeze()
 
 
 def _sum_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     if parameter.requires_grad:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        dist.all_reduce(local(parameter.grad), group=group)
+        dist.all_reduce(local_shard(parameter.grad), group=group)
 
 
-class Pipelined(nn.Module):
+class PipelinedModel(nn.Module):
     """A module that runs a model by its pipeline without gradients. Collective: all processes call it."""
 
     def __init__(self, pipeline: Pipeline):

@@ -13,23 +13,29 @@ import math
 from collections.abc import Mapping
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.sequence.spread import Spreading
+from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
-from polyformer.training.distributed.predict_local import STATES, Held, divided, held, on_meta
-from polyformer.training.distributed.predict_schedule import most_kept
-from polyformer.training.distributed.predict_trace import Kept, kept
+from polyformer.training.distributed.pipeline_stages import check_pipelined, num_layers, stacks, stage_spans
+from polyformer.training.distributed.predict_local import (
+    STATES,
+    LocalParameters,
+    count_local_parameters,
+    meta_model,
+    tensor_parallel_config,
+)
+from polyformer.training.distributed.predict_schedule import peak_activations
+from polyformer.training.distributed.predict_trace import SavedActivations, trace_activations
 from polyformer.training.distributed.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
-from polyformer.training.distributed.stages import check, num_layers, spans, stacks
-from polyformer.training.distributed.tensor import check_divides
+from polyformer.training.distributed.tensor_parallel import check_tensor_parallel
 
-HOW = "stages", "pipeline_schedule"
+PIPELINE_OPTIONS = "stages", "pipeline_schedule"
 """Options of a pipeline in addition to the number of processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
+class TrainingSetup:
     """The setting in which a model is trained.
 
     batch: texts per batch, shared by the processes along context and tensor. length: tokens per text. passes:
@@ -104,26 +110,30 @@ class Prediction:
     exchanges_again: list[Exchange]
 
 
-def predict(config: ModelConfig, setting: Setting) -> Prediction:
+def predict(config: ModelConfig, setting: TrainingSetup) -> Prediction:
     """Return the memory and the communication of a process that trains a model of `config`.
 
     Raises `InputError` where training on this mesh would, and for a model with saved activations that depend
     on computed values.
     """
     sizes = setting.sizes
-    whole = on_meta(config)
+    whole = meta_model(config)
     check_mesh(whole, sizes)
-    own = divided(config, sizes["tensor"])
-    model = whole if own is config else on_meta(own)
+    own = tensor_parallel_config(config, sizes["tensor"])
+    model = whole if own is config else meta_model(own)
     processes = sizes["pipeline"]
-    stages = spans(num_layers(model), processes * setting.mesh.stages)
+    stages = stage_spans(num_layers(model), processes * setting.mesh.stages)
     size = 2 if setting.half else FLOAT
     work = Work(setting.batch, setting.length, setting.passes, len(stages), size, again=False)
-    traced = kept(own, setting.batch, setting.length, setting.half, _spreading(own, sizes, work))
+    traced = trace_activations(
+        own, setting.batch, setting.length, setting.half, _busiest_context_rank(own, sizes, work)
+    )
     candidates = []
     every = [stages[process::processes] for process in range(processes)]
     for process in {0, processes - 1}:
-        part = held(model, process, every, sizes["shard"] * sizes["context"], setting.optimizer)
+        part = count_local_parameters(
+            model, process, every, sizes["shard"] * sizes["context"], setting.optimizer
+        )
         inside = _activations(own, traced, process, every[process], len(traced.layers), setting)
         candidates.append((process, part, _memory(part, sizes, *inside)))
     stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
@@ -133,12 +143,12 @@ def predict(config: ModelConfig, setting: Setting) -> Prediction:
     )
 
 
-def _spreading(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> Spreading | None:
+def _busiest_context_rank(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> ContextParallel | None:
     """Return the process along `context` that receives most keys; None without context parallelism."""
     if sizes["context"] == 1:
         return None
     most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
-    return Spreading(None, most.process, sizes["context"])
+    return ContextParallel(None, most.process, sizes["context"])
 
 
 def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
@@ -147,19 +157,24 @@ def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
         for name in stacks(model):
             model._side(name).check_spreads()
     if sizes["tensor"] > 1:
-        check_divides(model, sizes["tensor"])
+        check_tensor_parallel(model, sizes["tensor"])
     if sizes["pipeline"] > 1:
-        check(model)
+        check_pipelined(model)
 
 
-def _memory(part: Held, sizes: dict[str, int], activations: int, recomputed: int) -> Memory:
+def _memory(part: LocalParameters, sizes: dict[str, int], activations: int, recomputed: int) -> Memory:
     whole = FLOAT * (part.rest + 2 * part.layer + part.layer) if sizes["shard"] * sizes["context"] > 1 else 0
     own = FLOAT * part.part
     return Memory(own, own, FLOAT * part.state, whole, activations, recomputed)
 
 
 def _activations(
-    config: ModelConfig, traced: Kept, process: int, own: list[range], layers: int, setting: Setting
+    config: ModelConfig,
+    traced: SavedActivations,
+    process: int,
+    own: list[range],
+    layers: int,
+    setting: TrainingSetup,
 ) -> tuple[int, int]:
     """Return the maximum bytes of activations of a process of the pipeline, without and with recomputation.
 
@@ -175,7 +190,7 @@ def _activations(
         inputs.append(around + sum(traced.inputs[layer] for layer in span))
     largest = max(traced.layers[layer] - traced.inputs[layer] for span in own for layer in span)
     way = process, setting.sizes["pipeline"], setting.passes, setting.mesh.pipeline_schedule
-    return most_kept(costs, *way), most_kept(inputs, *way) + largest
+    return peak_activations(costs, *way), peak_activations(inputs, *way) + largest
 
 
 def loss_bytes(config: ModelConfig, tokens: int) -> int:
@@ -197,8 +212,8 @@ def parse_mesh(text: str) -> ParallelConfig:
     values: dict[str, int | str] = {}
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))
-        if name not in (*DIMENSIONS, *HOW):
-            raise unknown("dimension of the mesh", name, (*DIMENSIONS, *HOW))
+        if name not in (*DIMENSIONS, *PIPELINE_OPTIONS):
+            raise unknown("dimension of the mesh", name, (*DIMENSIONS, *PIPELINE_OPTIONS))
         if name in values or not (value.isdigit() or name == "pipeline_schedule"):
             raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
         values[name] = int(value) if value.isdigit() else value

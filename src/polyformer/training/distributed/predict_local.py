@@ -17,7 +17,7 @@ from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
 from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
-from polyformer.training.distributed.stages import needed
+from polyformer.training.distributed.pipeline_stages import modules_of_layers
 
 
 def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
@@ -38,7 +38,7 @@ STATES: dict[str, Callable[[Sequence[int], bool], int]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class LocalParameters:
     """Numbers of elements in the parameters of a process, before and after sharding over `shard`.
 
     whole: all parameters of its layers. part: its shard of them. layer: the largest layer. rest: outside of
@@ -54,16 +54,16 @@ class Held:
     shared: float
 
 
-def divided(config: ModelConfig, tensor: int) -> ModelConfig:
+def tensor_parallel_config(config: ModelConfig, tensor: int) -> ModelConfig:
     """Return the config of the model in one of `tensor` processes, with fewer heads and inner units.
 
     Queries, keys, values and the first matrices of a feed-forward are divided by their outputs, the others by
     their inputs, a vocabulary by its rows (Shoeybi et al. 2019, section 3); norms and residual vectors are
-    replicated. The sizes must be divisible (`tensor.check_divides`).
+    replicated. The sizes must be divisible (`tensor.check_tensor_parallel`).
     """
     if tensor == 1:
         return config
-    changes: dict[str, Any] = {"vocab_size": own_rows(config, tensor)}
+    changes: dict[str, Any] = {"vocab_size": local_vocabulary_rows(config, tensor)}
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
         if stack is not None:
@@ -81,11 +81,15 @@ def divided(config: ModelConfig, tensor: int) -> ModelConfig:
     return dataclasses.replace(config, **changes)
 
 
-def own_rows(config: ModelConfig, tensor: int) -> int:
+def local_vocabulary_rows(config: ModelConfig, tensor: int) -> int:
     """Return the rows of the token table in the first of `tensor` processes; all if it is not divided."""
     with torch.device("meta"):
         head = config.head.build(config.head_shape())
-    whole = config.embedding.adaptive is not None or isinstance(head, AdaptiveSoftmax) or not head.divides
+    whole = (
+        config.embedding.adaptive is not None
+        or isinstance(head, AdaptiveSoftmax)
+        or not head.supports_vocabulary_parallel
+    )
     return config.vocab_size if whole else -(-config.vocab_size // tensor)
 
 
@@ -104,7 +108,7 @@ def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
     return part
 
 
-def on_meta(config: ModelConfig) -> Transformer:
+def meta_model(config: ModelConfig) -> Transformer:
     """Return the model of `config`, in floating point, on the `meta` device."""
     with torch.device("meta"):
         model = build_model(dataclasses.replace(config, weights=None))
@@ -112,7 +116,9 @@ def on_meta(config: ModelConfig) -> Transformer:
     return model
 
 
-def held(model: Transformer, process: int, layers: Sequence[list[range]], shard: int, optimizer: str) -> Held:
+def count_local_parameters(
+    model: Transformer, process: int, layers: Sequence[list[range]], shard: int, optimizer: str
+) -> LocalParameters:
     """Return the part of `model` in a process; `model` is the whole model of its `tensor` processes.
 
     layers: the layers of each process along the pipeline, indexed by `process`.
@@ -121,7 +127,9 @@ def held(model: Transformer, process: int, layers: Sequence[list[range]], shard:
     into equal parts. The last parts may be smaller and are then padded (torch's `fully_shard`): this counts
     the part of the first process, and assumes the same size for all others.
     """
-    every = [_parameters(needed(model, spans) if len(layers) > 1 else [model]) for spans in layers]
+    every = [
+        _parameters(modules_of_layers(model, ranges) if len(layers) > 1 else [model]) for ranges in layers
+    ]
     own = every[process]
     shapes = {parameter: _share(parameter.shape, shard) for parameter in own}
     sizes = {parameter: math.prod(shape) for parameter, shape in shapes.items()}
@@ -129,7 +137,7 @@ def held(model: Transformer, process: int, layers: Sequence[list[range]], shard:
     rest = own - set[nn.Parameter]().union(*inside)
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     owners = {parameter: sum(parameter in others for others in every) for parameter in own}
-    return Held(
+    return LocalParameters(
         whole=shard * sum(sizes.values()),
         part=sum(sizes.values()),
         layer=shard * max(sum(sizes[parameter] for parameter in layer) for layer in inside),

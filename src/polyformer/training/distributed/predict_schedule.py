@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from polyformer.training.distributed.config import PipelineSchedule
 
 
-def most_kept(
+def peak_activations(
     costs: Sequence[int], process: int, processes: int, passes: int, schedule: PipelineSchedule
 ) -> int:
     """Return the maximum bytes that a process keeps at once in a step of `passes` microbatches.

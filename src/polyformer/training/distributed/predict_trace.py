@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.spread import Spreading, spreading
+from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.stack import Layer, StackConfig
-from polyformer.training.distributed.predict_local import on_meta
+from polyformer.training.distributed.predict_local import meta_model
 
 PRODUCTS = {
     F.linear,
@@ -51,7 +51,7 @@ PRODUCTS = {
 }
 """Operations that autocast computes in half precision."""
 
-LOOKS: dict[Any, Callable[[Tensor], Any]] = {
+VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__float__: lambda x: math.inf,
     Tensor.__int__: lambda x: 0,
     Tensor.item: lambda x: math.inf,
@@ -62,7 +62,7 @@ LOOKS: dict[Any, Callable[[Tensor], Any]] = {
 
 
 @dataclass
-class Kept:
+class SavedActivations:
     """Bytes saved for the backward pass.
 
     layers: inside each layer, in the order of the calls, encoder first. inputs: the input of each layer,
@@ -76,7 +76,9 @@ class Kept:
     after: int = 0
 
 
-def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
+def trace_activations(
+    config: ModelConfig, batch: int, length: int, half: bool, over: ContextParallel | None = None
+) -> SavedActivations:
     """Return `trace` of a model of `config`; of identical layers only two are traced and extrapolated."""
     sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
     alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
@@ -84,7 +86,7 @@ def kept(config: ModelConfig, batch: int, length: int, half: bool, over: Spreadi
         name: dataclasses.replace(stack, num_hidden_layers=2) if alike[name] else stack
         for name, stack in sides.items()
     }
-    traced = trace(on_meta(dataclasses.replace(config, **short)), batch, length, half, over)
+    traced = trace(meta_model(dataclasses.replace(config, **short)), batch, length, half, over)
     layers, inputs, place = list[int](), list[int](), 0
     for name, stack in sides.items():
         number = short[name].num_hidden_layers
@@ -99,10 +101,14 @@ def _alike(stack: StackConfig) -> bool:
     """Return whether all layers of a stack have the same configuration."""
     parts = stack.attention.mechanism, stack.feedforward, stack.block
     layers = range(1, stack.num_hidden_layers)
-    return stack.num_hidden_groups is None and all(part.at(i) == part.at(0) for part in parts for i in layers)
+    return stack.num_hidden_groups is None and all(
+        part.for_layer(i) == part.for_layer(0) for part in parts for i in layers
+    )
 
 
-def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreading | None = None) -> Kept:
+def trace(
+    model: Transformer, batch: int, length: int, half: bool, over: ContextParallel | None = None
+) -> SavedActivations:
     """Return the bytes that a pass of `model`, on the `meta` device, saves for [batch, length] tokens.
 
     An encoder-decoder reads the same number of source tokens. The loss of the head is not included. `half`:
@@ -121,7 +127,7 @@ def trace(model: Transformer, batch: int, length: int, half: bool, over: Spreadi
         with (
             torch.autocast("cpu", torch.bfloat16, enabled=half),  # read by the emulation
             _Emulated(),
-            nullcontext() if over is None else spreading(over),
+            nullcontext() if over is None else use_context_parallel(over),
             torch.autograd.graph.saved_tensors_hooks(recorder.note, lambda x: x),
         ):
             output = model.train()(**inputs)
@@ -141,7 +147,7 @@ class _Recorder:
     """A counter of saved memory, once per storage, without parameters, for the layer that saves it first."""
 
     def __init__(self, model: nn.Module):
-        self.kept, self.inside = Kept(), False
+        self.kept, self.inside = SavedActivations(), False
         self.own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         self.seen: dict[int, Tensor] = {}
 
@@ -189,8 +195,8 @@ class _Emulated(TorchFunctionMode):
         if func in PRODUCTS and torch.is_autocast_enabled("cpu"):
             args = tuple(map(self._cast, args))
             kwargs = {name: self._cast(value) for name, value in kwargs.items()}
-        if func in LOOKS and args[0].is_meta:
-            return LOOKS[func](args[0])
+        if func in VALUE_READS and args[0].is_meta:
+            return VALUE_READS[func](args[0])
         if func is F.dropout:
             return _Masked.apply(args[0])
         if func is F.scaled_dot_product_attention:

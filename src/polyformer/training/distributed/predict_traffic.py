@@ -29,7 +29,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures.spreading import runs_of_stack
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.base import FeedForwardConfig
@@ -38,8 +38,12 @@ from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
 from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
-from polyformer.training.distributed.predict_local import Held, divided, own_rows
-from polyformer.training.distributed.stages import spans
+from polyformer.training.distributed.pipeline_stages import stage_spans
+from polyformer.training.distributed.predict_local import (
+    LocalParameters,
+    local_vocabulary_rows,
+    tensor_parallel_config,
+)
 
 FLOAT = 4
 """Bytes of weights, gradients, and vectors between layers."""
@@ -70,7 +74,9 @@ class Work:
     again: bool
 
 
-def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: Work) -> list[Exchange]:
+def exchanges(
+    config: ModelConfig, sizes: Mapping[str, int], held: LocalParameters, work: Work
+) -> list[Exchange]:
     """Return the communication of a step along every dimension of `sizes` with several processes."""
     vectors = FLOAT * work.batch * (work.length // sizes["context"]) * config.hidden_size  # [B, T, E]
     forward = 2 if work.again else 1
@@ -91,7 +97,7 @@ def exchanges(config: ModelConfig, sizes: Mapping[str, int], held: Held, work: W
         inside += _vocabulary_sums(config, sizes, vectors, work.size)
         rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
     if sizes["context"] > 1:
-        keys = key_exchanges(divided(config, sizes["tensor"]), sizes, work)
+        keys = key_exchanges(tensor_parallel_config(config, sizes["tensor"]), sizes, work)
         for what in dict.fromkeys(layer.what for layer in keys):
             own = [layer for layer in keys if layer.what == what]
             read = sum(forward * layer.forward + layer.backward for layer in own)
@@ -118,7 +124,7 @@ def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
     """
     layers = sum(stack.num_hidden_layers for stack in _stacks(config))
     source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
-    edges = [0, *(2 if span.start > source else 1 for span in spans(layers, stages)[1:]), 0]
+    edges = [0, *(2 if span.start > source else 1 for span in stage_spans(layers, stages)[1:]), 0]
     sent = [before + after for before, after in itertools.pairwise(edges)]
     return max(sum(sent[process::processes]) for process in range(processes))
 
@@ -129,7 +135,7 @@ def _sums(config: ModelConfig) -> tuple[float, float]:
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
         for layer in range(stack.num_hidden_layers):
-            behind, read = _feedforward_sums(stack.feedforward.at(layer), config.hidden_size)
+            behind, read = _feedforward_sums(stack.feedforward.for_layer(layer), config.hidden_size)
             forward += (2 if crosses else 1) + behind
             backward += (4 if crosses else 1) + read  # keys and values of the source, and queries
     return forward, backward
@@ -142,7 +148,7 @@ def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int
     computes a product before its loss. In a pipeline token vectors and loss are in different stages: the
     result is the larger of the two.
     """
-    if own_rows(config, sizes["tensor"]) == config.vocab_size:
+    if local_vocabulary_rows(config, sizes["tensor"]) == config.vocab_size:
         return 0
     width, shape = config.embedding.width(config.hidden_size), config.head_shape()
     token, loss = width * len(_stacks(config)), 0.0
@@ -202,7 +208,7 @@ def exchanged_keys(
     runs = choose_runs([pattern], whole, processes) if runs is None else runs
     shown = implied(whole)
     seen = pattern if shown is None else shown if pattern is None else pattern & shown
-    needs = find_needs(seen, whole, Share(None, 0, runs))
+    needs = find_needs(seen, whole, SequenceShard(None, 0, runs))
     if rings and processes > 2 and needs.part_needed() >= WORTH_A_RING:
         part = -(-length // processes)
         return Keys((processes - 1) * part, (processes - 1) * part, processes * part)
@@ -229,7 +235,7 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
         known = dict[tuple[MechanismConfig, bool], Keys]()
         whole = Context(work.length, work.length, causal=stack is config.decoder)
         runs = runs_of_stack(stack, whole, processes)
-        for mechanism in map(stack.attention.mechanism.at, range(stack.num_hidden_layers)):
+        for mechanism in map(stack.attention.mechanism.for_layer, range(stack.num_hidden_layers)):
             reads = [(mechanism, whole.causal), *([(mechanism.cross(), False)] if crosses else [])]
             for read in reads:
                 if read not in known:
@@ -249,7 +255,7 @@ def _exchanged(
     """Return the bytes of one attention, either keys or sums over them."""
     width = attention.width(hidden_size)
     heads, kv_heads = attention.num_attention_heads, attention.kv_heads
-    own = mechanism.summed(heads, kv_heads, width, work.length)
+    own = mechanism.all_gathered_elements(heads, kv_heads, width, work.length)
     if own is not None:
         return exchanged_sums(len(runs[0]) * work.batch * own, len(runs)) * FLOAT
     rings = not getattr(mechanism, "dropout", 0)

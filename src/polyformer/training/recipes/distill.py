@@ -23,10 +23,10 @@ from polyformer.training.objectives.distillation import DistillationConfig, dist
 from polyformer.training.recipes.recipe import ModelChoice, Recipe
 from polyformer.training.recipes.run import Run
 from polyformer.training.recipes.student import student_config
-from polyformer.training.tasks import Fitting, Task
+from polyformer.training.tasks import Task, TaskWithData
 
 
-def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
+def distillation_recipe(teacher: str | Path, layers: int | None = None) -> Recipe:
     """Return the recipe of a student of the run in `teacher`, with `layers` layers or half of the teacher's.
 
     All other settings are copied from the recipe of the teacher.
@@ -41,7 +41,7 @@ def distilled(teacher: str | Path, layers: int | None = None) -> Recipe:
     )
 
 
-class Distilling(Fitting):
+class DistillationTask(TaskWithData):
     """A task and its data with the distillation loss; `student` is the trained model."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Distilling(Fitting):
         config: DistillationConfig,
     ):
         check_distils(task, student.config)
-        if student.remembers:
+        if student.supports_recurrence:
             raise InputError("distillation: a teacher says nothing to a memory; take a student without one")
         super().__init__(task, splits, seed)
         self.student, self.config = student, config
@@ -110,7 +110,7 @@ def logits_at(model: Transformer, output: ModelOutput, chosen: Tensor | None) ->
     if chosen is None:
         return output.logits
     head = model.config.head
-    if head.again or isinstance(head, TagConfig):
+    if head.reruns_last_layer or isinstance(head, TagConfig):
         return output.logits[chosen]
     # avoid logits [B, T, V]: a masked language model predicts only a seventh of the tokens
     return model.next_logits(

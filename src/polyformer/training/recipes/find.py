@@ -7,11 +7,11 @@ from typing import Any
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
-from polyformer.core.names import announce, unknown_name
+from polyformer.core.names import register_names, unknown_name
 from polyformer.core.parsing import parse_yaml
+from polyformer.data.compressed_files import plain_name
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
-from polyformer.data.opening import plain_name
 from polyformer.data.origins import is_source
 from polyformer.data.prepared.manifest import is_prepared
 from polyformer.data.remote import is_remote
@@ -26,7 +26,7 @@ def recipe_names() -> list[str]:
     return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(SUFFIXES[0]))
 
 
-announce("recipe", lambda: dict.fromkeys(recipe_names(), ""), "polyformer train {name}")
+register_names("recipe", lambda: dict.fromkeys(recipe_names(), ""), "polyformer train {name}")
 
 
 def recipe_text(name: str) -> str:

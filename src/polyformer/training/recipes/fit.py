@@ -20,14 +20,14 @@ from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
 from polyformer.training.lock import sole_writer
 from polyformer.training.loop import Training
-from polyformer.training.recipes.distill import Distilling
+from polyformer.training.recipes.distill import DistillationTask
 from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.training.recipes.recipe import Recipe
-from polyformer.training.recipes.resume import DATA, check_data, check_same, folder_of
+from polyformer.training.recipes.resume import DATA, check_data, check_same_recipe, folder_of
 from polyformer.training.recipes.run import STEPS, Run
-from polyformer.training.recipes.student import take_layers
-from polyformer.training.tasks import Fitting, Task, Workers
-from polyformer.training.tasks.workers import ALONE
+from polyformer.training.recipes.student import copy_teacher_layers
+from polyformer.training.tasks import Task, TaskWithData, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS
 
 Scores = dict[str, dict[str, float]]
 
@@ -82,9 +82,9 @@ def _fit(
     if resume and not changed_data:
         check_data(run, data)
     splits = own or load(recipe.data, recipe.task.needs)
-    recipe = settled(recipe, splits)
+    recipe = resolve_recipe(recipe, splits)
     if resume:
-        check_same(run, recipe)
+        check_same_recipe(run, recipe)
         start = start or run.facts.get("start")  # the folders of all stages may have been moved
     tokenizer = _tokenizer(run, recipe, splits, resume, start)
     task = recipe.task.build(tokenizer)
@@ -120,7 +120,7 @@ def _fit(
         for folder, trained in models.items():
             save_beside_weights(trained, folder)
     if training.engine.mesh is None:
-        scores = score(task, joined, splits, result, Workers.of(training.engine.evaluators))
+        scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():
         if task.finishes:  # otherwise a model too large for the device stays in its files
             joined.to(training.engine.device)
@@ -148,9 +148,9 @@ def own_fingerprint(recipe: Recipe) -> Fingerprint:
     }
 
 
-def settled(recipe: Recipe, splits: Splits) -> Recipe:
+def resolve_recipe(recipe: Recipe, splits: Splits) -> Recipe:
     """Return `recipe` with the options that depend on its data."""
-    task = recipe.task.situated(recipe.data.path).resolve(splits.train)
+    task = recipe.task.with_source_defaults(recipe.data.path).resolve(splits.train)
     return dataclasses.replace(recipe, task=task)
 
 
@@ -179,9 +179,13 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
     return config if recipe.model.pretrained is None else fit_tables(config, base)
 
 
-def divides(recipe: Recipe, task: Task) -> bool:
+def defers_initialization(recipe: Recipe, task: Task) -> bool:
     """Return whether the model is sharded before its weights are read, so that they can be drawn late."""
-    return not recipe.training.engine.parallel.whole and task.spreads and recipe.distillation is None
+    return (
+        not recipe.training.engine.parallel.whole
+        and task.supports_context_parallel
+        and recipe.distillation is None
+    )
 
 
 def _model(
@@ -196,33 +200,38 @@ def _model(
 
     In a resumed run a checkpoint provides the weights.
     """
-    begins = Checkpoints(run.folder).latest() is None
-    late = divides(recipe, task) and not (begins and (start or recipe.model.pretrained or recipe.vectors))
-    model, draw = _drawn(recipe, config, late)
-    if begins:
+    new_run = Checkpoints(run.folder).latest() is None
+    deferred = defers_initialization(recipe, task) and not (
+        new_run and (start or recipe.model.pretrained or recipe.vectors)
+    )
+    model, draw = _initialized_model(recipe, config, deferred)
+    if new_run:
         _first_weights(recipe, model, tokenizer, start)
     else:
         model.generation = read_generation(run.folder)
     if recipe.vectors is not None and recipe.vectors.frozen:
         freeze_vectors(model)
-    return model, draw if begins else None
+    return model, draw if new_run else None
 
 
-def _drawn(recipe: Recipe, config: AnyConfig, late: bool) -> tuple[Transformer, Draw | None]:
+def _initialized_model(recipe: Recipe, config: AnyConfig, deferred: bool) -> tuple[Transformer, Draw | None]:
     """Return the model with weights drawn from the seed of the recipe.
 
-    With `late`, most weights are drawn by the returned function, after the model is sharded.
+    With `deferred`, most weights are drawn by the returned function, after the model is sharded.
     """
     with torch.random.fork_rng():  # do not change the random state of the program
         torch.manual_seed(recipe.seed)
-        if not late:
+        if not deferred:
             model: Any = build_model(config)
             return model, None
-        from polyformer.training.distributed.late_weights import drawing, late_weights
+        from polyformer.training.distributed.deferred_initialization import (
+            deferred_draw,
+            deferred_initialization,
+        )
 
-        with late_weights():
+        with deferred_initialization():
             model = build_model(config)
-        return model, drawing(model, config.initializer_range)
+        return model, deferred_draw(model, config.initializer_range)
 
 
 def _first_weights(
@@ -248,20 +257,22 @@ def _first_weights(
             print(f"from {start}\n{report}")
 
 
-def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> Fitting:
+def _fitting(recipe: Recipe, task: Task, splits: Splits, model: Transformer) -> TaskWithData:
     """Return the task with its data; with a teacher, `model` gets its layers unless `fresh` is set."""
     lesson = recipe.distillation
     if lesson is None:
-        return Fitting(task, splits, recipe.seed)
+        return TaskWithData(task, splits, recipe.seed)
     teacher = Run.open(lesson.teacher).result("cpu")
     if not lesson.fresh:
-        take_layers(model, teacher)
-    return Distilling(task, splits, recipe.seed, model, teacher, lesson)
+        copy_teacher_layers(model, teacher)
+    return DistillationTask(task, splits, recipe.seed, model, teacher, lesson)
 
 
-def score(task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = ALONE) -> Scores:
+def score(
+    task: Task, model: nn.Module, splits: Splits, result: Result, workers: Workers = SINGLE_PROCESS
+) -> Scores:
     """Return the final metrics of every split: from training, and of the texts that the model generates."""
-    measured = {"validation": result.metrics, **result.concluded}
+    measured = {"validation": result.metrics, **result.final_metrics}
     rows = {"validation": splits.validation, "test": splits.test}
     return {
         name: {**measured[name], **task.finish(model, split, workers)}

@@ -43,12 +43,12 @@ def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) 
     shape = [height, width, *([channels] if channels > 1 else [])]
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
-    room = math.prod(shape) + 1
+    row_length = math.prod(shape) + 1
     guessed.say("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
     return merged(
         recipe,
         {
-            "task": {"levels": 16, "batch_tokens": max(2048 // room, 4) * room},
+            "task": {"levels": 16, "batch_tokens": max(2048 // row_length, 4) * row_length},
             "model": {"position": {"kind": "grid", "shape": shape}, "pattern": pattern},
         },
     )

@@ -18,8 +18,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.models.config import ModelConfig, longest
 from polyformer.nn.heads import ClassifyConfig, TagConfig
-from polyformer.training.tasks.choose import packed, shares_of_choices
-from polyformer.training.tasks.qa import AnsweringConfig, answers
+from polyformer.training.tasks.choose import choice_probabilities, pack_choices
+from polyformer.training.tasks.qa import QuestionAnsweringConfig, answers
 from polyformer.training.tasks.text import batched, required
 
 COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
@@ -46,7 +46,7 @@ class Reader:
         check_head(folder, config, wanted)
         self.folder, self.tokenizer = folder, load_tokenizer(folder)
         if config.origin is None and self.tokenizer.backend.post_processor is None:
-            mark(self.tokenizer, *MARKS.get(wanted, LABELLED))
+            set_special_tokens(self.tokenizer, *MARKS.get(wanted, LABELLED))
         self.model = from_pretrained(folder).to(device)
         self.config, self.fields = config, config.origin.fields if config.origin else {}
         self.language: str | None = None  # language of the texts
@@ -102,8 +102,10 @@ class Reader:
         """Return the probability of each choice for every {text, choices}."""
         texts = [(question["text"], question["choices"]) for question in questions]
         pad = self.collate.pad_id
-        rows = [packed(self._encode_pairs([text] * len(choices), choices), pad) for text, choices in texts]
-        return shares_of_choices(model, rows, pad, self.batch_tokens)
+        rows = [
+            pack_choices(self._encode_pairs([text] * len(choices), choices), pad) for text, choices in texts
+        ]
+        return choice_probabilities(model, rows, pad, self.batch_tokens)
 
     @torch.no_grad()
     def tag(self, model: Transformer, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -118,19 +120,21 @@ class Reader:
         tags: list[list[str]] = [[]] * len(sentences)
         for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
             for i, guess in zip(chosen, model(**batch).logits.argmax(-1).tolist()):
-                places = word_places(sentences[i], encoded[i].offsets)
+                places = first_token_indices(sentences[i], encoded[i].offsets)
                 tags[i] = [labels[guess[place]] for place in places]
         return tags
 
     def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the answer to the question of each row, a span of its context, which is read in windows."""
-        usual, typed = AnsweringConfig(), self.config.embedding.type_vocab_size > 1
+        usual, typed = QuestionAnsweringConfig(), self.config.embedding.type_vocab_size > 1
         length = min(usual.max_length, longest(self.config) or usual.max_length)
         questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
         encoded = []
         for pair in encode_marked(self.tokenizer, questions, contexts):
             windows = marked_windows(pair, length=length, stride=usual.stride, typed=typed)
-            encoded.append((windows, [at for at, side in zip(pair.offsets, pair.sequence_ids) if side == 1]))
+            encoded.append(
+                (windows, [offset for offset, side in zip(pair.offsets, pair.sequence_ids) if side == 1])
+            )
         return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
 
     def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:
@@ -165,7 +169,7 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
         )
 
 
-def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
+def set_special_tokens(tokenizer: Tokenizer, single: str, pair: str) -> None:
     """Set the special tokens that `tokenizer` adds to texts for a model, given by their roles."""
     from tokenizers import processors
 
@@ -179,7 +183,7 @@ def mark(tokenizer: Tokenizer, single: str, pair: str) -> None:
     )
 
 
-def word_places(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int]:
+def first_token_indices(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Return the index of the first token of each of the words, which are joined by single spaces.
 
     A token may include the space before its word; a word without tokens gets 0. `offsets` are the characters

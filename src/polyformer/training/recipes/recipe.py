@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, Self
 
-import polyformer.training.muon  # noqa: F401  registers the optimizer
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -12,7 +11,7 @@ from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.models.architectures import VisionConfig, decode_config
 from polyformer.models.checkpoints import config_of, keep_positions
 from polyformer.models.config import ModelConfig
-from polyformer.models.plugins import telling
+from polyformer.models.plugins import add_missing_imports
 from polyformer.models.presets import model_config, overridden
 from polyformer.nn.stack import AttentionConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -107,12 +106,14 @@ class Recipe(Config):
             model = data.get("model")
             checkpoint = model.get("pretrained") if isinstance(model, dict) else None
             data = data if checkpoint is None else {**data, "tokenizer": {"path": checkpoint}}
-        with telling([name for name in names if isinstance(name, str)] if isinstance(names, list) else []):
+        with add_missing_imports(
+            [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        ):
             return super().from_dict(data, where)
 
     def model_config(self) -> ModelConfig:
         """Return `ModelChoice.config`; an error mentions missing imports."""
-        with telling(self.imports):
+        with add_missing_imports(self.imports):
             return self.model.config()
 
     def __post_init__(self) -> None:

@@ -32,9 +32,9 @@ def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
 def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 160) -> str:
     """Return the prompt of the task and a sampled continuation, deterministic for a seed."""
     prompt = task.config.prompt
-    room = model.config.max_position_embeddings - len(task.start(prompt))
+    budget = model.config.max_position_embeddings - len(task.start(prompt))
     drawing = SamplingConfig(do_sample=True, temperature=0.7, top_p=0.95, seed=seed)
-    config = GenerationConfig(max_new_tokens=max(1, min(max_new_tokens, room)), sampling=drawing)
+    config = GenerationConfig(max_new_tokens=max(1, min(max_new_tokens, budget)), sampling=drawing)
     return prompt + task.generate(model, prompt, config)[0]
 
 

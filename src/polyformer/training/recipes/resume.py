@@ -12,7 +12,7 @@ DATA = "data"  # the fingerprint of the data in run.json
 PLACES = {"path", "validation", "test"}
 
 
-def check_same(run: Run, recipe: Recipe) -> None:
+def check_same_recipe(run: Run, recipe: Recipe) -> None:
     """Raise `InputError` if `recipe` cannot continue `run`.
 
     The model, the task, the tokenizer, the kind of optimizer, the seed and the reading of data must not

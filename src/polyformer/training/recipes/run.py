@@ -35,14 +35,14 @@ from polyformer.training.environment import versions
 from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.state import step_of
 from polyformer.training.tasks import (
-    Answering,
-    Choosing,
     Classification,
     LanguageModelling,
+    MultipleChoice,
+    QuestionAnswering,
+    SequenceToSequence,
     Tagging,
     Task,
     Translation,
-    Writing,
 )
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 STEPS = "steps"  # in run.json after the end of training
 
 WANTED: dict[type[Task], str] = {
-    Answering: "answer",
-    Choosing: "choose",
+    QuestionAnswering: "answer",
+    MultipleChoice: "choose",
     Classification: "classify",
     LanguageModelling: "generate",
     Tagging: "tag",
     Translation: "translate",
-    Writing: "translate",
+    SequenceToSequence: "translate",
 }
 """The command for the model of a task."""
 

@@ -47,16 +47,16 @@ def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
     start: Path | None = None
     for i, stage in enumerate(stages(recipe, number), 1):
         run = Run(Path(out) / f"stage-{i}")
-        begun = (run.folder / RECIPE).is_file()
-        if begun and run.recipe != stage:
+        started = (run.folder / RECIPE).is_file()
+        if started and run.recipe != stage:
             raise InputError(f"{run.folder}: a stage of another recipe; choose another --out")
-        if not (begun and run.finished and i < number):
-            fitted.append(fit(stage, run.folder, resume=begun, start=start))
+        if not (started and run.finished and i < number):
+            fitted.append(fit(stage, run.folder, resume=started, start=start))
         start = run.folder
     return fitted
 
 
-def widened(part: Any, factor: int) -> Any:
+def widen_windows(part: Any, factor: int) -> Any:
     """Return `part`, a pattern or a configuration, with every window `factor` times wider.
 
     The current token of a window counts with the tokens before it: a causal window of 256 becomes 512.
@@ -66,11 +66,11 @@ def widened(part: Any, factor: int) -> Any:
         before = part.before * factor if after else (part.before + 1) * factor - 1
         return dataclasses.replace(part, before=before, after=after * factor)
     if isinstance(part, tuple):
-        return tuple(widened(layer, factor) for layer in part)
+        return tuple(widen_windows(layer, factor) for layer in part)
     if not isinstance(part, Config | Pattern):
         return part
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    changes = {name: widened(value, factor) for name, value in fields.items()}
+    changes = {name: widen_windows(value, factor) for name, value in fields.items()}
     return dataclasses.replace(
         part, **{name: value for name, value in changes.items() if value != fields[name]}
     )
@@ -83,7 +83,7 @@ def _stage(recipe: Recipe, task: Staged, factor: int) -> Recipe:
         config = extend_positions(config, max(config.max_position_embeddings, task.row_length))
     return dataclasses.replace(
         recipe,
-        model=ModelChoice(options=widened(config, factor).to_dict()),
+        model=ModelChoice(options=widen_windows(config, factor).to_dict()),
         task=dataclasses.replace(task, row_length=length, batch_tokens=max(task.batch_tokens, length)),
         optimizer=dataclasses.replace(recipe.optimizer, lr=recipe.optimizer.lr / factor),
     )

@@ -29,11 +29,11 @@ def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
     count = layers or max(1, stack.num_hidden_layers // size // 2) * size
     chosen = chosen_layers(stack.num_hidden_layers, count)
     mechanism, feedforward = stack.attention.mechanism, stack.feedforward
-    mechanisms = tuple(mechanism.at(i) for i in chosen)
-    if any(mechanism.at(j) != own for j, own in enumerate(mechanisms)):
+    mechanisms = tuple(mechanism.for_layer(i) for i in chosen)
+    if any(mechanism.for_layer(j) != own for j, own in enumerate(mechanisms)):
         mechanism = AlternateConfig(mechanisms=mechanisms)
-    feedforwards = tuple(feedforward.at(i) for i in chosen)
-    if any(feedforward.at(j) != own for j, own in enumerate(feedforwards)):
+    feedforwards = tuple(feedforward.for_layer(i) for i in chosen)
+    if any(feedforward.for_layer(j) != own for j, own in enumerate(feedforwards)):
         feedforward = AlternateFeedForwardConfig(feedforwards=feedforwards)
     groups = stack.num_hidden_groups
     return dataclasses.replace(
@@ -45,7 +45,7 @@ def _shorter(stack: StackConfig, layers: int | None) -> StackConfig:
     )
 
 
-def take_layers(student: Transformer, teacher: Transformer) -> None:
+def copy_teacher_layers(student: Transformer, teacher: Transformer) -> None:
     """Copy the weights of the teacher into the student, with the layers of `chosen_layers`.
 
     Raises `InputError` if the two differ in more than the number of layers.

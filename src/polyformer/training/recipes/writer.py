@@ -13,7 +13,7 @@ from polyformer.models.generation import BeamConfig, Draft, Generated, Generatio
 from polyformer.models.generation.hub import from_hub
 from polyformer.training.recipes.reader import Reader
 from polyformer.training.tasks.text import batched
-from polyformer.training.tasks.translate import ROOM
+from polyformer.training.tasks.translate import EXTRA_TOKENS
 
 LENGTHS = "max_length", "max_new_tokens"
 
@@ -85,7 +85,7 @@ class Writer(Reader):
 
         The default generator of torch starts with the same seed in every process.
         """
-        if self.settings(ROOM).method != "sample":
+        if self.settings(EXTRA_TOKENS).method != "sample":
             return None
         generator = torch.Generator(next(self.model.parameters()).device)
         generator.seed()
@@ -120,16 +120,16 @@ class Writer(Reader):
     ) -> list[str]:
         """Return the generated text for each text.
 
-        Without a limit in the checkpoint, the output has at most `ROOM` tokens more than the longest text of
-        a batch.
+        Without a limit in the checkpoint, the output has at most `EXTRA_TOKENS` tokens more than the longest
+        text of a batch.
         """
         if beam is not None:
             self.follow(num_beams=beam.num_beams)
         rows, continuations = self.encode([self.prefix + text for text in texts]), [""] * len(texts)
         generator = self.drawing()
-        most = self.batch_tokens // self.settings(ROOM).beam.num_beams
+        most = self.batch_tokens // self.settings(EXTRA_TOKENS).beam.num_beams
         for chosen, batch in batched(model, rows, self.collate, most):
-            config = self.settings(batch["input_ids"].shape[1] + ROOM)
+            config = self.settings(batch["input_ids"].shape[1] + EXTRA_TOKENS)
             generated = model.generate(
                 batch["input_ids"],
                 batch["attention_mask"],

@@ -24,7 +24,7 @@ from polyformer.models.architectures.policy import Policy
 from polyformer.training.rl.rollouts import MEMORY
 
 
-class Remembering(TensorDictModuleBase):
+class RecurrentTrunk(TensorDictModuleBase):
     """The trunk of a policy: computes the input of the heads for each step, "hidden", and the next state."""
 
     def __init__(self, policy: Policy):
@@ -64,7 +64,7 @@ def modules_of(policy: Policy) -> tuple[Any, Any]:
         keys, kind, heads = ["loc", "scale"], IndependentNormal, _Normal(policy)
     else:
         keys, kind, heads = ["logits"], torch.distributions.Categorical, policy.actions
-    reading: list[Any] = [Remembering(policy), TensorDictModule(heads, in_keys=["hidden"], out_keys=keys)]
+    reading: list[Any] = [RecurrentTrunk(policy), TensorDictModule(heads, in_keys=["hidden"], out_keys=keys)]
     actor = ProbabilisticActor(
         TensorDictSequential(*reading), in_keys=keys, distribution_class=kind, return_log_prob=True
     )
@@ -83,7 +83,7 @@ class _Normal(nn.Module):
         return means, self.policy.log_deviations.exp().expand_as(means)
 
 
-def remembering_environment(env: TransformedEnv, policy: Policy) -> TransformedEnv:
+def with_recurrent_state(env: TransformedEnv, policy: Policy) -> TransformedEnv:
     """Return `env` [B] with resets that also provide the initial state of the policy."""
     rows = env.batch_size
     specs = {

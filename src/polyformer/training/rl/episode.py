@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.playing import Playing
+from polyformer.training.rl.policy_player import PolicyPlayer
 
 COLUMNS = 4
 """Layers per row of the figure."""
@@ -33,12 +33,12 @@ class Episode:
     pictures: list[np.ndarray]
 
 
-def played_episode(policy: Policy, environment: Any, seed: int, most: int) -> Episode:
+def play_episode(policy: Policy, environment: Any, seed: int, most: int) -> Episode:
     """Play an episode with the most probable actions, of at most `most` steps.
 
     Raises `InputError` for a policy without attention.
     """
-    playing = Playing(policy, environment.action_space, attends=True)
+    playing = PolicyPlayer(policy, environment.action_space, attends=True)
     weights, rewards, observations = list[Tensor](), list[float](), list[np.ndarray]()
     pictures = list[np.ndarray | None]()
     seen, _ = environment.reset(seed=seed)

@@ -13,9 +13,9 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.actor import Remembering, modules_of, remembering_environment
+from polyformer.training.rl.actor import RecurrentTrunk, modules_of, with_recurrent_state
+from polyformer.training.rl.batched_environment import batched_environment
 from polyformer.training.rl.rollouts import Rollout
-from polyformer.training.rl.rows import rows_of
 
 
 class Actors:
@@ -36,7 +36,9 @@ class Actors:
     ):
         self.policy = policy
         device = next(policy.parameters()).device
-        self.env = remembering_environment(rows_of(environment, wrappers, options, rows, device), policy)
+        self.env = with_recurrent_state(
+            batched_environment(environment, wrappers, options, rows, device), policy
+        )
         self.actor = TensorDictSequential(*modules_of(policy))
         self.collector = Collector(
             self.env,
@@ -95,7 +97,7 @@ def rollout(policy: Policy, steps: TensorDictBase, gamma: float, lambda_: float,
 
     The advantages are generalized advantage estimates (Schulman et al. 2016) with the policy's own values.
     """
-    remembering = Remembering(policy)
+    remembering = RecurrentTrunk(policy)
     values = steps["state_value"]
     following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     cut = steps["next", "truncated"].squeeze(-1).clone()

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.data.minari_source import minari_library
-from polyformer.training.rl.making import make_environment
+from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.policies import POLICIES, Maker, Policy, noisy
 
 
@@ -69,7 +69,7 @@ def record(recording: Recording) -> list[float]:
         policy = sources[number % len(sources)](generator)
         share = float(generator.uniform(0, recording.noise))
         seed = recording.seed * recording.episodes + number
-        buffers.append(played(environment, noisy(policy, environment, share, generator), seed))
+        buffers.append(play_and_record(environment, noisy(policy, environment, share, generator), seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about missing names of authors and addresses
         minari_library().create_dataset_from_buffers(
@@ -84,7 +84,7 @@ def record(recording: Recording) -> list[float]:
     return [sum(buffer.rewards) for buffer in buffers]
 
 
-def played(environment: Any, policy: Policy, seed: int) -> Any:
+def play_and_record(environment: Any, policy: Policy, seed: int) -> Any:
     """Play an episode under `policy`; return Minari's `EpisodeBuffer`. (Its `DataCollector` needs jax.)"""
     from minari.data_collector import EpisodeBuffer
 

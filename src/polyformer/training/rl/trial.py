@@ -15,8 +15,8 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.architectures.trajectory import TrajectoryState
-from polyformer.training.rl.making import make_environment, side_by_side
-from polyformer.training.tasks.act import Acting
+from polyformer.training.rl.environments import make_environment, vector_environment
+from polyformer.training.tasks.act import ActionPrediction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class Trial:
                 raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
 
-class Actor:
+class TrajectoryActor:
     """A model that acts in several episodes at once, step by step, with the past in a state."""
 
-    def __init__(self, model: TrajectoryTransformer, task: Acting, seed: int):
+    def __init__(self, model: TrajectoryTransformer, task: ActionPrediction, seed: int):
         self.model, self.task = model, task
         self.generator = torch.Generator().manual_seed(seed)
         self.device = next(model.parameters()).device
@@ -74,7 +74,7 @@ class Actor:
         chances = scores.double().softmax(-1).cpu()
         return torch.multinomial(chances, 1, generator=self.generator)[:, 0].numpy()
 
-    def took(self, actions: np.ndarray, going: np.ndarray) -> None:
+    def record_actions(self, actions: np.ndarray, going: np.ndarray) -> None:
         """Record the actions of this step; keep only the episodes that continue (`going`: booleans [N])."""
         vectors = np.eye(len(self.task.usual))[actions] if self.task.config.discrete else actions
         self.previous = self._tensor(vectors)
@@ -86,7 +86,9 @@ class Actor:
         return torch.from_numpy(np.asarray(array, np.float32)).to(self.device)
 
 
-def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[float, list[float]]:
+def achieved_returns(
+    model: TrajectoryTransformer, task: ActionPrediction, trial: Trial
+) -> dict[float, list[float]]:
     """Return the achieved returns of the episodes by target return.
 
     Raises `InputError` for an environment that does not match the model.
@@ -94,8 +96,8 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
     steps, goals = _steps(model, task, trial), tuple(dict.fromkeys(trial.returns))
     asked = np.repeat(np.array(goals, np.float64), trial.episodes)
     total, alive = np.zeros(len(asked)), np.arange(len(asked))
-    actor = Actor(model, task, trial.seed)
-    with contextlib.closing(side_by_side(len(asked), trial.make)) as environments:
+    actor = TrajectoryActor(model, task, trial.seed)
+    with contextlib.closing(vector_environment(len(asked), trial.make)) as environments:
         # all target returns share the same seeds
         seeds = [trial.seed * trial.episodes + number for number in range(trial.episodes)]
         seen, _ = environments.reset(seed=seeds * len(goals))
@@ -109,14 +111,14 @@ def achieved(model: TrajectoryTransformer, task: Acting, trial: Trial) -> dict[f
             seen, rewards, terminated, truncated, _ = environments.step(actions)
             total[alive] += rewards[alive]
             going = ~(terminated | truncated)[alive]
-            actor.took(chosen, going)
+            actor.record_actions(chosen, going)
             alive = alive[going]
             if not len(alive):
                 break
     return dict(zip(goals, total.reshape(len(goals), trial.episodes).tolist()))
 
 
-def _steps(model: TrajectoryTransformer, task: Acting, trial: Trial) -> int:
+def _steps(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -> int:
     """Return the limit of steps; raises `InputError` for other sizes than the model's or long episodes."""
     environment = trial.make()
     limit, actions = environment.spec.max_episode_steps, environment.action_space

@@ -1,10 +1,10 @@
 """Tasks: training objectives with their data preparation and metrics."""
 
 from polyformer.core.registry import import_modules
-from polyformer.training.tasks.act import Acting, ActingConfig
+from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig
 from polyformer.training.tasks.agent import Agent, AgentConfig
 from polyformer.training.tasks.base import HeldOut, Task, TaskConfig
-from polyformer.training.tasks.choose import Choosing, ChoosingConfig
+from polyformer.training.tasks.choose import MultipleChoice, MultipleChoiceConfig
 from polyformer.training.tasks.classify import (
     Classification,
     ClassificationConfig,
@@ -15,32 +15,28 @@ from polyformer.training.tasks.classify_image import ImageClassification, ImageC
 from polyformer.training.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.training.tasks.electra import Electra, ElectraConfig
-from polyformer.training.tasks.fitting import Fitting
 from polyformer.training.tasks.image import ImageConfig, ImageModelling
-from polyformer.training.tasks.labels import OneLabel
+from polyformer.training.tasks.labels import SingleLabelTask
 from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.training.tasks.mlm import MaskedModelling, MaskedModellingConfig
-from polyformer.training.tasks.qa import Answering, AnsweringConfig
+from polyformer.training.tasks.qa import QuestionAnswering, QuestionAnsweringConfig
 from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
+from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
+from polyformer.training.tasks.task_with_data import TaskWithData
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
-from polyformer.training.tasks.text_to_text import Part, TextToText, TextToTextConfig
+from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
 from polyformer.training.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.training.tasks.translate import Translation, TranslationConfig
 from polyformer.training.tasks.workers import Workers
-from polyformer.training.tasks.writing import Writing, WritingConfig
 
 __all__ = [
-    "Acting",
-    "ActingConfig",
+    "ActionPrediction",
+    "ActionPredictionConfig",
     "Agent",
     "AgentConfig",
-    "Answering",
-    "AnsweringConfig",
-    "Choosing",
-    "ChoosingConfig",
     "Classification",
     "ClassificationConfig",
     "ContrastiveModelling",
@@ -49,7 +45,6 @@ __all__ = [
     "DenoisingConfig",
     "Electra",
     "ElectraConfig",
-    "Fitting",
     "HeldOut",
     "ImageClassification",
     "ImageClassificationConfig",
@@ -59,13 +54,19 @@ __all__ = [
     "LanguageModellingConfig",
     "MaskedModelling",
     "MaskedModellingConfig",
+    "MixturePart",
+    "MultipleChoice",
+    "MultipleChoiceConfig",
     "NextSentenceConfig",
-    "OneLabel",
     "PairClassification",
     "PairClassificationConfig",
-    "Part",
+    "QuestionAnswering",
+    "QuestionAnsweringConfig",
     "SentenceOrderConfig",
     "SentencePairs",
+    "SequenceToSequence",
+    "SequenceToSequenceConfig",
+    "SingleLabelTask",
     "SpanCorruption",
     "SpanCorruptionConfig",
     "Summarization",
@@ -74,6 +75,7 @@ __all__ = [
     "TaggingConfig",
     "Task",
     "TaskConfig",
+    "TaskWithData",
     "TextTask",
     "TextTaskConfig",
     "TextToText",
@@ -83,8 +85,6 @@ __all__ = [
     "TranslationModelling",
     "TranslationModellingConfig",
     "Workers",
-    "Writing",
-    "WritingConfig",
 ]
 
 import_modules(__name__)

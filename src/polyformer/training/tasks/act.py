@@ -32,7 +32,7 @@ Numbers = tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ActingConfig(TaskConfig):
+class ActionPredictionConfig(TaskConfig):
     """Offline reinforcement learning: predict the actions of recorded episodes.
 
     Options of None are taken from the training episodes.
@@ -64,7 +64,7 @@ class ActingConfig(TaskConfig):
         if not 0 < self.best_episodes <= 1:
             raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
 
-    def situated(self, path: str | None) -> Self:
+    def with_source_defaults(self, path: str | None) -> Self:
         """Return this with the environment of a Minari data set, unless an environment is set."""
         known = environment_of(path) if path is not None and is_minari(path) else None
         if known is None or self.environment is not None:
@@ -99,12 +99,12 @@ class ActingConfig(TaskConfig):
         missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
-    def build(self, tokenizer: Any = None) -> "Acting":
+    def build(self, tokenizer: Any = None) -> "ActionPrediction":
         """Return the task; it has no tokenizer."""
-        return Acting(self)
+        return ActionPrediction(self)
 
 
-class Acting(Task):
+class ActionPrediction(Task):
     """Offline reinforcement learning, with metrics over every step of the held-out episodes:
 
     loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
@@ -113,7 +113,7 @@ class Acting(Task):
 
     sums = 5
 
-    def __init__(self, config: ActingConfig):
+    def __init__(self, config: ActionPredictionConfig):
         super().__init__(config)
         if config.usual_action is None or config.state_mean is None or config.state_std is None:
             raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")

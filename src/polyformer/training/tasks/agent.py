@@ -125,7 +125,7 @@ class Agent(Task):
 
     def adapt(self, config: Any) -> PolicyConfig:
         """Return `config`, of a policy, with the sizes of the environment."""
-        from polyformer.training.rl.making import check_installed, make_environment
+        from polyformer.training.rl.environments import check_installed, make_environment
 
         if not isinstance(config, PolicyConfig):
             raise InputError("model: this task needs a policy, such as the preset gtrxl")

@@ -1,7 +1,7 @@
 """The interface of tasks: batches from rows of data, sums over batches, and metrics from the sums.
 
 A task defines the batches of rows (`training_batches`, `held_out`), the required model (`adapt`), the sums
-over batches of held-out data (`totals`) and the metrics computed from the sums (`metrics`). `Fitting`
+over batches of held-out data (`totals`) and the metrics computed from the sums (`metrics`). `TaskWithData`
 combines a task with its data for the training loop.
 """
 
@@ -27,7 +27,7 @@ from polyformer.data.segments import Segments
 from polyformer.data.windows import Windows
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
-from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.load`."""
@@ -59,7 +59,7 @@ class TaskConfig(Config):
         """Return the sources of `own_data`, if any, by name, with the columns that are read."""
         return {}
 
-    def situated(self, path: str | None) -> Self:
+    def with_source_defaults(self, path: str | None) -> Self:
         """Return this configuration with options that depend on the source `path` of the training data."""
         return self
 
@@ -103,7 +103,7 @@ class Task(abc.ABC):
         return False
 
     @property
-    def spreads(self) -> bool:
+    def supports_context_parallel(self) -> bool:
         """Return whether training uses only the loss of a model, so that processes may share texts."""
         kind = type(self)
         return kind.loss is Task.loss and kind.training_module is Task.training_module
@@ -160,7 +160,7 @@ class Task(abc.ABC):
         return {}
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of `model` (in evaluation mode) on held-out data, the same in every process."""
         device = next(model.parameters()).device
 
@@ -171,14 +171,16 @@ class Task(abc.ABC):
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)
         return self.metrics(workers.total(totals, batches, zero), held.counts)
 
-    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def measure_rows(
+        self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
+    ) -> dict[str, float]:
         """Return metrics of a finished model on `rows`, the same in every process."""
         return self.measure(model, self.held_out(rows), workers)
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of generated text, too slow during training; empty for most tasks."""
         return {}
 
-    def score(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def score(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return all metrics of a finished model on `rows`, the same in every process."""
         return {**self.measure_rows(model, rows, workers), **self.finish(model, rows, workers)}

@@ -21,13 +21,13 @@ from polyformer.data.choices import right_choice
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ChooseConfig, HeadConfig
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.joining import Joining
 from polyformer.training.tasks.metrics import prediction_totals
+from polyformer.training.tasks.pair_encoder import PairEncoder
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, batched, too_long
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChoosingConfig(TextTaskConfig):
+class MultipleChoiceConfig(TextTaskConfig):
     """Multiple choice: choose one of several texts, such as the answers to a question."""
 
     max_length: int = 512  # tokens of a text with a choice, including special tokens
@@ -46,34 +46,34 @@ class ChoosingConfig(TextTaskConfig):
             yield row["text"]
             yield from row["choices"]
 
-    def build(self, tokenizer: Tokenizer) -> "Choosing":
+    def build(self, tokenizer: Tokenizer) -> "MultipleChoice":
         """Return the task with `tokenizer`."""
-        return Choosing(self, tokenizer)
+        return MultipleChoice(self, tokenizer)
 
 
-class Choosing(EncoderTask):
+class MultipleChoice(EncoderTask):
     """Multiple choice, with metrics: loss (nats per question), accuracy, and majority.
 
     majority is the accuracy of always selecting the most frequent position of the right choice in these data.
     """
 
-    config: ChoosingConfig
+    config: MultipleChoiceConfig
     best = "accuracy"
     direction = "max"
     head: HeadConfig = ChooseConfig()
     sums = 3
 
-    def __init__(self, config: ChoosingConfig, tokenizer: Tokenizer):
+    def __init__(self, config: MultipleChoiceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.collate = CollateChoices(self.collate.pad_id)
-        self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
+        self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """Return the config with two token types, if the choices have a separate type."""
         return self.joining.adapt(super().adapt(config))
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-        """Return questions with their choices, `packed`, and note the number of truncated rows."""
+        """Return questions with their choices, `pack_choices`, and note the number of truncated rows."""
         texts = [row["text"] for row in rows for _ in row["choices"]]
         choices = [choice for row in rows for choice in row["choices"]]
         shortened = 0
@@ -91,7 +91,7 @@ class Choosing(EncoderTask):
             self.notes.append(
                 f"{shortened} of {len(texts)} choices with their texts are cut to {limit} tokens"
             )
-        return [packed([next(joined) for _ in row["choices"]], self.collate.pad_id) for row in rows]
+        return [pack_choices([next(joined) for _ in row["choices"]], self.collate.pad_id) for row in rows]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return every question with its choices and the position of the right choice."""
@@ -128,11 +128,11 @@ class Choosing(EncoderTask):
 
     def choose(self, model: nn.Module, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
         """Return the probability of each choice for every {text, choices}."""
-        return shares_of_choices(model, self.encode(questions), self.collate.pad_id, self.batch_tokens)
+        return choice_probabilities(model, self.encode(questions), self.collate.pad_id, self.batch_tokens)
 
 
 class CollateChoices(Collate):
-    """Collation of `packed` questions to one batch of tensors [B, C, T].
+    """Collation of `pack_choices` questions to one batch of tensors [B, C, T].
 
     Missing choices of a question are padding, which the head ignores.
     """
@@ -151,7 +151,7 @@ class CollateChoices(Collate):
         return batch
 
 
-def packed(rows: Sequence[Row], pad_id: int) -> Row:
+def pack_choices(rows: Sequence[Row], pad_id: int) -> Row:
     """Pad the rows of a question's choices to one length and concatenate them, with mask and number.
 
     The length of such a row is the number of tokens that it uses in a batch.
@@ -161,10 +161,10 @@ def packed(rows: Sequence[Row], pad_id: int) -> Row:
 
 
 @torch.no_grad()
-def shares_of_choices(
+def choice_probabilities(
     model: nn.Module, questions: Sequence[Row], pad_id: int, max_tokens: int
 ) -> list[list[float]]:
-    """Return the probability of each choice of every question; questions are `packed`."""
+    """Return the probability of each choice of every question; questions are `pack_choices`."""
     shares: list[list[float]] = [[]] * len(questions)
     for numbers, batch in batched(model, questions, CollateChoices(pad_id), max_tokens):
         for number, values in zip(numbers, model(**batch).logits.softmax(-1).tolist()):

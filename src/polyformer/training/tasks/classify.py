@@ -14,8 +14,8 @@ from polyformer.data.batching import Corrupt, Row
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.joining import Joining
-from polyformer.training.tasks.labels import LabelTask, OneLabel, check_labels, labels_of
+from polyformer.training.tasks.labels import LabelTask, SingleLabelTask, check_labels, labels_of
+from polyformer.training.tasks.pair_encoder import PairEncoder
 from polyformer.training.tasks.text import TextTaskConfig, required, too_long
 
 
@@ -66,8 +66,8 @@ class PairClassificationConfig(ClassificationConfig):
         return PairClassification(self, tokenizer)
 
 
-class Classification(OneLabel, LabelTask):
-    """Classification of a text; `OneLabel` has the metrics."""
+class Classification(SingleLabelTask, LabelTask):
+    """Classification of a text; `SingleLabelTask` has the metrics."""
 
     config: ClassificationConfig
     head_type = ClassifyConfig
@@ -144,11 +144,11 @@ class Classification(OneLabel, LabelTask):
 
 
 class PairClassification(Classification):
-    """Classification of a pair of texts, joined by `Joining`."""
+    """Classification of a pair of texts, joined by `PairEncoder`."""
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.joining = Joining(tokenizer, self.cls, self.sep, config.max_length)
+        self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """Return the config with two token types, if the second text has a separate type."""

@@ -21,7 +21,7 @@ from polyformer.models.architectures import VisionConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
 from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig
-from polyformer.training.tasks.labels import OneLabel, check_labels, labels_of
+from polyformer.training.tasks.labels import SingleLabelTask, check_labels, labels_of
 
 Numbers = tuple[float, ...]
 
@@ -89,8 +89,8 @@ class ImageClassificationConfig(TaskConfig):
         return ImageClassification(self)
 
 
-class ImageClassification(OneLabel):
-    """Classification of an image; `OneLabel` has the metrics."""
+class ImageClassification(SingleLabelTask):
+    """Classification of an image; `SingleLabelTask` has the metrics."""
 
     config: ImageClassificationConfig
 

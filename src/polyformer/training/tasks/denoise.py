@@ -52,11 +52,11 @@ class Denoising(TokenPrediction):
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return <bos> text <eos>, for every piece of `row_length` tokens."""
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        room = self.config.row_length - 2
+        text_length = self.config.row_length - 2
         return [
-            {"input_ids": np.array([self.bos, *ids[start : start + room], self.eos], np.int32)}
+            {"input_ids": np.array([self.bos, *ids[start : start + text_length], self.eos], np.int32)}
             for ids in encoded
-            for start in range(0, len(ids), room)
+            for start in range(0, len(ids), text_length)
         ]
 
     @property

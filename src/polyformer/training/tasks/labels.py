@@ -61,7 +61,7 @@ class Labelled:
         return self._ids[label]
 
 
-class OneLabel(Labelled, Task):
+class SingleLabelTask(Labelled, Task):
     """A task that predicts one label per row.
 
     Metrics: loss (nats per row), accuracy, f1_macro, the mean F1 over the labels, and majority, the

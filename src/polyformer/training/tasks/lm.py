@@ -36,7 +36,7 @@ from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows
 from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.training.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
-from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class LanguageModelling(TextTask):
         return fitted
 
     @property
-    def packs(self) -> bool:
+    def packs_documents(self) -> bool:
         """Return True: rows contain parts of several documents."""
         return True
 
@@ -206,9 +206,9 @@ class LanguageModelling(TextTask):
         return Segments(documents, length, side_by_side, seed or 0, shuffle, pad, near)
 
     @torch.no_grad()
-    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = ALONE) -> dict[str, float]:
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics; a recurrent model reads segments in order, each process its rows."""
-        if not self.continues or not getattr(model, "remembers", False):
+        if not self.continues or not getattr(model, "supports_recurrence", False):
             return super().measure(model, held, workers)
         device = next(model.parameters()).device
         total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
@@ -220,7 +220,9 @@ class LanguageModelling(TextTask):
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 
-    def measure_rows(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def measure_rows(
+        self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
+    ) -> dict[str, float]:
         """Return metrics; in order, the text is read as one row.
 
         In this case the metrics include the number of predicted tokens, and the memory sizes.

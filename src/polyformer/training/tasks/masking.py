@@ -68,14 +68,16 @@ class MaskedDocuments(MaskingTask):
     config: MaskedDocumentsConfig
 
     @property
-    def packs(self) -> bool:
+    def packs_documents(self) -> bool:
         """Return whether the configuration packs documents."""
         return self.config.packed
 
     @property
     def frame(self) -> tuple[int, int] | None:
         """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
-        return (self.cls, self.sep) if self.packs and not self.config.masking.static_copies else None
+        return (
+            (self.cls, self.sep) if self.packs_documents and not self.config.masking.static_copies else None
+        )
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows of at most `row_length` tokens: packed documents, or each in separate rows."""

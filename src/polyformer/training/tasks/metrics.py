@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.labels import IGNORED
-from polyformer.core.sequence.spread import whole_table
+from polyformer.core.sequence.context_parallel import gather_sequence
 from polyformer.models.outputs import ModelOutput
 
 
@@ -33,7 +33,7 @@ def perplexity_metrics(nats: float, count: float) -> dict[str, float]:
 
 def most_likely(output: ModelOutput) -> Tensor:
     """Return the most probable class of every token, [..., T], gathered under context parallelism."""
-    return whole_table(output.logits.argmax(-1), output.slots)
+    return gather_sequence(output.logits.argmax(-1), output.slots)
 
 
 def prediction_totals(output: ModelOutput, labels: Tensor) -> Tensor:

@@ -33,11 +33,11 @@ from polyformer.training.config import at_least
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.metrics import stacked
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, with_tables
-from polyformer.training.tasks.workers import ALONE, Workers
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnsweringConfig(TextTaskConfig):
+class QuestionAnsweringConfig(TextTaskConfig):
     """Question answering: find the answer to a question in a text."""
 
     max_length: int = 384  # tokens of a window, including the question and special tokens
@@ -56,10 +56,10 @@ class AnsweringConfig(TextTaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, max_question=self.max_question, max_answer=self.max_answer, stride=self.stride)
-        room = self.max_length - self.max_question - 3
-        if self.stride > room:
+        capacity = self.max_length - self.max_question - 3
+        if self.stride > capacity:
             raise InputError(
-                f"stride: expected at most {room}, the tokens of a text that fit beside a question "
+                f"stride: expected at most {capacity}, the tokens of a text that fit beside a question "
                 f"(max_length - max_question - 3), got {self.stride}"
             )
 
@@ -72,19 +72,19 @@ class AnsweringConfig(TextTaskConfig):
                 last = row["context"]
                 yield last
 
-    def build(self, tokenizer: Tokenizer) -> "Answering":
+    def build(self, tokenizer: Tokenizer) -> "QuestionAnswering":
         """Return the task with `tokenizer`."""
-        return Answering(self, tokenizer)
+        return QuestionAnswering(self, tokenizer)
 
 
-class Answering(EncoderTask):
+class QuestionAnswering(EncoderTask):
     """Extractive question answering, with metrics: loss (nats per end of an answer) and accuracy.
 
     accuracy is the fraction of windows with both ends correct; `finish` adds exact_match and f1 of the
     answers, in percent as in SQuAD's script.
     """
 
-    config: AnsweringConfig
+    config: QuestionAnsweringConfig
     sums = 4
     head: HeadConfig = SpanConfig()
 
@@ -145,7 +145,7 @@ class Answering(EncoderTask):
         nats, ends, correct, count = totals
         return {"loss": nats / max(ends, 1), "accuracy": correct / max(count, 1)}
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return exact_match and f1, means over the questions."""
         questions = list(rows)
         pairs = [
@@ -170,10 +170,10 @@ def answers(
     model: nn.Module,
     rows: Sequence[Row],
     encoded: Sequence[tuple[list[Window], Offsets]],
-    config: AnsweringConfig,
+    config: QuestionAnsweringConfig,
     collate: Collate,
 ) -> list[str]:
-    """Return `Answering.answer` for questions that are already encoded."""
+    """Return `QuestionAnswering.answer` for questions that are already encoded."""
     owners = [(number, window) for number, (row_windows, _) in enumerate(encoded) for window in row_windows]
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
     none = np.full(len(rows), np.inf)  # the score of no answer: the minimum over all windows

@@ -19,12 +19,12 @@ from polyformer.data.summaries import lead
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.workers import ALONE, Workers
-from polyformer.training.tasks.writing import Writing, WritingConfig
+from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SummarizationConfig(WritingConfig):
+class SummarizationConfig(SequenceToSequenceConfig):
     """Summarization: generate a short text from a long text."""
 
     max_length: int = 512  # tokens of a source, including <eos>; longer sources are truncated
@@ -46,7 +46,7 @@ class SummarizationConfig(WritingConfig):
         return Summarization(self, tokenizer)
 
 
-class Summarization(Writing):
+class Summarization(SequenceToSequence):
     """Summarization, with metrics: loss (nats per target token) and perplexity.
 
     `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
@@ -59,7 +59,7 @@ class Summarization(Writing):
         super().__init__(config, tokenizer)
         scorer()  # raises now if it is missing, instead of at the end of training
 
-    def room(self, width: int) -> int:
+    def max_generated(self, width: int) -> int:
         """Return `max_summary`."""
         return self.config.max_summary
 
@@ -85,7 +85,7 @@ class Summarization(Writing):
                 self.notes.append(f"{cut} of {len(rows)} {name} are cut to {limit} tokens")
         return prepared
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
         assert isinstance(model, Transformer)
         pairs = list(rows)

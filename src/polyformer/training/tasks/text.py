@@ -132,10 +132,10 @@ class TextTask(Task):
             raise InputError(
                 f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
             )
-        if self.packs:
+        if self.packs_documents:
             for stack in (config.encoder, config.decoder):
                 if stack is not None:
-                    stack.attention.mechanism.require("packs")
+                    stack.attention.mechanism.require("supports_packing")
         tokenizer = self.tokenizer
         return dataclasses.replace(
             config,
@@ -146,7 +146,7 @@ class TextTask(Task):
         )
 
     @property
-    def packs(self) -> bool:
+    def packs_documents(self) -> bool:
         """Return whether a row may contain several documents, which the model must separate."""
         return False
 

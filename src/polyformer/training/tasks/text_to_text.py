@@ -34,14 +34,14 @@ from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows
 from polyformer.training.tasks.metrics import exp, loss_total
-from polyformer.training.tasks.workers import ALONE, Workers
-from polyformer.training.tasks.writing import Writing, WritingConfig
+from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 SENTINELS = 100  # as in T5, or more if rows need them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part(Config):
+class MixturePart(Config):
     """A task of a mixture: its data have the columns source and target, or text for span corruption."""
 
     form: Literal["classify", "translate", "summarize", "spans"] = "classify"
@@ -58,7 +58,7 @@ class Part(Config):
         """Return the columns that are read."""
         return ("text",) if self.form == "spans" else ("source", "target")
 
-    def situated(self, folder: str) -> DataConfig:
+    def data_in_folder(self, folder: str) -> DataConfig:
         """Return the data with paths in `folder`."""
         if self.data.path is None or self.data.streaming:
             raise InputError("parts: expected data with a path, read in memory; set data.path")
@@ -72,11 +72,11 @@ class Part(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextToTextConfig(WritingConfig):
+class TextToTextConfig(SequenceToSequenceConfig):
     """T5's mixture: several tasks at once, each as text to text with a separate prefix."""
 
     folder: str = ""  # folder of the files of the parts
-    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
+    parts: dict[str, MixturePart] = dataclasses.field(default_factory=dict)
     limit: int = 2**16  # K: maximum number of examples that count per part
     temperature: float = 1.0  # T
     epoch_size: int | None = None  # examples per epoch; None: the sum of the counted examples
@@ -108,7 +108,7 @@ class TextToTextConfig(WritingConfig):
         """Return the data of each part, and the columns that are read."""
         if not self.parts:
             raise InputError("parts: expected a task or more; name them in a recipe, as `t5` does")
-        return {name: (part.situated(self.folder), part.needs) for name, part in self.parts.items()}
+        return {name: (part.data_in_folder(self.folder), part.needs) for name, part in self.parts.items()}
 
     @property
     def own_data(self) -> Splits:
@@ -155,7 +155,7 @@ class TextToTextConfig(WritingConfig):
         return TextToText(self, tokenizer)
 
 
-class TextToText(Writing):
+class TextToText(SequenceToSequence):
     """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
     part.
 
@@ -180,7 +180,7 @@ class TextToText(Writing):
         """Return the length of the longer of source and target."""
         return max(self.config.max_length, self.config.max_target)
 
-    def room(self, width: int) -> int:
+    def max_generated(self, width: int) -> int:
         """Return `max_target`."""
         return self.config.max_target
 
@@ -272,7 +272,7 @@ class TextToText(Writing):
         each = {f"{name}_loss": part / count for name, part, count in zip(self.names, nats, labels) if count}
         return {"loss": loss, "perplexity": exp(loss), **each}
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return the metrics of the texts generated for the sources of each part, according to its form."""
         assert isinstance(model, Transformer)
         scores: dict[str, float] = {}

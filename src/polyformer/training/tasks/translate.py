@@ -1,6 +1,6 @@
 """Translation: generate the target of a source; measured by BLEU on plain text.
 
-Vaswani et al. 2017, sections 5.1 and 6.1; see `polyformer.training.tasks.writing`.
+Vaswani et al. 2017, sections 5.1 and 6.1; see `polyformer.training.tasks.seq2seq`.
 """
 
 import dataclasses
@@ -15,15 +15,17 @@ from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.text import too_long
-from polyformer.training.tasks.workers import ALONE, Workers
-from polyformer.training.tasks.writing import Writing, WritingConfig
+from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
-ROOM = 50  # maximum tokens of a translation beyond its source length (Vaswani et al. 2017, section 6.1)
+EXTRA_TOKENS = (
+    50  # maximum tokens of a translation beyond its source length (Vaswani et al. 2017, section 6.1)
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TranslationConfig(WritingConfig):
+class TranslationConfig(SequenceToSequenceConfig):
     """Translation: generate the target text of a source text."""
 
     too_long: Literal["refuse", "drop"] = "refuse"  # handling of longer training pairs
@@ -36,7 +38,7 @@ class TranslationConfig(WritingConfig):
         return Translation(self, tokenizer)
 
 
-class Translation(Writing):
+class Translation(SequenceToSequence):
     """Translation, with metrics: loss (nats per target token) and perplexity.
 
     `finish` adds bleu, sacrebleu's BLEU of beam search on plain text (0 to 100, its default tokenization).
@@ -46,12 +48,14 @@ class Translation(Writing):
 
     @property
     def positions(self) -> int:
-        """Return the length of the longest target that beam search may generate: `max_length` + `ROOM`."""
-        return self.config.max_length + ROOM
+        """Return the length of the longest target that beam search may generate: `max_length` +
+        `EXTRA_TOKENS`.
+        """
+        return self.config.max_length + EXTRA_TOKENS
 
-    def room(self, width: int) -> int:
-        """Return `ROOM` tokens more than the longest source of a batch."""
-        return width + ROOM
+    def max_generated(self, width: int) -> int:
+        """Return `EXTRA_TOKENS` tokens more than the longest source of a batch."""
+        return width + EXTRA_TOKENS
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs of at most `max_length` tokens per side; longer pairs are dropped or refused."""
@@ -64,7 +68,7 @@ class Translation(Writing):
             raise too_long(name, lengths[longest], limit, "drop")
         return [row for row, length in zip(prepared, lengths) if length <= limit]
 
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = ALONE) -> dict[str, float]:
+    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return bleu of the translations of `rows`."""
         import sacrebleu
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 from torch import Tensor
 
 from polyformer.training import share
-from polyformer.training.task import Evaluators
-from polyformer.training.tasks.keeping import Results
+from polyformer.training.task import EvaluationGroup
+from polyformer.training.tasks.cached_results import CachedResults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Workers:
     world: int = 1
     add: Callable[[Tensor], Tensor] = lambda total: total
     gather: Callable[[list[Any]], list[Any]] = lambda values: values
-    results: Results | None = None
+    results: CachedResults | None = None
 
     @classmethod
-    def of(cls, accelerator: Evaluators) -> Self:
+    def of(cls, accelerator: EvaluationGroup) -> Self:
         """Return the processes of `accelerator`."""
         if accelerator.num_processes == 1:
             return cls()
@@ -51,5 +51,5 @@ class Workers:
         return [value for _, value in sorted(self.gather([*zip(own, values)]), key=lambda pair: pair[0])]
 
 
-ALONE = Workers()
+SINGLE_PROCESS = Workers()
 """A single process."""

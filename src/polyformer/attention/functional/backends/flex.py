@@ -52,6 +52,7 @@ def refuses(request: Request, return_lse: bool) -> str | None:
 
 
 def _refuses_on_cpu(request: Request, return_lse: bool) -> str | None:
+    # A score_mod may capture tensors that require gradients.
     captured = request.score_mod is not None or request.relative is not None
     if torch.is_grad_enabled() and (captured or any(x.requires_grad for x in _inputs(request))):
         return "it has no backward on a CPU; call it under torch.no_grad()"
@@ -121,6 +122,7 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
 
     partial, full = [], []
     for some, whole in _rows(pattern, context):
+        # A block inside `full` needs no mask; any other block that touches `some` is partial.
         inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
         outer = {block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK))}
         partial.append(sorted(outer - inner))
@@ -158,6 +160,7 @@ def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...]
     joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
     for row in pattern.layout(context, BLOCK):
         block = row.start // BLOCK
+        # Rows in the same block: keys of any row, and unmasked keys of all rows.
         some, full = joined.get(block, ((), row.keys.full))
         joined[block] = unite((*some, *row.keys.some)), intersect(full, row.keys.full)
     return [joined[block] for block in sorted(joined)]

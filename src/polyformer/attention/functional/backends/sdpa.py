@@ -59,6 +59,7 @@ def refuses(request: Request, return_lse: bool) -> str | None:
         batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling()
     ):  # tracing cannot read a layout's tensors
         share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
+        # Other backends skip the keys that the layout does not list.
         if share < 0.5:
             return f"it would compute every pair and the pattern needs {share:.0%} of them"
     return None
@@ -133,6 +134,7 @@ def _short_terms(request: Request) -> bool:
     if relative is None or torch.is_grad_enabled() or not relative.tables.keys() <= {"bias", "position_keys"}:
         return False
     masks = q.shape[1] * q.shape[2] * request.context.kv_len
+    # A bias is the same for all batch rows; terms of vectors differ per row.
     if relative.position_keys is None:
         return masks <= BIAS_LIMIT
     return q.dtype in (torch.float32, torch.float64) and q.shape[0] * masks <= BIAS_LIMIT
@@ -141,6 +143,7 @@ def _short_terms(request: Request) -> bool:
 def _bias(relative: Relative, request: Request) -> Tensor:
     """Return the terms for the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
     _, _, q_idx, kv_idx = indices(request)
+    # [Tq, Tk], the same for all heads and rows.
     entry = relative.entry(request.context.distance(q_idx, kv_idx))
     terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
     if relative.position_keys is not None:
@@ -159,6 +162,7 @@ def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
     their results for such a row, forward and backward.
     """
     mask = pattern.mask(request.context, *indices(request))
+    # [Tq, Tk] or [B, H, Tq, Tk]: torch expects four axes.
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     empty = ~mask.any(-1, keepdim=True)
     return mask | empty, empty

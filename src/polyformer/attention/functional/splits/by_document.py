@@ -44,6 +44,7 @@ def by_document(request: Request) -> ByDocument | None:
         return None
     causal = request.context.causal
     requests = []
+    # Inside a document only causality is left, which torch computes without a mask.
     for q, k, v in zip(*(x.split(lengths, 2) for x in (request.q, request.k, request.v))):
         context = Context(q.shape[2], q.shape[2], causal=causal)
         pattern = Causal() if causal else None

@@ -24,6 +24,7 @@ class ByHead(Split):
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
         """Return out = [out_1 .. out_H], concatenated along the heads in their order before the split."""
         order = torch.tensor([head for group in self.heads for head in group], device=outs[0].device)
+        # The inverse permutation restores the order of the heads.
         back = order.argsort()
         known = [lse for lse in lses if lse is not None]  # some backends always return it
         lse = torch.cat(known, 1).index_select(1, back) if len(known) == len(outs) else None
@@ -60,6 +61,7 @@ def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Reque
     """Return the call for only these heads, with `pattern` as their pattern."""
     device, number = request.q.device, request.q.shape[1]
     index = torch.tensor(heads, device=device)
+    # Query head h reads key head h // groups.
     kv_index = index // request.groups
     relative = None if request.relative is None else request.relative.select_heads(heads, number)
     return dataclasses.replace(

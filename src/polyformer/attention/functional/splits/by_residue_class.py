@@ -23,7 +23,7 @@ from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.composition import And, Or, Without
 from polyformer.attention.patterns.implied import Padding
 from polyformer.attention.patterns.residue_class import (
-    original,
+    original_indices,
     pattern_in_residue_class,
     residue_class_context,
     residue_class_table,
@@ -103,6 +103,7 @@ def alternatives(pattern: Pattern) -> list[Pattern]:
         return [*alternatives(pattern.left), *alternatives(pattern.right)]
     if isinstance(pattern, And):
         lefts, rights = alternatives(pattern.left), alternatives(pattern.right)
+        # (A | B) & (C | D) = A & C | A & D | B & C | B & D
         pairs = [left & right for left in lefts for right in rights]
         return pairs if len(pairs) <= ALTERNATIVES else [pattern]
     return [pattern]
@@ -154,6 +155,7 @@ def from_residue_classes(x: Tensor, request: Request, stride: int) -> Tensor:
     if stride == 1:
         return x
     front = request.context.offset % stride
+    # [B * stride, H, T', ...] -> [B, stride, H, T', ...] -> [B, H, T', stride, ...] -> [B, H, T, ...]
     whole = x.unflatten(0, (-1, stride)).movedim(1, 3).flatten(2, 3)
     return whole[:, :, front : front + request.context.q_len]
 
@@ -163,7 +165,7 @@ def _score_mod(score_mod: ScoreMod, context: Context, stride: int) -> ScoreMod:
     inner = residue_class_context(context, stride)
 
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        row, query, key = original(context, stride, inner, b, q_idx, kv_idx)
+        row, query, key = original_indices(context, stride, inner, b, q_idx, kv_idx)
         return score_mod(score, row, h, query, key)
 
     return at_slots
@@ -175,6 +177,7 @@ def _relative(request: Request, stride: int, inner: Context) -> Relative:
     assert relative is not None
     least, greatest = inner.offset - inner.kv_len + 1, inner.offset + inner.q_len - 1
     whole = relative.over(least * stride, greatest * stride)
+    # Within a class only distances that are multiples of `stride` occur.
     changes = {name: table[:, ::stride] for name, table in whole.tables.items()}
     content = relative.content
     if content is not None:
@@ -191,4 +194,5 @@ def _padded(x: Tensor, front: int, length: int) -> Tensor:
 
 def _split(x: Tensor, stride: int) -> Tensor:
     """Return x [B, H, T, D] as [B * stride, H, T / stride, D]."""
+    # [B, H, T, D] -> [B, H, T / stride, stride, D] -> [B, stride, H, T / stride, D] -> [B * stride, ...]
     return x.unflatten(2, (-1, stride)).movedim(3, 1).flatten(0, 1)

@@ -14,7 +14,7 @@ from polyformer.attention.functional.spread.needs import Needs
 from polyformer.attention.functional.spread.traffic import count_transfer
 from polyformer.attention.patterns.layout import Interval, intersect, unite
 from polyformer.core.ops.second_order import WHOLE, first_order
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 class _ToPeers(torch.autograd.Function):
@@ -39,6 +39,7 @@ class _ToPeers(torch.autograd.Function):
 def _sent(rows: Tensor, group: Any, what: str, sent: list[int], received: list[int]) -> Tensor:
     if len(sent) == 1:
         return rows.clone()
+    # The received rows are grouped by sender.
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     if not rows.is_meta:
         dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
@@ -50,7 +51,7 @@ class _Gathered(torch.autograd.Function):
     """An all-gather of a tensor with the same shape in all processes, with a backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, share: Share, what: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, share: SequenceShard, what: str) -> Tensor:
         """Return the tensors of all processes, [P, ...]."""
         ctx.group, ctx.what = share.group, what
         x = x.contiguous()
@@ -64,6 +65,7 @@ class _Gathered(torch.autograd.Function):
     @first_order("a sequence that is spread over processes", WHOLE)
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the tensor of this process, summed over all processes that received it."""
+        # `all_reduce` overwrites its argument, and the gradient belongs to autograd.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
         others = len(grad) - 1
@@ -71,7 +73,7 @@ class _Gathered(torch.autograd.Function):
         return grad[dist.get_rank(ctx.group)], None, None
 
 
-def total(x: Tensor, share: Share) -> Tensor:
+def total(x: Tensor, share: SequenceShard) -> Tensor:
     """Return the sum of x over the processes of a share, without a gradient."""
     x = x.clone()
     if len(share.runs) > 1 and not x.is_meta:
@@ -79,7 +81,7 @@ def total(x: Tensor, share: Share) -> Tensor:
     return x
 
 
-def total_of_parts(x: Tensor, share: Share) -> Tensor:
+def total_of_parts(x: Tensor, share: SequenceShard) -> Tensor:
     """Return the sum of x over the processes of a share.
 
     The gradient of the part of this process is multiplied by the number of processes, so that the mean of the
@@ -90,7 +92,7 @@ def total_of_parts(x: Tensor, share: Share) -> Tensor:
     return part + (total(x.detach(), share) - part).detach()
 
 
-def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
+def everywhere(x: Tensor, share: SequenceShard, what: str) -> Tensor:
     """Return x [B, T, ...] of all slots, gathered from the tokens of each process; without a gradient."""
     lengths = [sum(stop - start for start, stop in runs) for runs in share.runs]
     # An all-gather requires equal shapes: pad to the longest run and cut afterwards.
@@ -101,7 +103,7 @@ def everywhere(x: Tensor, share: Share, what: str) -> Tensor:
     return tokens[:, torch.cat([_slots(runs, x.device) for runs in share.runs]).argsort()]
 
 
-def gather(x: Tensor, share: Share, what: str) -> Tensor:
+def gather(x: Tensor, share: SequenceShard, what: str) -> Tensor:
     """Return x of every process of a share, [P, ...]; x must have the same shape in all of them."""
     return _Gathered.apply(x, share, what) if len(share.runs) > 1 else x.unsqueeze(0)
 
@@ -136,10 +138,11 @@ def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") 
     k [B, Hkv, T, D], v [B, Hkv, T, Dv]: the keys and values of the process, in ascending slot order.
     """
     share, rank = needs.share, needs.share.rank
-    processes, held = range(len(share.runs)), share.keys.slots(k.device)
+    processes, held = range(len(share.runs)), share.key_shard.slots(k.device)
     sent = [_slots(needs.sent(rank, peer), k.device) for peer in processes]
     received = [_slots(needs.sent(peer, rank), k.device) for peer in processes]
-    own = _slots(intersect(needs.keys[rank], unite(share.keys.own)), k.device)
+    own = _slots(intersect(needs.keys[rank], unite(share.key_shard.local_runs)), k.device)
+    # [B, Hkv, T, D + Dv] -> [T, B, Hkv, D + Dv]: an all-to-all splits the first axis.
     rows = torch.cat([k, v], -1).movedim(2, 0)
     arrived = _ToPeers.apply(
         rows.index_select(0, torch.searchsorted(held, torch.cat(sent))),

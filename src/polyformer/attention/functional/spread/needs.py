@@ -8,7 +8,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Interval, clip, count, intersect, unite
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Run, Share, balanced, contiguous
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard, balanced, contiguous
 
 UNEVEN = 1.25
 """Largest ratio of the work of the busiest process to the average at which each process has a single run."""
@@ -39,7 +39,7 @@ class Needs:
     parts: the runs of queries of each process. keys: all keys that the queries of each process may see.
     """
 
-    share: Share = dataclasses.field(repr=False)
+    share: SequenceShard = dataclasses.field(repr=False)
     parts: tuple[tuple[Part, ...], ...]
     keys: tuple[tuple[Interval, ...], ...]
 
@@ -47,6 +47,7 @@ class Needs:
         """Return the slots of the keys that `sender` sends to `receiver`, in ascending order."""
         if sender == receiver:
             return ()
+        # The keys that the receiver needs and the sender has.
         return intersect(self.keys[receiver], unite(self.share.key_runs[sender]))
 
     def part_needed(self) -> float:
@@ -80,9 +81,11 @@ def imbalance(pattern: Pattern | None, whole: Context, processes: int) -> float:
     """Return the work of the busiest process divided by the average if each process has a single run."""
     work = []
     for part in contiguous(whole.q_len, processes):
+        # A few rows are enough to estimate the work.
         step = -(-(part[0][1] - part[0][0]) // PROBES) or 1
         edges = sorted({*range(*part[0], step), *_cuts(pattern, whole, part[0]), part[0][1]})
         keys = [_keys(pattern, whole, a, b) for a, b in itertools.pairwise(edges)]
+        # Queries times keys, summed over the rows.
         work.append(sum((b - a) * count(own) for (a, b), own in zip(itertools.pairwise(edges), keys)))
     return max(work) * processes / max(sum(work), 1)
 
@@ -97,7 +100,7 @@ def _keys(pattern: Pattern | None, whole: Context, start: int, stop: int) -> tup
     return clip(0, whole.kv_len, whole.kv_len) if pattern is None else pattern.keys(whole, start, stop).some
 
 
-def find_needs(pattern: Pattern | None, whole: Context, share: Share, every: bool = False) -> Needs:
+def find_needs(pattern: Pattern | None, whole: Context, share: SequenceShard, every: bool = False) -> Needs:
     """Return the needs of a call of `pattern`, which includes the limits of the context.
 
     every: all processes need all keys.

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from polyformer.attention.functional.request import Request
 from polyformer.attention.functional.spread.needs import Part
-from polyformer.attention.patterns.at_slots import at_slots
 from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.call_part import pattern_in_part
 from polyformer.attention.patterns.layout import Interval, intersect
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.core.sequence.spread import cut
+from polyformer.core.sequence.context_parallel import slice_context
 
 Compute = Callable[[Request], tuple[Tensor, Tensor]]
 """Function that computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""
@@ -33,8 +33,8 @@ def part_request(request: Request, first: int, part: Part, span: Interval, k: Te
         q=request.q[:, :, first : first + count],
         k=k,
         v=v,
-        context=cut(whole, part.queries, span, k.device),
-        pattern=None if pattern is None else at_slots(pattern, whole, part.queries[0], key),
+        context=slice_context(whole, part.queries, span, k.device),
+        pattern=None if pattern is None else pattern_in_part(pattern, whole, part.queries[0], key),
         relative=relative,
         score_mod=None if request.score_mod is None else _moved(request.score_mod, first, key),
     )
@@ -60,6 +60,7 @@ def numbered(parts: Iterable[Part]) -> Iterable[tuple[int, Part]]:
 
 def keys_at(kv: Tensor, held: tuple[Interval, ...], span: Interval) -> Tensor:
     """Return the slots `span` of kv [B, Hkv, N, W], which has the slots `held`; zeros for missing slots."""
+    # The index in kv at which each run of slots in `held` begins.
     starts, first = [], 0
     for start, stop in held:
         starts.append(first)

@@ -27,15 +27,15 @@ from polyformer.attention.functional.spread.traffic import count_transfer
 from polyformer.attention.patterns.layout import intersect
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.second_order import WHOLE, first_order
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 def refuses_ring(request: Request) -> str | None:
     """Return why a call cannot be computed in parts that are recomputed, or None."""
     if request.score_mod is not None:
-        return "gradients of what a score_mod reads do not come back from a ring"
+        return "a ring does not return gradients of tensors that a score_mod captures"
     if request.dropout:
-        return "a ring computes parts again, and dropout would draw other numbers"
+        return "a ring recomputes its parts, and dropout would draw other numbers"
     return None
 
 
@@ -56,6 +56,7 @@ class _Ring(torch.autograd.Function):
         """Return output and log-sum-exp, joined over the keys of all processes as they arrive."""
         request = _with(request, q, terms)
         own = needs.parts[needs.share.rank]
+        # Online softmax over the parts: start with no keys and a log-sum-exp of -inf.
         joined = [nothing_seen(request, part.queries[1] - part.queries[0], wide=True) for part in own]
         chunk = kv
         for owner in _turns(needs.share):
@@ -90,8 +91,10 @@ class _Ring(torch.autograd.Function):
                     for number, call in _calls(_with(request, leaves[0], leaves[1:]), needs, owner, keys)
                 ]
             own, *others = _gradients(parts, [keys, *leaves], needs, (grad, grad_lse, out, lse))
+            # Gradients of the queries and of the tables stay here; gradients of the keys travel.
             totals = [total + other for total, other in zip(totals, others)]
             if behind is not None:
+                # Add to the gradient of these keys that the processes before have computed.
                 own = own + behind.arrived()
             behind = _start(own, share, owner, "gradients of keys and values", home=True)
             chunk = hop.arrived()
@@ -127,7 +130,7 @@ def _gradients(
     return list(torch.autograd.grad(outputs, leaves, gradients, materialize_grads=True, allow_unused=True))
 
 
-def _turns(share: Share) -> Iterator[int]:
+def _turns(share: SequenceShard) -> Iterator[int]:
     """Yield the owner of the present keys for each step: this process, then the processes before it."""
     return ((share.rank - step) % len(share.runs) for step in range(len(share.runs)))
 
@@ -161,7 +164,7 @@ class _Hop:
         return self.incoming
 
 
-def _start(x: Tensor, share: Share, owner: int, what: str, home: bool = False) -> _Hop:
+def _start(x: Tensor, share: SequenceShard, owner: int, what: str, home: bool = False) -> _Hop:
     """Start to send x [B, Hkv, T, W] of process `owner` to the next process, and to receive the next tensor.
 
     The keys of the last step are not sent; gradients are, with `home`, because they must reach their owner.

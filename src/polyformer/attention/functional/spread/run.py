@@ -43,6 +43,7 @@ def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Ten
             out, lse = compute(part_request(request, first, part, span, here[..., :width], here[..., width:]))
             outs.append(out)
             lses.append(lse)
+        # The runs of keys are parts of one softmax.
         joined = join_by_lse(outs, lses) if outs else nothing_seen(request, part.queries[1] - part.queries[0])
         results.append(joined)
     out, lse = in_order(results or [nothing_seen(request, 0)])
@@ -72,23 +73,24 @@ def choose_way(request: Request) -> tuple[Needs, str, str]:
     The result is the same in every process. Raises `InputError` for a ring if the call does not allow it.
     """
     context, pattern = request.context, request.pattern
-    share, whole = context.share, context.whole
+    share, whole = context.shard, context.whole
     assert share is not None
     assert whole is not None
 
     def needs() -> Needs:
-        return find_needs(pattern, whole, share, every=share.way == "all")
+        return find_needs(pattern, whole, share, every=share.strategy == "all")
 
+    # A function may read values that change, so its needs are computed in every call.
     static = pattern is None or pattern.is_static()
     needed = whole.once(("needs", pattern, share), needs) if static else needs()
     refused = refuses_ring(request)
-    if share.way == "ring" and refused:
-        raise InputError(f"way: 'ring' cannot be here: {refused}; use 'needed' or 'auto'")
-    if share.way != "auto":
-        return needed, share.way, "asked for"
+    if share.strategy == "ring" and refused:
+        raise InputError(f"strategy: 'ring' cannot run this call: {refused}; use 'needed' or 'auto'")
+    if share.strategy != "auto":
+        return needed, share.strategy, "requested"
     part = needed.part_needed()
     if part < WORTH_A_RING:
-        return needed, "needed", f"the layout names {part:.0%} of the keys of others"
+        return needed, "needed", f"the layout lists {part:.0%} of the keys of others"
     if refused or len(share.runs) < 3:
-        return needed, "needed", refused or "two processes have all keys at once in a ring too"
-    return needed, "ring", f"the layout names {part:.0%} of the keys of others: no process holds them all"
+        return needed, "needed", refused or "with two processes a ring holds all keys at once too"
+    return needed, "ring", f"the layout lists {part:.0%} of the keys of others: no process holds them all"

@@ -58,16 +58,21 @@ def run_backward(
     """
     w, (past_s, past_z), (grad_s, grad_z) = run.weights, past, grad_next
     past_share, key_share = w.past.unsqueeze(-1), w.keys.unsqueeze(-1)
+    # g_ij = w_ij (grad n_i . v_j + grad t_i)
     grad_pairs = product(grad_number, run.v.mT).add_(grad_total.unsqueeze(-1)).mul_(w.pairs)
     grad_number_past, grad_total_past = grad_number * past_share, grad_total * w.past
+    # grad u_i: over the keys of the run, then over the sums of the past.
     grad_phi_q = product(grad_pairs, run.phi_k).add_(product(grad_number_past, past_s))
     grad_phi_q.addcmul_(grad_total_past.unsqueeze(-1), past_z.unsqueeze(1))
+    # grad f_j: over the queries of the run, then through the next sums.
     grad_phi_k = product(grad_pairs.mT.contiguous(), run.phi_q)
     grad_phi_k.add_(product(run.v * key_share, grad_s)).addcmul_(key_share, grad_z.unsqueeze(1))
+    # grad v_j, over the same two paths.
     grad_v = product(run.scores.mT.contiguous(), grad_number)
     grad_v.addcmul_(product(run.phi_k, grad_s.mT), key_share)
     grad_log_query = (run.phi_q * grad_phi_q).sum(-1)
     grad_log_key = (run.phi_k * grad_phi_k).sum(-1)
+    # grad S and grad z of the sums before the run.
     grad_past_s = product(grad_number_past.mT.contiguous(), run.phi_q)
     grad_past_z = weighted_sum(grad_total_past, run.phi_q).addcmul_(grad_z, w.kept.unsqueeze(-1))
     gradients = RunGradients(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import Sums, matrix_vector, weighted_sum
-from polyformer.attention.mechanisms.linear.weights import inverted, run_weights
+from polyformer.attention.mechanisms.linear.weights import invert_denominators, run_weights
 from polyformer.core.ops.products import product
 
 
@@ -40,16 +40,16 @@ class Run:
 
 
 def run_forward(run: Run, past: Sums) -> tuple[Tensor, Tensor, Tensor, Sums]:
-    """Return the output [N, C, Dv], the denominators as returned by `inverted`, and the next sums."""
+    """Return the output [N, C, Dv], the results of `invert_denominators`, and the next sums."""
     w = run.weights
     total = run.scores.sum(-1).addcmul_(matrix_vector(run.phi_q, past.denominators), w.past)
     # The denominators if every u . f were 1, for their lower bound.
     mass = w.pairs.sum(-1).addcmul_(past.mass.unsqueeze(-1), w.past)
-    inverse, unraised = inverted(total, mass, run.kernel.least)
+    inverse, unraised = invert_denominators(total, mass, run.kernel.least)
     number = product(run.scores, run.v)
     number.addcmul_(product(run.phi_q, past.numerators.mT), w.past.unsqueeze(-1))
-    weighed = (run.v * w.keys.unsqueeze(-1)).mT.contiguous()
-    numerators = product(weighed, run.phi_k).add_(past.numerators * w.kept.view(-1, 1, 1))
+    weighted_v = (run.v * w.keys.unsqueeze(-1)).mT.contiguous()
+    numerators = product(weighted_v, run.phi_k).add_(past.numerators * w.kept.view(-1, 1, 1))
     denominators = weighted_sum(w.keys, run.phi_k).addcmul_(past.denominators, w.kept.unsqueeze(-1))
     out = number.mul_(inverse.unsqueeze(-1))
     return out, inverse, unraised, Sums(numerators, denominators, w.top, mass[:, -1])

@@ -10,14 +10,14 @@ Weights are divided by the maximum of each query, which cancels too. Cost: T^2 (
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.linear.inputs import Inputs
-from polyformer.attention.mechanisms.linear.weights import bounded
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
+from polyformer.attention.mechanisms.linear.weights import floor_denominators
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.ops.softmax import record
 from polyformer.core.sequence.context import Context
 
 
-def definition(inputs: Inputs, context: Context) -> Tensor:
+def definition(inputs: LinearInputs, context: Context) -> Tensor:
     """Return the output [B, H, Tq, Dv]; `inputs` must have all keys of the context."""
     (phi_q, _), (phi_k, scale) = inputs.kernel.values(inputs.q), inputs.kernel.features(inputs.k)
     log_w = (inputs.weight + scale).unsqueeze(-2)  # [B, H, Tq, Tk] from here on
@@ -34,12 +34,12 @@ def definition(inputs: Inputs, context: Context) -> Tensor:
     w = (log_w - top).exp()
     numerators = phi_q @ phi_k.mT * w
     denominators = numerators.sum(-1, keepdim=True)
-    weights = numerators / bounded(denominators, w.sum(-1, keepdim=True), inputs.kernel.least)
+    weights = numerators / floor_denominators(denominators, w.sum(-1, keepdim=True), inputs.kernel.least)
     record(weights)
     return weights @ inputs.v
 
 
-def _allowed(inputs: Inputs, context: Context) -> Tensor | None:
+def _allowed(inputs: LinearInputs, context: Context) -> Tensor | None:
     """Return the attention mask of the context, [B or 1, 1, Tq, Tk]; None if all keys are allowed."""
     limits = implied(context)
     if limits is None:

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.causal import CausalAttention
-from polyformer.attention.mechanisms.linear.inputs import Inputs
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.attention.mechanisms.linear.noncausal import NoncausalAttention
-from polyformer.attention.mechanisms.linear.sums import Sums, no_sums, recurrent_step
+from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, recurrent_step
 
 
-def one_document(inputs: Inputs, past: Sums) -> tuple[Tensor, Sums]:
+def attend_document(inputs: LinearInputs, past: Sums) -> tuple[Tensor, Sums]:
     """Return output [B, H, Tq, Dv] and the next sums, for one document per row after the sums `past`."""
     rows, heads, queries = inputs.q.shape[:3]
     last = inputs.offset + queries
@@ -31,23 +31,25 @@ def one_document(inputs: Inputs, past: Sums) -> tuple[Tensor, Sums]:
     return out.unflatten(0, (rows, heads)), past
 
 
-def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums) -> tuple[Tensor, Sums]:
+def attend_causal_documents(
+    inputs: LinearInputs, documents: Tensor, before: int, past: Sums
+) -> tuple[Tensor, Sums]:
     """Return the output of queries that attend only to their own document, and the next sums.
 
     documents: [B, before + T], of all keys; `before` of them are in the past. The sums `past` are used in
     rows that start with the document of the last past key.
     """
     rows, heads, queries = inputs.q.shape[:3]
-    goes_on = documents.new_ones(rows, dtype=torch.bool)
+    continues = documents.new_ones(rows, dtype=torch.bool)
     if before:
-        goes_on = documents[:, before - 1] == documents[:, before]
+        continues = documents[:, before - 1] == documents[:, before]
     width = inputs.v.shape[3]
-    fresh = no_sums(rows * heads, width, inputs.kernel)
-    same = goes_on.repeat_interleave(heads)
+    fresh = empty_sums(rows * heads, width, inputs.kernel)
+    same = continues.repeat_interleave(heads)
     # Rows that start with a new document start with empty sums.
     past = Sums(*(torch.where(same.view(-1, *[1] * (x.dim() - 1)), x, y) for x, y in zip(past, fresh)))
     if inputs.k.shape[2] == 1:
-        return one_document(inputs, past)
+        return attend_document(inputs, past)
     row_outputs, row_sums = [], []
     for row, numbers in enumerate(documents[:, before:].tolist()):
         sums = Sums(*(x[row * heads : (row + 1) * heads] for x in past))
@@ -59,16 +61,16 @@ def causal_documents(inputs: Inputs, documents: Tensor, before: int, past: Sums)
             offset = max(inputs.offset - start, 0)
             # Only the first document of a row continues the past.
             if index:
-                sums = no_sums(heads, width, inputs.kernel)
+                sums = empty_sums(heads, width, inputs.kernel)
             part = inputs.part(row, slice(first, last), slice(start, stop), offset)
-            out, sums = one_document(part, sums)
+            out, sums = attend_document(part, sums)
             outputs.append(out)
         row_outputs.append(torch.cat(outputs, 2))
         row_sums.append(sums)
     return torch.cat(row_outputs), Sums(*(torch.cat(x) for x in zip(*row_sums)))
 
 
-def noncausal_documents(inputs: Inputs, q_doc: Tensor, kv_doc: Tensor, past: Sums) -> Tensor:
+def attend_noncausal_documents(inputs: LinearInputs, q_doc: Tensor, kv_doc: Tensor, past: Sums) -> Tensor:
     """Return the output of queries that attend to their whole document: q_doc [B, Tq], kv_doc [B, T]."""
     outputs = []
     for row, (of_queries, of_keys) in enumerate(zip(q_doc.tolist(), kv_doc.tolist())):
@@ -77,7 +79,7 @@ def noncausal_documents(inputs: Inputs, q_doc: Tensor, kv_doc: Tensor, past: Sum
             inputs.part(row, slice(start, stop), keys.get(of_queries[start], slice(0, 0)), 0)
             for start, stop in spans(of_queries)
         ]
-        outputs.append(torch.cat([one_document(part, past)[0] for part in parts], 2))
+        outputs.append(torch.cat([attend_document(part, past)[0] for part in parts], 2))
     return torch.cat(outputs)
 
 

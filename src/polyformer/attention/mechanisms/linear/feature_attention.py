@@ -15,31 +15,31 @@ import dataclasses
 from torch import Tensor
 
 from polyformer.attention.functional.plan import refuse_recording
+from polyformer.attention.mechanisms.linear.context_parallel import context_parallel_attention
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.documents import (
-    causal_documents,
-    noncausal_documents,
-    one_document,
+    attend_causal_documents,
+    attend_document,
+    attend_noncausal_documents,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.attention.mechanisms.linear.inputs import Inputs
-from polyformer.attention.mechanisms.linear.spread import spread_attention
-from polyformer.attention.mechanisms.linear.sums import Sums, no_sums
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
+from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
 from polyformer.core.errors import InputError
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
-NO_DISTANCES = (
+NO_SCORE_BIAS_REASON = (
     "its keys are summed before queries read them: biases of distances need a Fourier transform of every "
     "feature times every value, measured slower than dense attention up to 16,384 tokens, and keep no state"
 )
 """The reason why linear attention accepts no position scheme that changes scores.
 
 With b[i - j] added to scores, numerators and denominators are Toeplitz products, by FFT in n log n (Luo et
-al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers, which docs/results.md measures. A step of
-decoding would need all keys again, because every token changes the distances of all keys.
+al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers. docs/results/mechanisms.md has its time. A
+decoding step would need all keys again, because every token changes the distances of all keys.
 """
 
 
@@ -55,7 +55,7 @@ class LinearState(State):
     def past(self, rows: int, heads: int, width: int, kernel: Kernel) -> Sums:
         """Return the sums with rows and heads merged into one dimension, for values of `width` dimensions."""
         if self.sums is None or self.norms is None or self.top is None or self.mass is None:
-            return no_sums(rows * heads, width, kernel)
+            return empty_sums(rows * heads, width, kernel)
         return Sums(*(x.flatten(0, 1) for x in (self.sums, self.norms, self.top, self.mass)))
 
 
@@ -76,25 +76,28 @@ def linear_attention(
     """
     assert isinstance(state, LinearState | None)
     with without_autocast(q):
-        inputs = Inputs.of(q, k, v, kernel, context, weight, decay)
+        inputs = LinearInputs.of(q, k, v, kernel, context, weight, decay)
+        # Weights of single tokens exist only in the definition over all pairs.
         if recording():
             refuse_recording(context)
             if state is not None and state.sums is not None:
                 raise InputError(
-                    "output_attentions: a state of sums has no weights of single tokens; give the whole "
-                    "input at once"
+                    "output_attentions: the state of linear attention has no weights of single tokens; "
+                    "pass the whole input at once"
                 )
             return definition(inputs, context), None
-        if context.share is not None:
-            return spread_attention(inputs, context), None
+        if context.shard is not None:
+            return context_parallel_attention(inputs, context), None
+        # Sums have rows and heads in one axis N = B H.
         rows, heads = q.shape[:2]
         past = (state or LinearState()).past(rows, heads, v.shape[3], kernel)
         if context.q_doc is None or context.kv_doc is None:
-            out, past = one_document(inputs, past)
+            out, past = attend_document(inputs, past)
+        # Several documents in a row: only the first may continue the state.
         elif inputs.causal:
-            out, past = causal_documents(inputs, context.kv_doc, context.kv_len - k.shape[2], past)
+            out, past = attend_causal_documents(inputs, context.kv_doc, context.kv_len - k.shape[2], past)
         else:
-            out = noncausal_documents(inputs, context.q_doc, context.kv_doc, past)
+            out = attend_noncausal_documents(inputs, context.q_doc, context.kv_doc, past)
         if state is None:
             return out, None
         return out, LinearState(*(x.unflatten(0, (rows, heads)) for x in past))

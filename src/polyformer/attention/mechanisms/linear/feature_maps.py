@@ -117,7 +117,7 @@ class Kernel:
     """A feature map of factor * x and its directions W [M, D].
 
     `floor` is the lower bound of denominators, for sine maps as a share of phi(x) . phi(x): see
-    `weights.bounded`.
+    `weights.floor_denominators`.
     """
 
     map: FeatureMap
@@ -142,9 +142,10 @@ class Kernel:
 
     def values(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the values [..., width] of x [..., D], and the part of their scale without the norm."""
+        # a = W x: [..., D] -> [..., M]
         return self.map.values(linear(x, self.rows))
 
-    def weighed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the log weights [...] of x [..., D] plus the norm part of their scales."""
         if not self.map.norm:
             return weight
@@ -152,14 +153,16 @@ class Kernel:
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [..., width] and scale [...] of x [..., D]: phi(x) = e^scale * values."""
+        # The scale has two parts: the norm |x|^2 / 2, and what `values` moved out of the features.
         values, rest = self.values(x)
-        return values, self.weighed(x, x.new_zeros(x.shape[:-1])) + rest
+        return values, self.add_norm(x, x.new_zeros(x.shape[:-1])) + rest
 
     def backward(self, x: Tensor, values: Tensor, grad_values: Tensor, grad_scale: Tensor | None) -> Tensor:
         """Return the gradient of x: W^T grad_a + grad_scale * norm * x.
 
         `grad_scale` is None if the scale is not used. `grad_values` may be overwritten.
         """
+        # W^T grad_a: [..., M] -> [..., D]
         grad_x = linear(self.map.backward(values, grad_values), self.directions.T * self.factor)
         if grad_scale is None or not self.map.norm:
             return grad_x

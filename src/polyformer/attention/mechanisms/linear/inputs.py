@@ -10,7 +10,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inputs:
+class LinearInputs:
     """q [B, H, Tq, D], k [B, H, T, D] and v [B, H, T, Dv] of the new keys, in the precision of W.
 
     Args:
@@ -38,7 +38,7 @@ class Inputs:
         context: Context,
         weight: Tensor | None = None,
         decay: Tensor | None = None,
-    ) -> "Inputs":
+    ) -> "LinearInputs":
         """Cast the inputs, repeat grouped keys and values [B, Hkv, T, D], and give padding no weight."""
         q, k, v = (x.to(kernel.directions.dtype) for x in (q, k, v))
         groups, new = q.shape[1] // k.shape[1], k.shape[2]
@@ -54,16 +54,17 @@ class Inputs:
         # Without causality no key is "before" a token, so decays are undefined.
         if not context.causal:
             decay = None
+        # The slots of the state come before these keys.
         offset = context.offset - (context.kv_len - new)
         return cls(q, k, v, kernel, weight, decay, context.causal, offset)
 
-    def tokens(self, own: slice) -> "Inputs":
+    def tokens(self, own: slice) -> "LinearInputs":
         """Return the inputs restricted to some tokens of all rows, their queries and keys."""
         tables = {name: getattr(self, name)[:, :, own] for name in ("q", "k", "v", "weight")}
         decay = None if self.decay is None else self.decay[:, :, own]
         return dataclasses.replace(self, **tables, decay=decay, offset=0)
 
-    def part(self, row: int, queries: slice, keys: slice, offset: int) -> "Inputs":
+    def part(self, row: int, queries: slice, keys: slice, offset: int) -> "LinearInputs":
         """Return the inputs restricted to some queries and keys of one row."""
 
         def cut(x: Tensor, tokens: slice) -> Tensor:

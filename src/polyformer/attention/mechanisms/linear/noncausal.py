@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import head_groups, run_length, runs
-from polyformer.attention.mechanisms.linear.weights import finite_top, grad_ratio, inverted
+from polyformer.attention.mechanisms.linear.weights import finite_top, grad_ratio, invert_denominators
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.products import product
 from polyformer.core.ops.second_order import first_order
@@ -40,17 +40,18 @@ class NoncausalAttention(torch.autograd.Function):
         inverse, unraised = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
         all_sums, all_tops = v.new_empty(len(k), v.shape[2] + 1, kernel.width), weight.new_empty(len(k), 1)
         # The norm part of the scale is added for all runs at once, the rest run by run.
-        weight = kernel.weighed(k, weight)
+        weight = kernel.add_norm(k, weight)
 
         def work(groups: Sequence[slice]) -> None:
             for heads in groups:
-                sums, top, mass = _summed(kernel, k[heads], v[heads], weight[heads])
+                sums, top, mass = _key_sums(kernel, k[heads], v[heads], weight[heads])
                 all_sums[heads], all_tops[heads] = sums, top
                 total = inverse[heads]
                 for step in runs(q.shape[1], run_length(kernel)):
+                    # [n_i, t_i]: the last column is the denominator.
                     ratio = product(kernel.values(q[heads, step])[0], sums.mT)
                     out[heads, step], total[:, step] = ratio[..., :-1], ratio[..., -1]
-                inverse[heads], unraised[heads] = inverted(total, mass, kernel.least)
+                inverse[heads], unraised[heads] = invert_denominators(total, mass, kernel.least)
                 out[heads] *= inverse[heads].unsqueeze(-1)
 
         spread(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
@@ -75,23 +76,26 @@ class NoncausalAttention(torch.autograd.Function):
                     grad_number, grad_total = grad_ratio(grad[at], out[at], inverse[at], unraised[at])
                     g = torch.cat([grad_number, grad_total.unsqueeze(-1)], -1)
                     phi_q, _ = kernel.values(q[at])
+                    # grad S = sum_i g_i u_i^T
                     grad_sums += product(g.mT.contiguous(), phi_q)
                     grad_q[at] = kernel.backward(q[at], phi_q, product(g, all_sums[heads]), None)
                 for step in runs(k.shape[1], run_length(kernel)):
                     at = heads, step
                     phi_k, scale = kernel.values(k[at])
                     share = (weight[at] + (scale - all_tops[heads])).exp_().unsqueeze(-1)
+                    # grad [v_j, 1] = b_j grad S f_j
                     grad_value = product(phi_k, grad_sums.mT).mul_(share)
                     grad_v[at] = grad_value[..., :-1]
+                    # Euler: [v_j, 1] . grad [v_j, 1]
                     grad_weight[at] = (v[at] * grad_v[at]).sum(-1) + grad_value[..., -1]
-                    grad_phi_k = product(_with_one(v[at], share), grad_sums)
+                    grad_phi_k = product(_append_one(v[at], share), grad_sums)
                     grad_k[at] = kernel.backward(k[at], phi_k, grad_phi_k, grad_weight[at])
 
         spread(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
         return None, grad_q, grad_k, grad_v, grad_weight
 
 
-def _summed(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _key_sums(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return S [N, Dv + 1, M] of all keys, its (finite) top [N, 1], and the sum of the keys' weights [N, 1].
 
     Each run has a separate top; at the end all runs are rescaled to the maximum.
@@ -105,14 +109,15 @@ def _summed(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tenso
         tops[number] = finite_top(log_weight.amax(-1, keepdim=True))
         share = log_weight.sub_(tops[number]).exp_()
         mass[number] = share.sum(-1, keepdim=True)
-        sums[number] = product(_with_one(v[:, step], share.unsqueeze(-1)).mT.contiguous(), phi)
+        sums[number] = product(_append_one(v[:, step], share.unsqueeze(-1)).mT.contiguous(), phi)
     if len(steps) == 1:
         return sums[0], tops[0], mass[0]
     top = tops.amax(0) if steps else finite_top(weight.new_full((len(k), 1), -torch.inf))
+    # From the top of each run to the common top.
     kept = (tops - top).exp_()
     return (sums * kept.unsqueeze(-1)).sum(0), top, (mass * kept).sum(0)
 
 
-def _with_one(v: Tensor, share: Tensor) -> Tensor:
+def _append_one(v: Tensor, share: Tensor) -> Tensor:
     """Return share * [v, 1], [N, C, Dv + 1], for v [N, C, Dv] and share [N, C, 1]."""
     return torch.cat([v * share, share], -1)

@@ -22,16 +22,16 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.linear.context_parallel import packed_size
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.feature_attention import (
-    NO_DISTANCES,
+    NO_SCORE_BIAS_REASON,
     LinearState,
     linear_attention,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel, check_features
-from polyformer.attention.mechanisms.linear.inputs import Inputs
-from polyformer.attention.mechanisms.linear.spread import numbers
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
@@ -52,21 +52,21 @@ class PerformerConfig(MechanismConfig):
     orthogonal: bool = True  # false: independent rows
     redraw_every: int | None = 1000  # training steps; null for never
     floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_SCORE_BIAS_REASON}
     eager: ClassVar[str] = (
-        "features are drawn from a number that is read, and runs of tokens walked in Python"
+        "features are drawn from a seed that is read, and a Python loop walks over runs of tokens"
     )
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.floor < 0:
             raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
@@ -78,9 +78,9 @@ class PerformerConfig(MechanismConfig):
         """Return the config that computes all pairs at once."""
         return dataclasses.replace(self, backend="definition")
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the sums over all features of a key."""
-        return numbers(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
+        return packed_size(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
 
     def cross(self) -> "PerformerConfig":
         """Return this config: features estimate softmax over any keys, the equation does not use slots."""
@@ -126,11 +126,11 @@ class Performer(Mechanism):
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
         """Attend by the features of q / D^(1/4) and k / D^(1/4)."""
-        y, state = self._mix(at_least_float32(q), at_least_float32(k), v, context, state)
+        y, state = self._attend(at_least_float32(q), at_least_float32(k), v, context, state)
         self.directions.watch(y)
         return y.to(q.dtype), state
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, State | None]:
         assert isinstance(state, LinearState | None)
@@ -144,9 +144,9 @@ class PlainPerformer(Performer):
         """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, State | None]:
         k, v, state = appended(state, k, v)
         with without_autocast(q):
-            return definition(Inputs.of(q, k, v, self.kernel(q), context), context), state
+            return definition(LinearInputs.of(q, k, v, self.kernel(q), context), context), state

@@ -24,16 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.linear.context_parallel import packed_size
 from polyformer.attention.mechanisms.linear.definition import definition
 from polyformer.attention.mechanisms.linear.feature_attention import (
-    NO_DISTANCES,
+    NO_SCORE_BIAS_REASON,
     LinearState,
     linear_attention,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel, check_features
-from polyformer.attention.mechanisms.linear.inputs import Inputs
-from polyformer.attention.mechanisms.linear.spread import numbers
+from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import at_least_float32, without_autocast
@@ -55,21 +55,21 @@ class RFAConfig(MechanismConfig):
     orthogonal: bool = False
     redraw_every: int | None = None  # training steps; null for never
     floor: float = 0.01  # of denominators; 0 for the raw estimate
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
-    relates: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"relates": NO_DISTANCES}
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_SCORE_BIAS_REASON}
     eager: ClassVar[str] = (
-        "features are drawn from a number that is read, and runs of tokens walked in Python"
+        "features are drawn from a seed that is read, and a Python loop walks over runs of tokens"
     )
 
     def __post_init__(self) -> None:
         check_features(self.features, self.redraw_every)
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sigma <= 0:
             raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
         if self.floor < 0:
@@ -83,9 +83,9 @@ class RFAConfig(MechanismConfig):
         """Return the config that computes all pairs at once."""
         return dataclasses.replace(self, backend="definition")
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the sums over the sine and cosine of every row."""
-        return numbers(heads, width, 2 * self.features)
+        return packed_size(heads, width, 2 * self.features)
 
     def cross(self) -> "RFAConfig":
         """Return this config: features estimate softmax over any keys, the equation does not use slots."""
@@ -129,7 +129,7 @@ class RFA(Mechanism):
         factor = at_least_float32(self.log_sigma).to(queries.dtype).neg().exp().view(-1, 1, 1)
         unit_q, unit_k = (F.normalize(x, dim=-1) * factor for x in (queries, keys))
         weight, decay = (None, None) if self.gate is None else self.gate(keys)
-        y, state = self._mix(unit_q, unit_k, v, context, state, weight, decay)
+        y, state = self._attend(unit_q, unit_k, v, context, state, weight, decay)
         self.directions.watch(y)
         return y.to(q.dtype), state
 
@@ -137,7 +137,7 @@ class RFA(Mechanism):
         """Return the feature map of unit queries and keys over sigma."""
         return Kernel(MAPS["gaussian"], self.directions(q), self.config.floor)
 
-    def _mix(
+    def _attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -183,7 +183,7 @@ class PlainRFA(RFA):
         """Return an empty KV cache without gates."""
         return GatedCache(KeyValueCache(reserve=reserve))
 
-    def _mix(
+    def _attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -205,5 +205,5 @@ class PlainRFA(RFA):
                 weight, decay = torch.cat([state.weight, weight], 2), torch.cat([state.decay, decay], 2)
             state = GatedCache(cache, weight, decay)
         with without_autocast(q):
-            inputs = Inputs.of(q, k, v, self.kernel(q), context, weight, decay)
+            inputs = LinearInputs.of(q, k, v, self.kernel(q), context, weight, decay)
             return definition(inputs, context), state

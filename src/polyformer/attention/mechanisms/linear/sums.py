@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.attention.mechanisms.linear.weights import bounded, finite_top
+from polyformer.attention.mechanisms.linear.weights import finite_top, floor_denominators
 from polyformer.core.ops.room import room
 
 RUN = 128
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
     mass: Tensor
 
 
-def no_sums(heads: int, width: int, kernel: Kernel) -> Sums:
+def empty_sums(heads: int, width: int, kernel: Kernel) -> Sums:
     """Return the sums before the first key, for values of `width` dimensions."""
     table = kernel.directions
     none = table.new_zeros(heads)
@@ -67,7 +67,7 @@ def recurrent_step(
     numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
     denominators = past.denominators * kept + phi_k * share
     mass = (past.mass * kept.squeeze(-1) + share.squeeze(-1)).detach()
-    total = bounded((denominators * phi_q).sum(-1), mass, kernel.least)
+    total = floor_denominators((denominators * phi_q).sum(-1), mass, kernel.least)
     out = matrix_vector(numerators, phi_q) / total.unsqueeze(-1)
     return out.unsqueeze(1), Sums(numerators, denominators, top, mass)
 
@@ -85,6 +85,7 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
     """Return groups of the N heads computed together: limited by the cache and shared among threads."""
     threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
+    # The features of a run of all heads in a group should stay in the cache.
     fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
     return runs(heads, max(1, min(fits, -(-heads // threads))))
 

@@ -54,7 +54,7 @@ def finite_top(top: Tensor) -> Tensor:
     return top.clamp_min(torch.finfo(top.dtype).min)
 
 
-def bounded(total: Tensor, mass: Tensor, floor: float) -> Tensor:
+def floor_denominators(total: Tensor, mass: Tensor, floor: float) -> Tensor:
     """Return denominators raised to at least `floor` * mass.
 
     Gradients treat raised denominators as constants. mass is the sum of the weights: the denominator if every
@@ -67,9 +67,9 @@ def bounded(total: Tensor, mass: Tensor, floor: float) -> Tensor:
     return torch.where((total if floor else total.abs()) > least, total, least)
 
 
-def inverted(total: Tensor, mass: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def invert_denominators(total: Tensor, mass: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Return 1 / denominator, and the same with zeros where the denominator was raised to its floor."""
-    raised = bounded(total, mass, floor)
+    raised = floor_denominators(total, mass, floor)
     inverse = raised.reciprocal()
     return inverse, inverse * (raised == total)
 
@@ -79,4 +79,5 @@ def grad_ratio(grad: Tensor, out: Tensor, inverse: Tensor, unraised: Tensor) -> 
 
     grad_numerator = grad / denominator        grad_denominator = -(grad . out) / denominator
     """
+    # A raised denominator is a constant, so `unraised` is 0 there.
     return grad * inverse.unsqueeze(-1), -(grad * out).sum(-1) * unraised

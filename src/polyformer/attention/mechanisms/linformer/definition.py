@@ -2,8 +2,8 @@
 
     y = softmax(q (E k)^T / sqrt(D)) (F v)        E, F [k, n], one column per position
 
-`held` [B or 1, n, T] is 1 where real token t has the column, so that E x is E held x for tokens x; `inside`
-[B or 1, k, T] is 1 where real token t is in the window of the row.
+`column_mask` C [B or 1, n, T] is 1 where non-padding token t has the column: E x is E C x. `inside`
+[B or 1, k, T] is 1 where non-padding token t is in the window of the row.
 """
 
 import torch
@@ -29,10 +29,13 @@ def definition(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, dro
     return dropout(weights, dropped) @ values
 
 
-def matrix_rows(x: Tensor, held: Tensor, matrix: Tensor) -> Tensor:
-    """Return E held x [B, H, k, D] for x [B, H, T, D] and E [H or 1, k, n]."""
-    matrix, held = matrix.to(x.dtype).expand(x.shape[1], -1, -1), held.to(x.dtype).expand(len(x), -1, -1)
-    return torch.einsum("hkn,bnt,bhtd->bhkd", matrix, held, x)
+def matrix_rows(x: Tensor, column_mask: Tensor, matrix: Tensor) -> Tensor:
+    """Return E C x [B, H, k, D] for x [B, H, T, D] and E [H or 1, k, n]."""
+    matrix, column_mask = (
+        matrix.to(x.dtype).expand(x.shape[1], -1, -1),
+        column_mask.to(x.dtype).expand(len(x), -1, -1),
+    )
+    return torch.einsum("hkn,bnt,bhtd->bhkd", matrix, column_mask, x)
 
 
 def mean_rows(x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,8 +52,10 @@ def max_rows(x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(rows, 2).masked_fill(~seen[:, None, :, None], 0.0), seen
 
 
-def convolution_rows(x: Tensor, held: Tensor, kernel: Tensor) -> Tensor:
+def convolution_rows(x: Tensor, column_mask: Tensor, kernel: Tensor) -> Tensor:
     """Return sum_s x_(r step + s) W_s for every row r, with kernel W [H or 1, step, D, D]: [B, H, k, D]."""
-    columns = (held.to(x.dtype).unsqueeze(1) @ x).unflatten(2, (-1, kernel.shape[1]))  # [B, H, k, step, D]
+    columns = (column_mask.to(x.dtype).unsqueeze(1) @ x).unflatten(
+        2, (-1, kernel.shape[1])
+    )  # [B, H, k, step, D]
     kernel = kernel.to(x.dtype).expand(x.shape[1], -1, -1, -1)
     return torch.einsum("bhksd,hsde->bhke", columns, kernel)

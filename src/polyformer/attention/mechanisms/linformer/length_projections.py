@@ -23,11 +23,11 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.shares import Share
+from polyformer.core.sequence.sequence_shards import SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Columns:
+class KeyColumns:
     """The columns of the keys of a call.
 
     Args:
@@ -41,18 +41,20 @@ class Columns:
     used: int
     index: Tensor | None = None
     valid: Tensor | None = None
-    share: Share | None = None
+    share: SequenceShard | None = None
     first: int = 0
-    whole: "Columns | None" = None
+    whole: "KeyColumns | None" = None
     memo: dict[int, tuple[Tensor, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, context: Context, most: int, device: torch.device) -> Self:
         """Return the columns of a context; raises `InputError` for tokens beyond the `most` columns."""
-        whole, share = context.whole, context.share
+        whole, share = context.whole, context.shard
         if whole is None or share is None:
             return context.once(("columns", most), lambda: cls._read(context, most))
-        return context.once(("columns", most), lambda: cls._read(whole, most)._part(share.keys, device))
+        return context.once(
+            ("columns", most), lambda: cls._read(whole, most)._for_shard(share.key_shard, device)
+        )
 
     @classmethod
     def _read(cls, context: Context, most: int) -> Self:
@@ -75,7 +77,7 @@ class Columns:
         in_place = bool(((column == slots) | ~real).all())
         return cls(used, None if in_place else index, valid)
 
-    def _part(self, share: Share, device: torch.device) -> Self:
+    def _for_shard(self, share: SequenceShard, device: torch.device) -> Self:
         """Return the columns of this process's keys, out of the columns `self` of all keys."""
         index = share.slots(device).unsqueeze(0) if self.index is None else share.take(self.index)
         valid = None if self.valid is None else share.take(self.valid)
@@ -88,7 +90,7 @@ class Columns:
         used = int(torch.where(real, index, first).max()) + 1
         return type(self)(used, torch.where(real, index, first), valid, share, first, self)
 
-    def place(self, x: Tensor, step: int = 1) -> Tensor:
+    def scatter(self, x: Tensor, step: int = 1) -> Tensor:
         """Return tokens x [B, H, Tk, D] scattered to their columns, [B, H, N, D], with zeros elsewhere.
 
         The first column is `start(step)`, and N is a multiple of `step`.
@@ -96,6 +98,7 @@ class Columns:
         if self.valid is not None:
             x = x.masked_fill(~self.valid[:, None, :, None], 0)
         start = self.start(step)
+        # Up to the end of the last token's window.
         length = -(-self.used // step) * step - start
         if self.index is None:
             x = x[:, :, : self.used]
@@ -104,7 +107,7 @@ class Columns:
         return x.new_zeros(*x.shape[:2], length, x.shape[3]).scatter_add(2, index, x)
 
     def start(self, step: int) -> int:
-        """Return the first column of `place`: the start of the first token's window of `step` columns."""
+        """Return the first column of `scatter`: the start of the first token's window of `step` columns."""
         return self.first // step * step
 
     def total(self, rows: Tensor, step: int | None = None) -> Tensor:
@@ -112,16 +115,17 @@ class Columns:
 
         `step`: the rows belong to windows of `step` columns; None if they belong to all columns.
         """
-        return rows if self.share is None else self._of_every_process(rows, step, 0.0).sum(0)
+        return rows if self.share is None else self._gather_rows(rows, step, 0.0).sum(0)
 
-    def greatest(self, rows: Tensor, step: int) -> Tensor:
+    def maximum(self, rows: Tensor, step: int) -> Tensor:
         """Return the maxima over the keys of all processes, otherwise like `total`."""
-        return rows if self.share is None else self._of_every_process(rows, step, -torch.inf).amax(0)
+        return rows if self.share is None else self._gather_rows(rows, step, -torch.inf).amax(0)
 
-    def _of_every_process(self, rows: Tensor, step: int | None, empty: float) -> Tensor:
+    def _gather_rows(self, rows: Tensor, step: int | None, empty: float) -> Tensor:
         assert self.share is not None
         assert self.whole is not None
         if step is not None:
+            # Empty rows for the windows of other processes, so that all have equal shapes.
             before = self.start(step) // step
             after = -(-self.whole.used // step) - before - rows.shape[2]
             rows = F.pad(rows, (0, 0, before, after), value=empty)
@@ -133,7 +137,7 @@ class Columns:
         if table is None:
             return (torch.arange(-(-self.used // step) * step, device=device) < self.used).long().unsqueeze(0)
         ones = torch.ones_like(table, dtype=torch.long)[:, None, :, None]
-        return self.place(ones, step)[:, 0, :, 0]
+        return self.scatter(ones, step)[:, 0, :, 0]
 
     def windows(self, step: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Return the number of tokens in each window of `step` columns, and which windows have any.
@@ -151,18 +155,18 @@ class Columns:
         return self.memo[step]
 
     def matrix(self, length: int, most: int, device: torch.device) -> Tensor:
-        """Return a mask [B or 1, most, Tk] that is True where a real token has the column."""
+        """Return a mask [B or 1, most, Tk] that is True where a non-padding token has the column."""
         slots = torch.arange(length, device=device).unsqueeze(0)
         column = slots if self.index is None else self.index
-        held = column.unsqueeze(1) == torch.arange(most, device=device).view(1, -1, 1)
-        return held if self.valid is None else held & self.valid.unsqueeze(1)
+        column_mask = column.unsqueeze(1) == torch.arange(most, device=device).view(1, -1, 1)
+        return column_mask if self.valid is None else column_mask & self.valid.unsqueeze(1)
 
 
 def _check(tokens: int, most: int) -> None:
     if tokens > most:
         raise InputError(
-            f"input: it has a token at position {tokens - 1}, and the projections were made for max_length "
-            f"{most}; cut it, or make the mechanism with a greater max_length"
+            f"input: position {tokens - 1} is beyond the max_length {most} of the projections; "
+            "shorten the input, or build the mechanism with a greater max_length"
         )
 
 
@@ -177,22 +181,22 @@ class LengthProjection(nn.Module):
         super().__init__()
         self.length, self.k, self.step = length, k, length // k
 
-    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the rows of the columns that have tokens, and which rows have tokens (None for all)."""
         raise NotImplementedError
 
-    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the same result by the equation of `definition.py`, over all n columns and k rows."""
         raise NotImplementedError
 
-    def windows(self, x: Tensor, columns: Columns) -> Tensor:
+    def windows(self, x: Tensor, columns: KeyColumns) -> Tensor:
         """Return the tokens in windows of columns, [B, H, R, n / k, D]."""
-        return columns.place(x, self.step).unflatten(2, (-1, self.step))
+        return columns.scatter(x, self.step).unflatten(2, (-1, self.step))
 
-    def members(self, x: Tensor, columns: Columns) -> Tensor:
-        """Return a mask [B or 1, k, Tk] that is True where the real token is in the row's window."""
-        held = columns.matrix(x.shape[2], self.length, x.device)
-        return held.unflatten(1, (self.k, self.step)).any(2)
+    def members(self, x: Tensor, columns: KeyColumns) -> Tensor:
+        """Return a mask [B or 1, k, Tk] that is True where the non-padding token is in the row's window."""
+        column_mask = columns.matrix(x.shape[2], self.length, x.device)
+        return column_mask.unflatten(1, (self.k, self.step)).any(2)
 
 
 class LinearProjection(LengthProjection):
@@ -202,23 +206,24 @@ class LinearProjection(LengthProjection):
         super().__init__(length, k, heads, width)
         self.weight = nn.Parameter(torch.empty(heads, k, length).normal_(0.0, 1 / math.sqrt(length)))
 
-    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return E x, restricted to the columns that have tokens."""
-        x = columns.place(x)
+        x = columns.scatter(x)
         weight = self.weight[:, :, columns.first : columns.first + x.shape[2]].to(x.dtype)
         if len(weight) > 1:
             return columns.total(weight @ x), None
+        # All heads share E: [B, n, H D] needs a single product per row.
         x = x.transpose(1, 2)
         heads = x.shape[2]
-        rows = _product(weight[0], x.flatten(2))  # one product for all heads
+        rows = _project_rows(weight[0], x.flatten(2))  # one product for all heads
         return columns.total(rows.unflatten(2, (heads, -1)).transpose(1, 2)), None
 
-    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return E x over all columns."""
         return matrix_rows(x, columns.matrix(x.shape[2], self.length, x.device), self.weight), None
 
 
-def _product(weight: Tensor, x: Tensor) -> Tensor:
+def _project_rows(weight: Tensor, x: Tensor) -> Tensor:
     """Return weight [k, n] @ x [B, n, P], [B, k, P]."""
     if not is_readable(x):  # a tracer would unroll the loop over the batch
         return weight @ x
@@ -226,31 +231,31 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
 
 
 class MeanProjection(LengthProjection):
-    """The mean of the real tokens in each window of n / k columns."""
+    """The mean of the non-padding tokens in each window of n / k columns."""
 
-    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the sums over windows divided by their number of tokens."""
         counts, seen = columns.windows(self.step, x.device)
         sums = columns.total(self.windows(x, columns).sum(3), self.step)
         return sums / counts.clamp_min(1)[:, None, :, None], seen
 
-    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the mean over each window."""
         return mean_rows(x, self.members(x, columns))
 
 
 class MaxProjection(LengthProjection):
-    """The maximum of the real tokens in each window of n / k columns, for each of the D dimensions."""
+    """The maximum of the non-padding tokens in each window of n / k columns, for each of the D dimensions."""
 
-    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the maxima over windows, with padding as -inf, and zeros for windows without tokens."""
         counts, seen = columns.windows(self.step, x.device)
         empty = (columns.tokens(self.step, x.device) == 0).unflatten(1, (-1, self.step))
         top = self.windows(x, columns).masked_fill(empty[:, None, :, :, None], -torch.inf).amax(3)
-        top = columns.greatest(top, self.step)
+        top = columns.maximum(top, self.step)
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
-    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the maximum over each window."""
         return max_rows(x, self.members(x, columns))
 
@@ -263,15 +268,16 @@ class ConvolutionProjection(LengthProjection):
         deviation = 1 / math.sqrt(width * self.step)
         self.weight = nn.Parameter(torch.empty(heads, self.step, width, width).normal_(0.0, deviation))
 
-    def forward(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the convolution as one matrix product of flattened windows and the flattened kernel."""
+        # [B, H, R, step D] @ [H or 1, step D, D]
         rows = self.windows(x, columns).flatten(3) @ self.weight.flatten(1, 2).to(x.dtype)
         return columns.total(rows, self.step), columns.windows(self.step, x.device)[1]
 
-    def definition(self, x: Tensor, columns: Columns) -> tuple[Tensor, Tensor | None]:
+    def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
         """Return the convolution, window by window."""
-        held = columns.matrix(x.shape[2], self.length, x.device)
-        return convolution_rows(x, held, self.weight), self.members(x, columns).any(2)
+        column_mask = columns.matrix(x.shape[2], self.length, x.device)
+        return convolution_rows(x, column_mask, self.weight), self.members(x, columns).any(2)
 
 
 PROJECTIONS: dict[str, type[LengthProjection]] = {

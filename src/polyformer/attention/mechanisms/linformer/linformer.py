@@ -29,7 +29,7 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, Sco
 from polyformer.attention.mechanisms.linformer.definition import definition
 from polyformer.attention.mechanisms.linformer.length_projections import (
     PROJECTIONS,
-    Columns,
+    KeyColumns,
     LengthProjection,
 )
 from polyformer.core.errors import InputError, quote, unknown
@@ -64,16 +64,16 @@ class LinformerConfig(MechanismConfig):
     kind: ClassVar[str] = "linformer"
     paper: ClassVar[str] = "Wang et al. 2020, section 4"
     causal: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    relates: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
-    spreads: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
     def __post_init__(self) -> None:
         if self.backend == "definition":
-            object.__setattr__(self, "spreads", False)
+            object.__setattr__(self, "supports_context_parallel", False)
         if self.sharing not in SHARING:
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:
@@ -108,12 +108,12 @@ class LinformerConfig(MechanismConfig):
         layers = (self.k,) if isinstance(self.k, int) else self.k
         return tuple((ranks,) if isinstance(ranks, int) else tuple(ranks) for ranks in layers)
 
-    def at(self, layer: int) -> "LinformerConfig":
+    def for_layer(self, layer: int) -> "LinformerConfig":
         """Return the config with the ranks of layer `layer` only."""
         return dataclasses.replace(self, k=(self.layers[layer % len(self.layers)],))
 
     def build(self, num_heads: int, head_size: int) -> "Linformer":
-        """Return the module with separate projections; `tie` shares them with another layer."""
+        """Return the module with separate projections; `share_parameters` shares them with another layer."""
         return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
 
     def definition(self) -> "LinformerConfig":
@@ -124,14 +124,16 @@ class LinformerConfig(MechanismConfig):
         """Return this config: E and F project any sequence of at most `max_length` tokens."""
         return self
 
-    def summed(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the projected keys and values, which processes exchange."""
         ranks = self.layers[0]
-        apart = self.sharing == "none" or len({*ranks}) > 1
-        of_head = [ranks[head % len(ranks)] for head in range(heads if apart else kv_heads)]
+        repeated = self.sharing == "none" or len({*ranks}) > 1
+        head_ranks = [ranks[head % len(ranks)] for head in range(heads if repeated else kv_heads)]
         if self.projection == "linear":
-            return 2 * width * sum(of_head)
-        return 2 * width * sum(-(-length // (self.max_length // k)) for k in of_head)  # windows with tokens
+            return 2 * width * sum(head_ranks)
+        return (
+            2 * width * sum(-(-length // (self.max_length // k)) for k in head_ranks)
+        )  # windows with tokens
 
     @classmethod
     def examples(cls) -> tuple["LinformerConfig", ...]:
@@ -157,8 +159,10 @@ class Linformer(Mechanism):
         super().__init__()
         check_head_size(head_size)
         self.config, ranks = config, config.layers[0]
-        of_head = [ranks[head % len(ranks)] for head in range(num_heads)]
-        self.heads = {k: [h for h in range(num_heads) if of_head[h] == k] for k in dict.fromkeys(of_head)}
+        head_ranks = [ranks[head % len(ranks)] for head in range(num_heads)]
+        self.heads = {
+            k: [h for h in range(num_heads) if head_ranks[h] == k] for k in dict.fromkeys(head_ranks)
+        }
         self.keys, self.values = nn.ModuleList(), nn.ModuleList()
         for k, heads in self.heads.items():
             own = len(heads) if config.sharing == "none" else 1
@@ -167,7 +171,7 @@ class Linformer(Mechanism):
             shared = config.sharing in ("key-value", "layer")
             self.values.append(self.keys[-1] if shared else projection(config.max_length, k, own, head_size))
 
-    def tie(self, first: Mechanism) -> None:
+    def share_parameters(self, first: Mechanism) -> None:
         """Use the projections of the first layer if `sharing` is "layer"."""
         if self.config.sharing == "layer":
             assert isinstance(first, Linformer)
@@ -184,36 +188,36 @@ class Linformer(Mechanism):
         position: ScoreTerms | None,
     ) -> tuple[Tensor, State | None]:
         """Attend to the rows E k and F v, separately for each k."""
-        columns = Columns.of(context, self.config.max_length, k.device)
+        columns = KeyColumns.of(context, self.config.max_length, k.device)
         dtype, (q, k, v) = q.dtype, (at_least_float32(x) for x in (q, k, v))
         groups = q.shape[1] // k.shape[1]
         # Query heads of one group may have different k or projections, so they cannot share projected keys.
         if groups > 1 and (len(self.heads) > 1 or self.config.sharing == "none"):
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         if len(self.heads) == 1:
-            return self._mix(0, q, k, v, columns).to(dtype), state
-        return self._by_rank(q, k, v, columns).to(dtype), state
+            return self._attend(0, q, k, v, columns).to(dtype), state
+        return self._attend_by_rank(q, k, v, columns).to(dtype), state
 
-    def _by_rank(self, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+    def _attend_by_rank(self, q: Tensor, k: Tensor, v: Tensor, columns: KeyColumns) -> Tensor:
         """Compute the heads of each k separately and restore their order, also of recorded weights."""
-        looking, parts, weights = recording(), [], []
+        is_recording, parts, weights = recording(), [], []
         for index, heads in enumerate(self.heads.values()):
             mine = q[:, heads], k[:, heads], v[:, heads]
-            if not looking:
-                parts.append(self._mix(index, *mine, columns))
+            if not is_recording:
+                parts.append(self._attend(index, *mine, columns))
                 continue
             with recorded() as records:
-                parts.append(self._mix(index, *mine, columns))
+                parts.append(self._attend(index, *mine, columns))
             # Heads with fewer rows get weights of 0, so that the records have one shape.
             weights.append(nn.functional.pad(records[0], (0, max(self.heads) - records[0].shape[-1])))
         order = torch.tensor(
             [head for heads in self.heads.values() for head in heads], device=q.device
         ).argsort()
-        if looking:
+        if is_recording:
             record(torch.cat(weights, 1)[:, order])
         return torch.cat(parts, 1)[:, order]
 
-    def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: KeyColumns) -> Tensor:
         """Return the attention output of the heads with the k number `index`."""
         k, seen = self.keys[index](k, columns)
         v, _ = self.values[index](v, columns)
@@ -235,7 +239,7 @@ class Linformer(Mechanism):
 class PlainLinformer(Linformer):
     """Linformer computed by its equation (`definition`) over all columns and rows."""
 
-    def _mix(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
+    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: KeyColumns) -> Tensor:
         key_projection, value_projection = self.keys[index], self.values[index]
         assert isinstance(key_projection, LengthProjection)
         assert isinstance(value_projection, LengthProjection)

@@ -10,7 +10,7 @@ A position scheme adds its terms to scores and values (`dense_terms`).
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import weighed, with_terms
+from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
@@ -38,12 +38,12 @@ def definition(
         scale: the factor of the scores.
         terms: the terms of a position scheme, None for none.
     """
-    scores = with_terms(q @ k.mT * scale, q, k, terms)
-    weights, _ = softmax(scores, attended(buckets, context, window))
-    return weighed(weights, v, terms)
+    scores = add_terms(q @ k.mT * scale, q, k, terms)
+    weights, _ = softmax(scores, attention_mask(buckets, context, window))
+    return weighted_values(weights, v, terms)
 
 
-def attended(buckets: Tensor, context: Context, window: int) -> Tensor:
+def attention_mask(buckets: Tensor, context: Context, window: int) -> Tensor:
     """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
     query = torch.arange(context.q_len, device=buckets.device).view(-1, 1, 1) + context.offset
     key = torch.arange(context.kv_len, device=buckets.device)
@@ -54,12 +54,13 @@ def attended(buckets: Tensor, context: Context, window: int) -> Tensor:
     if not context.causal:
         seen |= after & (after.cumsum(-1) < window)
     seen, itself = seen.any(3), (key == query).squeeze(1)
+    # A token attends to itself only if it sees no other key.
     others = seen & ~itself
     return others | (seen & ~others.any(-1, keepdim=True))
 
 
 def same_bucket(buckets: Tensor, context: Context) -> Tensor:
-    """Return whether query and key are real tokens of the same bucket and document, [B, H, Tq, R, Tk]."""
+    """Return whether query and key share a bucket and document and are not padding, [B, H, Tq, R, Tk]."""
     slots = slice(context.offset, context.offset + context.q_len)
     same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
     if context.q_doc is not None and context.kv_doc is not None:

@@ -8,7 +8,7 @@ from polyformer.core.ops.room import room
 
 
 @torch.no_grad()
-def hashed(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
+def hash_keys(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
     """Return the buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
 
     Keys are projected in runs that fit into the caches of all threads.

@@ -8,7 +8,7 @@ from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.sequence.context import Context
 
-FEW, TIMES = 64, 64
+MAX_LOOKUP_QUERIES, MIN_KEY_RATIO = 64, 64
 """The maximum number of queries for lookup, and the minimum ratio of keys to queries.
 
 A lookup compares every query with every key, sorting moves every key some tens of times: 85 to 90 queries
@@ -16,7 +16,7 @@ take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-5
 """
 
 
-def looked_up(
+def lookup_pairs(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the pairs of each query and the keys in its window, query by query.
@@ -49,12 +49,12 @@ def looked_up(
     return rows, keys, q.flatten(0, 2)[rows], k, v
 
 
-def with_terms(
+def add_pair_terms(
     rows: Tensor, slots: Tensor, scores: Tensor, content: Tensor, k: Tensor, v: Tensor, terms: PairTerms
 ) -> tuple[Tensor, Tensor]:
     """Return the scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
 
-    rows, slots, k, v: as returned by `looked_up`. content: [B, H, Tq, D].
+    rows, slots, k, v: as returned by `lookup_pairs`. content: [B, H, Tq, D].
     """
     heads, queries = content.shape[1:3]
     numbers = rows // queries // heads, rows // queries % heads, rows % queries, slots

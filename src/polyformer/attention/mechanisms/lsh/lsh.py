@@ -30,10 +30,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.lsh.definition import definition
-from polyformer.attention.mechanisms.lsh.hashing import hashed
-from polyformer.attention.mechanisms.lsh.lookup import FEW, TIMES, attend_to_pairs, looked_up, with_terms
+from polyformer.attention.mechanisms.lsh.hashing import hash_keys
+from polyformer.attention.mechanisms.lsh.lookup import (
+    MAX_LOOKUP_QUERIES,
+    MIN_KEY_RATIO,
+    add_pair_terms,
+    attend_to_pairs,
+    lookup_pairs,
+)
 from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
 from polyformer.attention.mechanisms.lsh.sorted_terms import sorted_attention_with_terms
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
@@ -59,7 +65,7 @@ class LSHConfig(MechanismConfig):
     rounds: int = 4
     buckets: int = 64
     window: int = 64
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
     whole: int = 0  # tokens at the start of a text that attend to one another
     unscaled: bool = False  # scores are not divided by sqrt(D)
     key_eps: float = 0.0  # keeps keys of length 0 finite
@@ -67,7 +73,7 @@ class LSHConfig(MechanismConfig):
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
     shares_queries: ClassVar[bool] = True
-    eager: ClassVar[str] = "tokens are sorted by bucket, and runs of them walked in Python"
+    eager: ClassVar[str] = "tokens are sorted by bucket, and a Python loop walks over runs of them"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -75,8 +81,8 @@ class LSHConfig(MechanismConfig):
         if self.buckets < 2 or self.buckets % 2:
             near = max(2, self.buckets + self.buckets % 2)
             raise InputError(
-                f"buckets: one for a direction and one for its opposite, expected an even number from 2 on, "
-                f"got {self.buckets}; give {near}"
+                f"buckets: expected an even number of 2 or more (one per direction and one per opposite), "
+                f"got {self.buckets}; use {near}"
             )
         if self.window < 1:
             raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")
@@ -85,7 +91,7 @@ class LSHConfig(MechanismConfig):
         if self.key_eps < 0:
             raise InputError(f"key_eps: expected 0 or more, got {self.key_eps}")
 
-    def unit(self, k: Tensor) -> Tensor:
+    def unit_keys(self, k: Tensor) -> Tensor:
         """Return keys of unit length."""
         k = at_least_float32(k)
         if not self.key_eps:
@@ -157,21 +163,21 @@ class LSHAttention(Mechanism):
             buckets = self.hash(k)
             for number in range(self.config.rounds):
                 record_mark(f"bucket, round {number + 1}", partial(torch.select, buckets, 2, number))
-            buckets = self._with_first(buckets, context)
+            buckets = self._append_first_round(buckets, context)
         if state is not None:
             assert isinstance(state, HashedCache)
             k, v, buckets, state = state.append(k, v, buckets)
         terms = PairTerms.of(position, q, k, context, self.config.scale(q.shape[3]))
         with without_autocast(q):
-            y = self._mix(at_least_float32(q), k, v, buckets, context, terms)
+            y = self._attend(at_least_float32(q), k, v, buckets, context, terms)
         return y.to(q.dtype), state
 
     def hash(self, k: Tensor) -> Tensor:
         """Return the buckets [B, H, R, T] of keys [B, H, T, D]."""
         k = at_least_float32(k)
-        return hashed(k, self.directions(k), self.config.rounds)
+        return hash_keys(k, self.directions(k), self.config.rounds)
 
-    def _with_first(self, buckets: Tensor, context: Context) -> Tensor:
+    def _append_first_round(self, buckets: Tensor, context: Context) -> Tensor:
         """Append a round in which the first tokens of a text share a bucket."""
         if not self.config.whole:
             return buckets
@@ -181,43 +187,47 @@ class LSHAttention(Mechanism):
         first = first.expand(len(buckets), -1)[:, None, None]
         return torch.cat([buckets, buckets[:, :, :1].add(1).masked_fill(first, 0)], 2)
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
     ) -> Tensor:
         if recording():
             return self._by_definition(q, k, v, buckets, context, terms)
         window, scale = self.config.window, self.config.scale(q.shape[3])
         # A few queries after many keys: comparing buckets is cheaper than sorting all keys.
-        if context.causal and context.q_len <= FEW and context.q_len * TIMES <= context.kv_len:
-            rows, slots, pair_q, pair_k, pair_v = looked_up(q, k, v, buckets, context, window)
-            pair_k = self.config.unit(pair_k)
+        if (
+            context.causal
+            and context.q_len <= MAX_LOOKUP_QUERIES
+            and context.q_len * MIN_KEY_RATIO <= context.kv_len
+        ):
+            rows, slots, pair_q, pair_k, pair_v = lookup_pairs(q, k, v, buckets, context, window)
+            pair_k = self.config.unit_keys(pair_k)
             scores = (pair_q * pair_k).sum(-1) * scale
             if terms is not None:
-                scores, pair_v = with_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
+                scores, pair_v = add_pair_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
             return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
         windows = bucket_windows(buckets, window, context)
         if terms is not None:
-            unit, values = self.config.unit(k), at_least_float32(v)
+            unit, values = self.config.unit_keys(k), at_least_float32(v)
             return sorted_attention_with_terms(q, unit, values, windows, context, terms)
         first, rest = context.offset, context.kv_len - context.offset - context.q_len
         # The sorted form requires a query per key: keys of the past get queries of zeros.
         q = F.pad(q, (0, 0, first, rest))
         y = sorted_attention(
-            q, self.config.unit(k), at_least_float32(v), windows, context, scale, itself=False
+            q, self.config.unit_keys(k), at_least_float32(v), windows, context, scale, attend_self=False
         )
         return y[:, :, first : first + context.q_len]
 
     def _by_definition(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
     ) -> Tensor:
-        unit, values, scale = self.config.unit(k), at_least_float32(v), self.config.scale(q.shape[3])
+        unit, values, scale = self.config.unit_keys(k), at_least_float32(v), self.config.scale(q.shape[3])
         return definition(q, unit, values, buckets, context, self.config.window, scale, terms)
 
 
 class PlainLSH(LSHAttention):
     """LSH attention by its equation over all pairs (`definition`)."""
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
     ) -> Tensor:
         return self._by_definition(q, k, v, buckets, context, terms)

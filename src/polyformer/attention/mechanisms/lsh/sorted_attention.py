@@ -3,8 +3,8 @@
     y_i = sum_j p_ij v_j        p_ij = softmax, over every j in i's window of some round, of q_i . k_j * scale
 
 A key in the windows of several rounds counts once: in the first of them. (Kitaev et al. 2020, equation 5,
-subtract log c from the score of a key of c rounds, which is equivalent.) With `itself` a token attends to
-itself; without, only if there is no other key. Padding gives zeros.
+subtract log c from the score of a key of c rounds, which is equivalent.) A token attends to itself with
+`attend_self`, otherwise only if there is no other key. Padding gives zeros.
 
 Each round gathers its tokens in sorted order; blocks of them attend to their own block and to the blocks that
 their windows cover, with an exact mask from the spots. The passes are in `sorted_forward.py` and
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.lsh.sorted_backward import sorted_backward
 from polyformer.attention.mechanisms.lsh.sorted_forward import LN2, LOG2E, sorted_forward
-from polyformer.attention.mechanisms.lsh.sorted_window import Windows, greatest
+from polyformer.attention.mechanisms.lsh.sorted_window import Windows, max_number
 from polyformer.attention.mechanisms.lsh.window_blocks import Round, WindowBlocks
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.room import room
@@ -34,23 +34,30 @@ EXACT = 1 << 22
 
 @torch.compiler.disable(reason="windows are walked in Python")
 def sorted_attention(
-    q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, scale: float, itself: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: Windows,
+    context: Context,
+    scale: float,
+    attend_self: bool = True,
 ) -> Tensor:
     """Return the output [B, H, T, Dv] of q, k [B, H, T, D] and v [B, H, T, Dv] of the same tokens."""
-    order, spots = _end_to_end(windows, q)
-    blocks = WindowBlocks(windows, order.shape[-1], itself, q)
+    order, spots = _concatenate_heads(windows, q)
+    blocks = WindowBlocks(windows, order.shape[-1], attend_self, q)
     shape = len(order), order.shape[-1], -1
     rows = (x.reshape(shape) for x in (q, k, v))
     out, lse = SortedAttention.apply(blocks, scale, order, spots, *rows)  # type: ignore[misc]
     out, lse = out.view(v.shape), lse.view(v.shape[:3])
-    if not itself:
+    if not attend_self:
+        # No other key: the token attends only to itself, which gives v.
         out = torch.where((lse == -torch.inf).unsqueeze(-1), v, out)
     if context.kv_valid is None:
         return out
     return out.masked_fill(~context.kv_valid[:, None, :, None], 0)
 
 
-def _end_to_end(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
+def _concatenate_heads(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return order and spots [N, R, L] of rows of one or more heads, with spots too far apart to interact.
 
     Short heads are concatenated, up to the number with queries that fit into the cache.
@@ -58,10 +65,12 @@ def _end_to_end(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
     order, spots = (x.flatten(0, 1) for x in (windows.order, windows.spots))
     heads, rounds, length = order.shape
     threads = 1 if like.is_cuda else torch.get_num_threads()
+    # As many heads as fit into the cache, but at least one row for each thread.
     most = max(1, min(room(like) // (length * like.shape[3]), heads // threads))
     group = max(size for size in range(1, most + 1) if heads % size == 0)
     number = torch.arange(group, device=order.device).view(1, group, 1, 1)
-    last = greatest(spots) + windows.size
+    last = max_number(spots) + windows.size
+    # Heads of a row are more than a window apart: no token sees another head.
     spots = spots.unflatten(0, (-1, group)) + number * last
     order = order.unflatten(0, (-1, group)) + number * length
     precise = like.dtype if group * last < EXACT else torch.float64
@@ -92,7 +101,7 @@ class SortedAttention(torch.autograd.Function):
                 rounds = (Round(blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
                 out[n], lse[n] = sorted_forward(rounds, q[n] * (scale * LOG2E), k[n], v[n])
 
-        _spread(work, q)
+        _run_rows(work, q)
         ctx.blocks, ctx.scale = blocks, scale
         ctx.save_for_backward(order, spots, q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -105,7 +114,9 @@ class SortedAttention(torch.autograd.Function):
         """Compute the gradients of the rows with `sorted_backward`."""
         order, spots, q, k, v, out, lse = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+        # grad y_i . y_i = sum_r p_ir grad p_ir
         shift = (grad * out).sum(-1, keepdim=True)
+        # Without keys all scores are far below 0: with lse = 0 their weights are 0, not NaN.
         lse = lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1) * LOG2E
 
         def work(rows: Sequence[int]) -> None:
@@ -116,11 +127,11 @@ class SortedAttention(torch.autograd.Function):
                 for table, grad_x, factor in zip(gradients, row, (ctx.scale, LN2, 1.0)):
                     torch.mul(grad_x, factor, out=table[n])
 
-        _spread(work, q)
+        _run_rows(work, q)
         return None, None, None, None, *gradients
 
 
-def _spread(work: Callable[[Sequence[int]], None], q: Tensor) -> None:
+def _run_rows(work: Callable[[Sequence[int]], None], q: Tensor) -> None:
     rows = range(len(q))
     if q.is_cuda:
         work(rows)

@@ -34,12 +34,15 @@ def sorted_backward(
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = blocks.key_totals(k), blocks.key_totals(v)
         for start, stop in blocks.steps:
+            # p_ij, recomputed from the saved log-sum-exp.
             weights = round.scores(queries, keys, start, stop).sub_(sums[start:stop]).exp2_()
             blocks.add_keys(grad_values, start, torch.bmm(weights.mT, grads[start:stop]))
             grad_scores = torch.bmm(grads[start:stop], values[start:stop].mT)
+            # grad s_ij = p_ij (grad p_ij - shift_i)
             grad_scores.sub_(shifts[start:stop]).mul_(weights)
             blocks.add_keys(grad_keys, start, torch.bmm(grad_scores.mT, queries[start:stop]))
             torch.bmm(grad_scores, keys[start:stop], out=grad_queries[start:stop])
+        # Back to the order of slots; every token is in every round.
         grad_q += round.unsorted(grad_queries)
         grad_k += blocks.sorted_keys(grad_keys).index_select(0, round.place)
         grad_v += blocks.sorted_keys(grad_values).index_select(0, round.place)

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.lsh.window_blocks import UNSEEN, Round
+from polyformer.attention.mechanisms.lsh.window_blocks import MASKED, Round
 
 LOG2E, LN2 = math.log2(math.e), math.log(2)
 
 
 def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return output [L, Dv] and log-sum-exp [L] of a row, with -inf for tokens without keys."""
-    top, total, value = q.new_full((len(q), 1), -UNSEEN / 2), q.new_zeros(len(q), 1), torch.zeros_like(v)
+    top, total, value = q.new_full((len(q), 1), -MASKED / 2), q.new_zeros(len(q), 1), torch.zeros_like(v)
     for round in rounds:
         queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
         round_top, mass = (q.new_empty(*queries.shape[:2], 1) for _ in range(2))
@@ -29,7 +29,7 @@ def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> 
         for start, stop in round.blocks.steps:
             weights = round.scores(queries, keys, start, stop)
             # Masked scores are near -UNSEEN: if all keys are masked, this lower bound makes all weights 0.
-            torch.amax(weights, -1, keepdim=True, out=round_top[start:stop]).clamp_(min=-UNSEEN / 2)
+            torch.amax(weights, -1, keepdim=True, out=round_top[start:stop]).clamp_(min=-MASKED / 2)
             weights.sub_(round_top[start:stop]).exp2_()
             torch.sum(weights, -1, keepdim=True, out=mass[start:stop])
             torch.bmm(weights, values[start:stop], out=out[start:stop])

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
 from polyformer.attention.mechanisms.lsh.window_blocks import WindowBlocks
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.attention.mechanisms.tile_attention import PairTiles, Rows, held, tile_attention
+from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 
@@ -32,8 +32,8 @@ def sorted_attention_with_terms(
     gives zeros.
     """
     batch, heads, length = k.shape[:3]
-    rows = Rows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
-    blocks = WindowBlocks(windows, length, itself=False, like=q)
+    rows = TokenRows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
+    blocks = WindowBlocks(windows, length, attend_self=False, like=q)
     outputs, sums, seen = [], [], torch.zeros(batch * heads, length, dtype=torch.bool, device=q.device)
     for number in range(windows.order.shape[2]):
         order = windows.order[:, :, number].flatten(0, 1)  # [B H, Tk]
@@ -52,7 +52,7 @@ def sorted_attention_with_terms(
     lse = torch.stack(sums, -1)
     weights, _ = softmax(lse, lse > -torch.inf)
     out = (weights.unsqueeze(-2) @ torch.stack(outputs, -2)).squeeze(-2)
-    out = torch.where(seen.unsqueeze(-1), out, _itself(v, terms).flatten(0, 1))
+    out = torch.where(seen.unsqueeze(-1), out, _self_output(v, terms).flatten(0, 1))
     out = out.unflatten(0, (batch, heads))
     if context.kv_valid is not None:
         out = out.masked_fill(~context.kv_valid[:, None, :, None], 0)
@@ -76,7 +76,7 @@ def _tiles(
     keys = (blocks.keys((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     own = torch.arange(len(order), device=order.device).repeat_interleave(blocks.count).unsqueeze(1)
     spots = windows.spots.int().flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds, B H Tk]
-    step = max(1, held(q, terms) // terms.size(queries.shape[1], keys.shape[1]))
+    step = max(1, max_elements(q, terms) // terms.size(queries.shape[1], keys.shape[1]))
     for query, key, row in zip(*(x.split(step) for x in (queries, keys, own))):
         # A key of the past has no query: it gets a dummy query that is dropped at the end.
         q_idx = (query - context.offset).clamp(0, context.q_len - 1)
@@ -86,12 +86,12 @@ def _tiles(
         b, h, i = (x.unsqueeze(-1) for x in (row // heads, row % heads, q_idx))
         pairs, allowed = (
             Pairs(b, h, i, key.clamp_min(0).unsqueeze(1)),
-            functools.partial(_seen, windows, *own),
+            functools.partial(_visible, windows, *own),
         )
         yield PairTiles(row * context.q_len + q_idx, key_row, pairs, allowed)
 
 
-def _seen(windows: Windows, query: Tensor, key: Tensor, query_spots: Tensor, key_spots: Tensor) -> Tensor:
+def _visible(windows: Windows, query: Tensor, key: Tensor, query_spots: Tensor, key_spots: Tensor) -> Tensor:
     """Return a mask [n, Q, L] for slots [n, Q, 1] and [n, 1, L], given their spots in all rounds so far.
 
     The spots are [r, n, Q or L]. Keys seen in an earlier round are masked.
@@ -103,7 +103,7 @@ def _seen(windows: Windows, query: Tensor, key: Tensor, query_spots: Tensor, key
     return seen
 
 
-def _itself(v: Tensor, terms: PairTerms) -> Tensor:
+def _self_output(v: Tensor, terms: PairTerms) -> Tensor:
     """Return the output of tokens that attend only to themselves: v plus the position value of distance 0."""
     relative = terms.relative
     if relative is None or relative.position_values is None:

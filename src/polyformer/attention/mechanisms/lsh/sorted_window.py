@@ -53,18 +53,18 @@ def bucket_windows(buckets: Tensor, size: int, context: Context) -> Windows:
     length = buckets.shape[-1]
     flat = buckets.reshape(-1, length).long()
     rows = torch.arange(len(flat), device=flat.device).unsqueeze(1)
-    valid = _by_row(context.kv_valid, buckets)
+    valid = _expand_rows(context.kv_valid, buckets)
     if valid is not None:  # padding comes last
-        flat = flat.masked_fill(~valid, greatest(flat) + 1)
+        flat = flat.masked_fill(~valid, max_number(flat) + 1)
     # A single long row, which torch sorts by radix. Documents do not decrease along a row, so a stable sort
     # by bucket also groups the tokens of a bucket by document.
-    keys = (flat + rows * (greatest(flat) + 1)).flatten()
-    small = torch.int32 if greatest(keys[-length:]) < 2**31 else torch.int64
+    keys = (flat + rows * (max_number(flat) + 1)).flatten()
+    small = torch.int32 if max_number(keys[-length:]) < 2**31 else torch.int64
     order = keys.to(small).sort(stable=True).indices.view_as(flat) - rows * length
     starts = torch.ones_like(flat, dtype=torch.bool)
     in_order = flat.gather(1, order)
     starts[:, 1:] = in_order[:, 1:] != in_order[:, :-1]
-    documents = _by_row(context.kv_doc, buckets)
+    documents = _expand_rows(context.kv_doc, buckets)
     if documents is not None:
         in_order = documents.gather(1, order)
         starts[:, 1:] |= in_order[:, 1:] != in_order[:, :-1]
@@ -75,12 +75,12 @@ def bucket_windows(buckets: Tensor, size: int, context: Context) -> Windows:
     return Windows(order.view_as(buckets), spots.view_as(buckets), size, context.causal)
 
 
-def greatest(numbers: Tensor) -> int:
+def max_number(numbers: Tensor) -> int:
     """Return the maximum of an integer tensor; 0 on the meta device, where only shapes are traced."""
     return 0 if numbers.is_meta else int(numbers.max())
 
 
-def _by_row(table: Tensor | None, buckets: Tensor) -> Tensor | None:
+def _expand_rows(table: Tensor | None, buckets: Tensor) -> Tensor | None:
     """Return a table [B, T] of the context expanded to the B H R rows."""
     if table is None:
         return None

@@ -9,14 +9,14 @@ from torch import Tensor
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
 from polyformer.core.ops.room import room
 
-LEAST_BLOCK, MOST_BLOCK = 32, 128
+MIN_BLOCK, MAX_BLOCK = 32, 128
 """Limits of the tokens per block, which is otherwise the window size.
 
 Smaller products are inefficient on any processor; in larger blocks, half or more of the scores are outside
 the windows.
 """
 
-UNSEEN = 1e30
+MASKED = 1e30
 """Subtracted from the scores of masked keys: larger than any score."""
 
 
@@ -26,14 +26,15 @@ class WindowBlocks:
     A query attends to a key if |spot of query - spot of key - middle| <= radius.
     """
 
-    def __init__(self, windows: Windows, length: int, itself: bool, like: Tensor):
-        self.length, self.itself = length, itself
-        self.block = min(max(windows.size, LEAST_BLOCK), MOST_BLOCK, length)
+    def __init__(self, windows: Windows, length: int, attend_self: bool, like: Tensor):
+        self.length, self.attend_self = length, attend_self
+        self.block = min(max(windows.size, MIN_BLOCK), MAX_BLOCK, length)
         self.count = -(-length // self.block)
         self.back = min(-(-(windows.size - 1) // self.block), self.count - 1)
         self.ahead = 0 if windows.causal else self.back
         self.blocks = self.back + 1 + self.ahead
         self.width = self.blocks * self.block
+        # 0 <= d < m is |d - (m - 1) / 2| <= (m - 1) / 2: one comparison for both forms.
         self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
         self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
         self.step = max(1, room(like) // (self.block * self.width))
@@ -54,6 +55,7 @@ class WindowBlocks:
         short = self.count * self.block - self.length
         around = self.back * self.block, self.ahead * self.block + short
         x = torch.nn.functional.pad(x, (0, 0, *around), value=fill)
+        # A view: the keys of neighbouring blocks overlap in memory.
         return x.unfold(-2, self.width, self.block).transpose(-1, -2)
 
     def key_totals(self, x: Tensor) -> Tensor:
@@ -76,10 +78,13 @@ class Round:
     def __init__(self, blocks: WindowBlocks, number: int, order: Tensor, spots: Tensor):
         self.blocks, self.order = blocks, order[number]
         self.place = torch.empty_like(self.order)
+        # The inverse permutation, from slots to places in sorted order.
         self.place[self.order] = torch.arange(blocks.length, device=order.device)
+        # Spots of earlier rounds too: their keys are counted already and get masked.
         own = spots[: number + 1].index_select(1, self.order).unsqueeze(-1)
-        self.query_spots = blocks.queries(own - blocks.middle, fill=4 * UNSEEN)
-        self.key_spots = blocks.keys(own, fill=-4 * UNSEEN).mT
+        # Places added to fill a block are far from all spots.
+        self.query_spots = blocks.queries(own - blocks.middle, fill=4 * MASKED)
+        self.key_spots = blocks.keys(own, fill=-4 * MASKED).mT
 
     def queries(self, x: Tensor) -> Tensor:
         """Return x [L, D] as blocks of queries."""
@@ -105,7 +110,7 @@ class Round:
             # Comparisons that write floats are vectorized; comparisons to bool and masked fills are not.
             radius = self.blocks.radius
             unseen = unseen.gt_(radius) if number == own else unseen.le_(radius)
-            scores.sub_(unseen, alpha=UNSEEN)
-        if not self.blocks.itself:
-            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-UNSEEN)
+            scores.sub_(unseen, alpha=MASKED)
+        if not self.blocks.attend_self:
+            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-MASKED)
         return scores

@@ -1,8 +1,8 @@
 """The tokens that a strided convolution combines into each slot, and the queries that attend to the slot.
 
-Positions are counted per document over real tokens only, so padding and packing have no influence. The window
-of slot s has the tokens s * stride .. s * stride + kernel - 1 of a document. In the causal form a slot is
-complete once its last token has come, and that token and later ones attend to it; each document also has a
+Positions are counted per document over non-padding tokens, so padding and packing have no influence. The
+window of slot s has the tokens s * stride .. s * stride + kernel - 1 of a document. In the causal form a slot
+is complete once its last token has come, and that token and later ones attend to it; each document also has a
 slot for its first token only, so that every token has a slot to attend to. Otherwise the windows that the end
 of a document cuts off treat the missing tokens as zeros. Cost: a few integers per token.
 """
@@ -18,39 +18,39 @@ from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import token_ranks
 
-NEVER = 1 << 60
+NO_SLOT = 1 << 60
 """The end of a slot that no query attends to."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Slots:
+class SlotWindows:
     """New slots computed from J tokens, with the new tokens last; R is 1 if all rows have the same layout.
 
     Args:
         index: [R, S, kernel], which of the J tokens each slot has; J for missing tokens.
-        alone: [R, S], whether the slot is only the last of these tokens, without convolution.
-        ends: [R, S], the key slot of its last token, which completes it, `NEVER` where there is no such slot.
-        kept: [R, kernel - 1], which of the J tokens the next windows may still need: the last real ones.
-        kept_slots: [R, kernel - 1], their key slots, -1 where there are fewer.
+        unconvolved: [R, S], whether the slot is only the last of these tokens, without convolution.
+        ends: [R, S], the key slot of its last token, which completes it; `NO_SLOT` if there is no slot.
+        tail: [R, kernel - 1], which of the J tokens later windows may still need: the last non-padding ones.
+        tail_slots: [R, kernel - 1], their key slots, -1 where there are fewer.
     """
 
     index: Tensor
-    alone: Tensor
+    unconvolved: Tensor
     ends: Tensor
-    kept: Tensor
-    kept_slots: Tensor
+    tail: Tensor
+    tail_slots: Tensor
 
     def tokens(self, count: int) -> Tensor:
         """Return the range of tokens start <= j < stop of each slot, [R, S, 2], or 0, 0 for empty slots.
 
         The slots must be computed from all `count` tokens of the sequence.
         """
-        none = (self.index >= count) | (self.ends == NEVER).unsqueeze(2)
+        none = (self.index >= count) | (self.ends == NO_SLOT).unsqueeze(2)
         least, most = self.index.masked_fill(none, count).amin(2), self.index.masked_fill(none, -1).amax(2)
         return torch.stack([least, most + 1], 2) * (most >= 0).unsqueeze(2)
 
 
-def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: int) -> Slots:
+def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: int) -> SlotWindows:
     """Return the slots that new tokens create.
 
     slots: [R, J], the key slots of the tokens, -1 for none; the last `fresh` of them are new.
@@ -61,7 +61,7 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
         table.expand(rows, -1).gather(1, places) for table in token_ranks(context, slots.device)
     )
     real = real & (slots >= 0)
-    order = (~real).long().argsort(dim=1, stable=True)  # real tokens first
+    order = (~real).long().argsort(dim=1, stable=True)  # non-padding tokens first
     at = real.long().cumsum(1) - 1  # the index of each token in that order
     if context.causal:
         full = real & (rank >= kernel - 1) & ((rank + 1 - kernel) % stride == 0)
@@ -72,12 +72,12 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
     else:
         events = (real & (rank % stride == 0))[:, count - fresh :]
         offsets = torch.arange(kernel, device=slots.device)
-    most = _most(events, context, fresh, kernel, stride)
+    most = _max_slots(events, context, fresh, kernel, stride)
     # A stable sort moves the slots that exist to the front and keeps the order of their tokens.
     chosen = (~events).long().argsort(dim=1, stable=True)[:, :most]
-    live, kinds = events.gather(1, chosen), 2 if context.causal else 1
+    exists, kinds = events.gather(1, chosen), 2 if context.causal else 1
     token = chosen // kinds + count - fresh  # [R, S]
-    near = (at.gather(1, token).unsqueeze(2) + offsets).clamp(0, count - 1)  # in the order of real tokens
+    near = (at.gather(1, token).unsqueeze(2) + offsets).clamp(0, count - 1)  # among non-padding tokens
     index = order.gather(1, near.flatten(1)).view(near.shape)
     if not context.causal:
         inside = at.gather(1, token).unsqueeze(2) + offsets < real.sum(1).view(-1, 1, 1)
@@ -85,18 +85,18 @@ def new_slots(context: Context, slots: Tensor, fresh: int, kernel: int, stride: 
         index = index.masked_fill(~(inside & same), count)
         last = (index < count).sum(2, keepdim=True).sub(1).clamp_min(0)
         token = index.gather(2, last).squeeze(2).clamp_max(count - 1)
-    alone = (chosen % 2 == 0) & live if context.causal else torch.zeros_like(live)
-    index = torch.where(alone.unsqueeze(2), token.unsqueeze(2), index)
-    ends = slots.gather(1, token).masked_fill(~live, NEVER)
-    # The last kernel - 1 in an order with real tokens at its end.
-    kept = real.long().argsort(dim=1, stable=True)[:, max(0, count - kernel + 1) :]
-    kept = torch.nn.functional.pad(kept, (kernel - 1 - kept.shape[1], 0))
+    unconvolved = (chosen % 2 == 0) & exists if context.causal else torch.zeros_like(exists)
+    index = torch.where(unconvolved.unsqueeze(2), token.unsqueeze(2), index)
+    ends = slots.gather(1, token).masked_fill(~exists, NO_SLOT)
+    # The last kernel - 1 in an order with non-padding tokens at its end.
+    tail = real.long().argsort(dim=1, stable=True)[:, max(0, count - kernel + 1) :]
+    tail = torch.nn.functional.pad(tail, (kernel - 1 - tail.shape[1], 0))
     known = torch.arange(kernel - 2, -1, -1, device=slots.device) < real.sum(1, keepdim=True)
-    kept_slots = slots.gather(1, kept).masked_fill(~known, -1)
-    return Slots(index, alone, ends, kept, kept_slots)
+    tail_slots = slots.gather(1, tail).masked_fill(~known, -1)
+    return SlotWindows(index, unconvolved, ends, tail, tail_slots)
 
 
-def _most(events: Tensor, context: Context, fresh: int, kernel: int, stride: int) -> int:
+def _max_slots(events: Tensor, context: Context, fresh: int, kernel: int, stride: int) -> int:
     """Return the maximum number of slots per row, at least 1."""
     if context.kv_valid is None and context.kv_doc is None:  # no read of the tensors needed
         last, past = context.kv_len, context.kv_len - fresh
@@ -110,7 +110,7 @@ def _most(events: Tensor, context: Context, fresh: int, kernel: int, stride: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sight:
+class VisibleSlots:
     """Mask and layout of the slots for `attend`, which are complete at `ends` [R, S]."""
 
     context: Context
@@ -119,7 +119,7 @@ class Sight:
     memo: list[tuple[list[int], list[int]]] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of(cls, context: Context, ends: Tensor) -> "Sight":
+    def of(cls, context: Context, ends: Tensor) -> "VisibleSlots":
         """Return the mask and layout for the queries of `context`."""
         docs = context.kv_doc
         if docs is not None:
@@ -131,7 +131,7 @@ class Sight:
         """Return whether each query attends to each slot, as a FlexAttention `mask_mod`."""
         row = b if len(self.ends) > 1 else torch.zeros_like(b)
         ends = self.ends[row, kv_idx]
-        seen = ends <= q_idx + self.context.offset if self.context.causal else ends < NEVER
+        seen = ends <= q_idx + self.context.offset if self.context.causal else ends < NO_SLOT
         if self.docs is not None and self.context.q_doc is not None:
             seen = seen & (self.docs[b, kv_idx] == self.context.q_doc[b, q_idx])
         return seen
@@ -139,8 +139,8 @@ class Sight:
     def keys(self, start: int, stop: int) -> Keys:
         """Return the slots that the queries start..stop require."""
         least, greatest = self._limits()
-        last = stop - 1 + self.context.offset if self.context.causal else NEVER - 1
-        first = start + self.context.offset if self.context.causal else NEVER - 1
+        last = stop - 1 + self.context.offset if self.context.causal else NO_SLOT - 1
+        first = start + self.context.offset if self.context.causal else NO_SLOT - 1
         some = clip(0, bisect_right(least, last), len(least))
         return Keys(some, () if self.docs is not None else clip(0, bisect_right(greatest, first), len(least)))
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import weighed, with_terms
+from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
@@ -23,11 +23,11 @@ from polyformer.core.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class SlotWindow:
     """The tokens of a slot, or a single token that is not convolved."""
 
     tokens: list[int]
-    alone: bool = False
+    unconvolved: bool = False
 
 
 def definition(
@@ -54,12 +54,14 @@ def definition(
         slots = [
             slot for tokens in documents_of_row(context, b) for slot in _slots(tokens, size, stride, context)
         ]
+        # [Tq, S]
         attended = [[_attends(context, b, i, slot) for slot in slots] for i in range(q.shape[2])]
         allowed = torch.tensor(attended, dtype=torch.bool, device=q.device).view(q.shape[2], len(slots))
         keys, values = (
-            torch.stack([_convolved(x[b], kernel, slot) for slot in slots], 1) if slots else x[b][:, :0]
+            torch.stack([_convolve(x[b], kernel, slot) for slot in slots], 1) if slots else x[b][:, :0]
             for x, kernel in zip((k, v), kernels)
         )
+        # A slot has the position of its last token.
         places = torch.tensor([slot.tokens[-1] for slot in slots], dtype=torch.long, device=q.device)
         rows.append((keys, values, allowed, places))
     most = max(len(places) for *_, places in rows)  # pad rows with masked slots
@@ -68,22 +70,23 @@ def definition(
         torch.stack([F.pad(x, (0, 0, 0, most - x.shape[1])) for x in part]) for part in columns[:2]
     )
     allowed, places = (torch.stack([F.pad(x, (0, most - x.shape[-1])) for x in part]) for part in columns[2:])
-    scores = with_terms(q @ keys.mT / math.sqrt(q.shape[3]), q, keys, terms, places)
+    scores = add_terms(q @ keys.mT / math.sqrt(q.shape[3]), q, keys, terms, places)
     weights, _ = softmax(scores, allowed.unsqueeze(1))
-    return weighed(weights, values, terms, places)
+    return weighted_values(weights, values, terms, places)
 
 
-def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[Slot]:
+def _slots(tokens: list[int], size: int, stride: int, context: Context) -> list[SlotWindow]:
     """Return the slots of a document's tokens."""
-    slots = [Slot(tokens[start : start + size]) for start in range(0, len(tokens), stride)]
+    slots = [SlotWindow(tokens[start : start + size]) for start in range(0, len(tokens), stride)]
     if not context.causal:
         return slots
-    return [Slot(tokens[:1], alone=True), *(slot for slot in slots if len(slot.tokens) == size)]
+    # An incomplete window at the end is not visible to any causal query.
+    return [SlotWindow(tokens[:1], unconvolved=True), *(slot for slot in slots if len(slot.tokens) == size)]
 
 
-def _convolved(x: Tensor, kernel: Tensor, slot: Slot) -> Tensor:
+def _convolve(x: Tensor, kernel: Tensor, slot: SlotWindow) -> Tensor:
     """Return sum_t x_t W^t [H, D] over the slot's tokens of x [H, T, D]."""
-    if slot.alone:
+    if slot.unconvolved:
         return x[:, slot.tokens[0]]
     terms = [
         torch.einsum("hd,hde->he", x[:, token], kernel[:, t].to(x.dtype))
@@ -92,7 +95,7 @@ def _convolved(x: Tensor, kernel: Tensor, slot: Slot) -> Tensor:
     return torch.stack(terms).sum(0)
 
 
-def _attends(context: Context, b: int, query: int, slot: Slot) -> bool:
+def _attends(context: Context, b: int, query: int, slot: SlotWindow) -> bool:
     """Return whether the slot is in the query's document and, in the causal form, complete."""
     last = slot.tokens[-1]
     own, other = context.q_doc, context.kv_doc

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
-from polyformer.attention.mechanisms.memory_compressed.compression import Sight, Slots, new_slots
+from polyformer.attention.mechanisms.memory_compressed.compression import SlotWindows, VisibleSlots, new_slots
 from polyformer.attention.mechanisms.memory_compressed.definition import definition
 from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
 from polyformer.attention.mechanisms.pair_terms import PairTerms
@@ -129,22 +129,22 @@ class MemoryCompressed(Mechanism):
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         with without_autocast(q):
-            k, v, sight, state = self._compressed(k, v, context, state)
+            k, v, visible, state = self._compress(k, v, context, state)
         terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
         with without_autocast(q):
-            y = self._mix(q, k, v, sight, terms)
+            y = self._attend(q, k, v, visible, terms)
         return y.to(dtype), state
 
-    def _compressed(
+    def _compress(
         self, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, Tensor, Sight, State | None]:
+    ) -> tuple[Tensor, Tensor, VisibleSlots, State | None]:
         """Return keys and values of all slots up to the new tokens, their mask, and the next state."""
         fresh = k.shape[2]
         past = state if isinstance(state, CompressedState) else None
         if past is not None and past.keys is not None and past.values is not None:
             # A window may begin with tokens of earlier calls.
             k, v = torch.cat([past.keys, k], 2), torch.cat([past.values, v], 2)
-        new, sight = self._plan(context, past, fresh, k.device)
+        new, visible = self._plan(context, past, fresh, k.device)
         if past is None or past.ends is None:
             record_lookup(lambda: SlotKeys(new.tokens(context.kv_len)))
         keys, values = self._slots(k, self.key_kernel, new), self._slots(v, self.value_kernel, new)
@@ -153,24 +153,26 @@ class MemoryCompressed(Mechanism):
             rows = len(k)
             state = CompressedState(
                 cache,
-                sight.ends.expand(rows, -1),
-                take_tokens(k, new.kept),
-                take_tokens(v, new.kept),
-                new.kept_slots.expand(rows, -1),
+                visible.ends.expand(rows, -1),
+                take_tokens(k, new.tail),
+                take_tokens(v, new.tail),
+                new.tail_slots.expand(rows, -1),
             )
-        return keys, values, sight, state
+        return keys, values, visible, state
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms | None
+    ) -> Tensor:
         dropout = self.config.dropout if self.training else 0.0
         if terms is not None and terms.has_vectors:
-            return attend_with_terms(q, k, v, sight, terms, dropout)
+            return attend_with_terms(q, k, v, visible, terms, dropout)
         return attend(
             q,
             k,
             v,
-            mask_mod=sight.mask,
-            layout=sight.keys,
-            score_mod=None if terms is None else score_mod(sight, terms, q.shape[1]),
+            mask_mod=visible.mask,
+            layout=visible.keys,
+            score_mod=None if terms is None else score_mod(visible, terms, q.shape[1]),
             context=Context(q.shape[2], k.shape[2], q_start=0),
             dropout=dropout,
             backend=self.config.backend,
@@ -178,13 +180,14 @@ class MemoryCompressed(Mechanism):
 
     def _plan(
         self, context: Context, past: CompressedState | None, fresh: int, device: torch.device
-    ) -> tuple[Slots, Sight]:
+    ) -> tuple[SlotWindows, VisibleSlots]:
         """Return the slots that the new tokens complete, and the mask of all slots; all layers share them."""
 
-        def make() -> tuple[Slots, Sight]:
+        def make() -> tuple[SlotWindows, VisibleSlots]:
             slots = torch.arange(context.kv_len - fresh, context.kv_len, device=device).unsqueeze(0)
             if past is not None and past.places is not None:
                 slots = torch.cat([past.places, slots.expand(len(past.places), -1)], 1)
+            # Without padding and documents all batch rows have the same slots.
             alike = context.kv_valid is None and context.kv_doc is None
             if alike and past is not None and past.places is not None:
                 slots = slots[:1]
@@ -194,17 +197,20 @@ class MemoryCompressed(Mechanism):
             if past is not None and past.ends is not None:
                 before = past.ends[:1] if alike else past.ends
                 ends = torch.cat([before, ends.expand(len(before), -1)], 1)
-            return new, Sight.of(context, ends)
+            return new, VisibleSlots.of(context, ends)
 
+        # The number of earlier slots is part of the key: it decides the size of the mask.
         known = 0 if past is None or past.ends is None else past.ends.shape[1]
         return context.once(("compressed", self.config.kernel, self.config.stride, past is None, known), make)
 
-    def _slots(self, x: Tensor, kernel: Tensor, new: Slots) -> Tensor:
+    def _slots(self, x: Tensor, kernel: Tensor, new: SlotWindows) -> Tensor:
         """Return the slots [B, H, S, D] of tokens x [B, H, J, D]."""
         x = torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2)  # for missing tokens
+        # [B, H, S kernel, D] -> [B, H, S, kernel, D]
         windows = take_tokens(x, new.index.flatten(1)).unflatten(2, new.index.shape[1:])
+        # The convolution is one product: [B, H, S, kernel D] @ [H, kernel D, D].
         convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
-        return torch.where(new.alone[:, None, :, None], windows[:, :, :, -1], convolved)
+        return torch.where(new.unconvolved[:, None, :, None], windows[:, :, :, -1], convolved)
 
 
 class PlainMemoryCompressed(MemoryCompressed):
@@ -214,12 +220,19 @@ class PlainMemoryCompressed(MemoryCompressed):
         """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
-    def _compressed(
+    def _compress(
         self, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, Tensor, Sight, State | None]:
+    ) -> tuple[Tensor, Tensor, VisibleSlots, State | None]:
         k, v, state = appended(state, k, v)
-        return k, v, Sight.of(context, torch.arange(context.kv_len, device=k.device).unsqueeze(0)), state
+        return (
+            k,
+            v,
+            VisibleSlots.of(context, torch.arange(context.kv_len, device=k.device).unsqueeze(0)),
+            state,
+        )
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms | None
+    ) -> Tensor:
         kernels = self.key_kernel, self.value_kernel
-        return definition(q, k, v, kernels, self.config.stride, sight.context, terms)
+        return definition(q, k, v, kernels, self.config.stride, visible.context, terms)

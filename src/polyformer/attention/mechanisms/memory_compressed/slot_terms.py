@@ -10,13 +10,13 @@ run's scores.
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import weighed, with_terms
-from polyformer.attention.mechanisms.memory_compressed.compression import Sight
+from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
+from polyformer.attention.mechanisms.memory_compressed.compression import VisibleSlots
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.attention.mechanisms.tile_attention import PairTiles, Rows, held, tile_attention
+from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import in_turn, step, steps_of
+from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.softmax import recording, softmax
 
@@ -24,9 +24,10 @@ BLOCK = 128
 """Queries of a run: with fewer, the product with the slots is too small to be efficient on any processor."""
 
 
-def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod | None:
+def score_mod(visible: VisibleSlots, terms: PairTerms, heads: int) -> ScoreMod | None:
     """Return the biases and score function of a scheme without vectors, for the scores of slots."""
-    slots, relative, then = _slots(sight), terms.relative, terms.score_mod
+    # A slot has the position of its last token.
+    slots, relative, then = _slots(visible), terms.relative, terms.score_mod
     bias = None if relative is None or relative.bias is None else relative.bias.expand(heads, -1)
 
     def place(b: Tensor, kv_idx: Tensor) -> Tensor:
@@ -42,38 +43,40 @@ def score_mod(sight: Sight, terms: PairTerms, heads: int) -> ScoreMod | None:
     def of_slots(mod: ScoreMod) -> ScoreMod:
         return broadcasts(lambda score, b, h, q_idx, kv_idx: mod(score, b, h, q_idx, place(b, kv_idx)))
 
-    return in_turn(
+    return chain_score_mods(
         [None if bias is None else add, *(step(name)(of_slots(mod)) for name, mod in steps_of(then))]
     )
 
 
 def attend_with_terms(
-    q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, dropped: float
+    q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms, dropped: float
 ) -> Tensor:
-    """Return the output [B, H, Tq, D] of q [B, H, Tq, D] over slots k, v [B, H, S, D] masked by `sight`.
+    """Return the output [B, H, Tq, D] of q [B, H, Tq, D] over slots k, v [B, H, S, D] masked by `visible`.
 
     dropped: the dropout probability of the weights. If weights are recorded, all pairs are computed at once.
     """
     batch, heads, queries = q.shape[:3]
-    slots = _slots(sight).expand(batch, -1)
+    slots = _slots(visible).expand(batch, -1)
     if recording():
-        return _dense(q, k, v, sight, terms, slots, dropped)
-    rows = Rows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
+        return _dense(q, k, v, visible, terms, slots, dropped)
+    rows = TokenRows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
     number = torch.arange(batch * heads, device=q.device).view(-1, 1)
     outputs = []
     for start in range(0, queries, BLOCK):
         stop = min(start + BLOCK, queries)
-        seen = [*sight.keys(start, stop).some, (0, 0)][0]
+        # The slots that some query of the run sees; an empty range if there is none.
+        seen = [*visible.keys(start, stop).some, (0, 0)][0]
         q_idx, key = torch.arange(start, stop, device=q.device), torch.arange(*seen, device=q.device)
-        step = max(1, held(q, terms) // max(1, terms.size(len(q_idx), len(key))))
+        step = max(1, max_elements(q, terms) // max(1, terms.size(len(q_idx), len(key))))
         parts = []
         for row in number.split(step):
             b, h = row.unsqueeze(-1) // heads, row.unsqueeze(-1) % heads
+            # b, h [n, 1, 1], queries [1, Q, 1] and slots of keys [n, 1, L].
             pairs = Pairs(b, h, q_idx.view(1, -1, 1), slots[b, key])
 
             def allowed(pairs: Pairs = pairs, key: Tensor = key) -> Tensor:
                 shape = len(pairs.b), pairs.q_idx.shape[1], len(key)
-                return sight.mask(pairs.b, pairs.h, pairs.q_idx, key).expand(shape)
+                return visible.mask(pairs.b, pairs.h, pairs.q_idx, key).expand(shape)
 
             tiles = PairTiles(row * queries + q_idx, row * k.shape[2] + key, pairs, allowed)
             parts.append(tile_attention(rows, tiles, terms, dropped)[0])
@@ -81,17 +84,18 @@ def attend_with_terms(
     return torch.cat(outputs, 1).unflatten(0, (batch, heads))
 
 
-def _slots(sight: Sight) -> Tensor:
+def _slots(visible: VisibleSlots) -> Tensor:
     """Return the key slots of the last tokens of all slots, [R, S]; arbitrary for masked slots."""
-    return sight.ends.clamp(max=sight.context.kv_len - 1)
+    return visible.ends.clamp(max=visible.context.kv_len - 1)
 
 
 def _dense(
-    q: Tensor, k: Tensor, v: Tensor, sight: Sight, terms: PairTerms, slots: Tensor, dropped: float
+    q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms, slots: Tensor, dropped: float
 ) -> Tensor:
     """Compute all pairs at once."""
     b, i, j = (torch.arange(size, device=q.device) for size in (len(q), q.shape[2], k.shape[2]))
-    scores = with_terms(q @ k.mT * terms.scale, q, k, terms, slots)
+    # [B, H, Tq, S]: all pairs, only while weights are recorded.
+    scores = add_terms(q @ k.mT * terms.scale, q, k, terms, slots)
     b = b.view(-1, 1, 1, 1)
-    weights, _ = softmax(scores, sight.mask(b, torch.zeros_like(b), i.unsqueeze(1), j))
-    return weighed(dropout(weights, dropped), v, terms, slots)
+    weights, _ = softmax(scores, visible.mask(b, torch.zeros_like(b), i.unsqueeze(1), j))
+    return weighted_values(dropout(weights, dropped), v, terms, slots)

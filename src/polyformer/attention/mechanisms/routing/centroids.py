@@ -24,7 +24,7 @@ first and then the first entry that is equal.
 """
 
 Chosen = tuple[Tensor, Tensor, Tensor | None]
-"""Normed vectors [B, H, T, D], their clusters [B, H, T], and a mask of real tokens [B, T], None for all."""
+"""Normed vectors [B, H, T, D], their clusters [B, H, T], and a mask of non-padding [B, T], None for all."""
 
 
 def normed(x: Tensor) -> Tensor:
@@ -73,25 +73,26 @@ class Centroids(nn.Module):
         numbers = width - reversed_numbers.long()
         return numbers.masked_fill_(numbers >= count, 0)  # a copy of centroid 0, or NaN
 
-    def learn(self, queries: Chosen, keys: Chosen) -> None:
+    def update_after_backward(self, queries: Chosen, keys: Chosen) -> None:
         """Move the centroids in training, once the gradient of the queries is computed."""
         if self.training and queries[0].requires_grad:
             chosen = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
-            queries[0].register_hook(lambda _: self._move(chosen))
+            queries[0].register_hook(lambda _: self._update(chosen))
 
     @torch.no_grad()
-    def _move(self, chosen: list[Chosen]) -> None:
+    def _update(self, chosen: list[Chosen]) -> None:
         old = self.centres.to(torch.promote_types(self.centres.dtype, torch.float32))
         sums = torch.zeros_like(old)
         for vectors in chosen:
-            self._add(sums, *vectors)
+            self._add_to_sums(sums, *vectors)
+        # All processes must move their centroids alike.
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         new = F.normalize(self.decay * old + (1 - self.decay) * F.normalize(sums, dim=-1), dim=-1)
-        moves = sums.square().sum(-1, keepdim=True) > 0
-        self.centres.copy_(torch.where(moves, new, old))
+        has_members = sums.square().sum(-1, keepdim=True) > 0
+        self.centres.copy_(torch.where(has_members, new, old))
 
-    def _add(self, sums: Tensor, x: Tensor, clusters: Tensor, real: Tensor | None) -> None:
+    def _add_to_sums(self, sums: Tensor, x: Tensor, clusters: Tensor, real: Tensor | None) -> None:
         """Add the vectors of each cluster to its sum [H, C, D]."""
         heads, count, _ = sums.shape
         if real is not None:

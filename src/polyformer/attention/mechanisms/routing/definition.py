@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import weighed, with_terms
+from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.ops.softmax import softmax
@@ -41,17 +41,18 @@ class RoutedHeads:
 
 def definition(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
     """Return the attention output [B, H, Tq, Dv]."""
-    allowed = attended(heads, context, window, share_queries)
-    scores = with_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
+    allowed = attention_mask(heads, context, window, share_queries)
+    scores = add_terms(heads.q @ heads.k.mT * heads.scale, heads.q, heads.k, heads.terms)
     weights, _ = softmax(scores, allowed)
-    return weighed(weights, heads.v, heads.terms)
+    return weighted_values(weights, heads.v, heads.terms)
 
 
-def attended(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
+def attention_mask(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
     """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
     same = same_cluster(heads, context)
     query_slot, slot = slots(context, same.device)
     number = same.cumsum(-1)  # the first key of the cluster has 1
+    # The keys of the cluster up to the query have the numbers 1 .. `before`.
     before = (same & (slot <= query_slot)).sum(-1, keepdim=True)
     last = before if context.causal else before + window
     allowed = same & (number > before - window) & (number <= last)
@@ -61,7 +62,7 @@ def attended(heads: RoutedHeads, context: Context, window: int, share_queries: b
 
 
 def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
-    """Return whether query and key are real tokens of the same document and cluster, [B, H, Tq, Tk].
+    """Return whether query and key are non-padding tokens of the same document and cluster, [B, H, Tq, Tk].
 
     Causality is not applied: later keys are included.
     """
@@ -74,6 +75,7 @@ def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
     if context.kv_valid is None:
         return same
     real = context.kv_valid[:, context.offset : context.offset + context.q_len].bool()
+    # Padding queries attend to nothing.
     return same & real[:, None, :, None]
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.routing.interval_tiles import Tiles, tiles
 from polyformer.attention.mechanisms.routing.intervals import Intervals
-from polyformer.attention.mechanisms.routing.workspace import Workspace
 from polyformer.core.ops.precision import as_written
 from polyformer.core.ops.room import room
 from polyformer.core.ops.second_order import first_order
@@ -31,7 +30,7 @@ LOG2E = math.log2(math.e)
 
 _grad_scores = torch.ops.aten._softmax_backward_data.out  # p * (grad p - sum of p * grad p)
 
-KEPT = 2
+MAX_SAVED = 2
 """The maximum memory of weights saved for backward, in multiples of the memory of queries and keys."""
 
 
@@ -47,6 +46,34 @@ def interval_attention(q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, sc
     return out.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
 
 
+class Workspace:
+    """Named buffers that all tiles of a call reuse, as they are computed in turn."""
+
+    def __init__(self, like: Tensor):
+        self.like, self.buffers = like, dict[str, Tensor]()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return the buffer `name` with this shape; its values are what was last written to it."""
+        count = math.prod(shape)
+        if name not in self.buffers or len(self.buffers[name]) < count:
+            self.buffers[name] = self.like.new_empty(count)
+        return self.buffers[name][:count].view(shape)
+
+    def queries(self, x: Tensor, tile: Tiles) -> Tensor:
+        """Return the rows of x [N, D] for the queries of tiles, [n, Q, D]."""
+        out = self.take("q", len(tile.queries), x.shape[1])
+        return torch.index_select(x, 0, tile.queries, out=out).view(len(tile.real), -1, x.shape[1])
+
+    def keys(self, x: Tensor, tile: Tiles) -> Tensor:
+        """Return the rows of x [N, D] for the keys of tiles, [n, L, D]."""
+        out = self.take("k", len(tile.keys), x.shape[1])
+        return torch.index_select(x, 0, tile.keys, out=out).view(len(tile.real), -1, x.shape[1])
+
+    def product(self, name: str, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale * a @ b in the buffer `name`."""
+        return self.take(name, len(a), a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=scale)
+
+
 class IntervalAttention(torch.autograd.Function):
     """q [Nq, D], k [Nk, D], v [Nk, Dv] -> [Nq, Dv], none of them sorted."""
 
@@ -57,9 +84,9 @@ class IntervalAttention(torch.autograd.Function):
         q, k, v = rows
         groups, workspace = tiles(intervals, room(q), q, k), Workspace(q)
         whole = len(groups) > 0 and len(intervals.queries) == len(q)
-        out = _result(q, v.shape[1], whole)
+        out = _new_rows(q, v.shape[1], whole)
         sizes = [math.prod(tile.shape) for tile in groups]
-        keep = keep and sum(sizes) <= KEPT * (q.numel() + k.numel())
+        keep = keep and sum(sizes) <= MAX_SAVED * (q.numel() + k.numel())
         kept = q.new_empty(sum(sizes) if keep else max(sizes, default=0))
         parts = kept.split(sizes) if keep else [kept[:size] for size in sizes]
         for tile, part in zip(groups, parts):
@@ -76,8 +103,8 @@ class IntervalAttention(torch.autograd.Function):
         """Compute the gradients tile by tile, by the equations above."""
         q, k, v, kept = ctx.saved_tensors
         scale, workspace, grad = ctx.scale, Workspace(q), grad.contiguous()
-        grad_q = _result(q, q.shape[1], ctx.whole)
-        grad_k, grad_v = (_result(x, x.shape[1], whole=False) for x in (k, v))
+        grad_q = _new_rows(q, q.shape[1], ctx.whole)
+        grad_k, grad_v = (_new_rows(x, x.shape[1], whole=False) for x in (k, v))
         parts = [None] * len(ctx.groups) if kept is None else kept.split(ctx.sizes)
         for tile, part in zip(ctx.groups, parts):
             if part is None:
@@ -85,7 +112,7 @@ class IntervalAttention(torch.autograd.Function):
             else:
                 weights = part.view(tile.shape)
             # Keys of several tiles receive the sum of their gradients.
-            write = _put if tile.sole else _add
+            write = _put if tile.exclusive else _add
             grad_y = workspace.queries(grad, tile)
             write(grad_v, tile.to_keys, workspace.product("k", weights.mT, grad_y))
             grad_s = workspace.product("scores", grad_y, workspace.keys(v, tile).mT)
@@ -108,7 +135,7 @@ def _weights(workspace: Workspace, tile: Tiles, q: Tensor, k: Tensor, scale: flo
     return weights.mul_(torch.where(total > 0, tile.real / total, 0))
 
 
-def _result(x: Tensor, width: int, whole: bool) -> Tensor:
+def _new_rows(x: Tensor, width: int, whole: bool) -> Tensor:
     """Return a row of `width` per row of x [N, D], and a last row for padding.
 
     The rows are zeros, or uninitialized if `whole`: all will be written.

@@ -12,7 +12,7 @@ from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
 from polyformer.attention.mechanisms.routing.definition import RoutedHeads
 from polyformer.attention.mechanisms.routing.interval_tiles import BLOCK, Tiles, tiles
 from polyformer.attention.mechanisms.routing.intervals import Intervals
-from polyformer.attention.mechanisms.tile_attention import PairTiles, Rows, held, tile_attention
+from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
 
 
 def interval_attention_with_terms(
@@ -21,8 +21,8 @@ def interval_attention_with_terms(
     """Return output [B, H, Tq, Dv] over the intervals of at most `window` keys; zeros without keys."""
     # The memory layout of the projections, [B, T, H, D], which avoids copies.
     content = terms.content(heads.q)
-    rows = Rows(*(x.transpose(1, 2).flatten(0, 2) for x in (heads.q, content, heads.k, heads.v)))
-    pairs = held(heads.q, terms) * BLOCK * window // terms.size(BLOCK, window)
+    rows = TokenRows(*(x.transpose(1, 2).flatten(0, 2) for x in (heads.q, content, heads.k, heads.v)))
+    pairs = max_elements(heads.q, terms) * BLOCK * window // terms.size(BLOCK, window)
     groups = tiles(intervals, max(1, pairs), rows.q, rows.k, shared=False)
     shape = heads.q.shape[:3], heads.k.shape[2]
     parts = [(tile.to_queries, tile_attention(rows, _pair_tiles(tile, *shape), terms)[0]) for tile in groups]

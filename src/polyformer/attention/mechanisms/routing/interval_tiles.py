@@ -25,7 +25,7 @@ SMALL = 32
 STEP = 8
 """Tile sizes are multiples of this."""
 
-SOLE, ALIKE, MOVES = 4, 2, 1
+EXCLUSIVE, UNIFORM, MOVING = 4, 2, 1
 """Kinds of tiles: with keys of no other tile; with queries that see all keys; with first keys that differ."""
 
 
@@ -50,38 +50,42 @@ class Tiles(NamedTuple):
     real: Tensor
     place: Tensor
     limits: list[tuple[Callable[..., Any], Tensor]]
-    sole: bool
+    exclusive: bool
 
 
 @torch.no_grad()
-def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = True) -> list[Tiles]:
-    """Return all tiles of the rows q and k, in groups of about `held` pairs of a query and a key.
+def tiles(
+    intervals: Intervals, pairs_per_group: int, q: Tensor, k: Tensor, shared: bool = True
+) -> list[Tiles]:
+    """Return all tiles of the rows q and k, in groups of about `pairs_per_group` pairs of a query and a key.
 
     shared: small clusters share tiles; otherwise every tile is of one cluster.
     """
     first, last, hidden = intervals.first, intervals.last, intervals.hidden
     if not len(first) or not len(intervals.keys):
         return []
-    start = _cut(intervals, shared)
+    start = _tile_starts(intervals, shared)
     stop = torch.cat([start[1:], start.new_tensor([len(first)])])
+    # Intervals only move forward: a tile's keys end where those of its last query end.
     begin, end = first[start], last[stop - 1]
     height, width = stop - start, end - begin
     moves = first[stop - 1] > begin
     alike = (last[start] == end) & ~moves if hidden is None else torch.zeros_like(moves)
-    sole = torch.ones_like(moves)
-    sole[1:] &= begin[1:] >= end[:-1]
-    sole[:-1] &= end[:-1] <= begin[1:]
-    kind = sole * SOLE + alike * ALIKE + moves * MOVES
+    exclusive = torch.ones_like(moves)
+    # Keys are exclusive if neither neighbouring tile overlaps them.
+    exclusive[1:] &= begin[1:] >= end[:-1]
+    exclusive[:-1] &= end[:-1] <= begin[1:]
+    kind = exclusive * EXCLUSIVE + alike * UNIFORM + moves * MOVING
     # Sort by kind, width and height in one key, so that tiles of similar size are neighbours.
-    order = ((kind << 48) + (_stepped(width, 2 * STEP) << 24) + height).argsort()
+    order = ((kind << 48) + (_round_up(width, 2 * STEP) << 24) + height).argsort()
     start, height, begin, width, kind = (x[order] for x in (start, height, begin, width, kind))
-    # A new group begins when the pairs so far exceed another multiple of `held`.
-    group = (kind << 48) + (_stepped(height) * _stepped(width)).cumsum(0) // held
+    # A new group begins when the pairs so far exceed another multiple of `pairs_per_group`.
+    group = (kind << 48) + (_round_up(height) * _round_up(width)).cumsum(0) // pairs_per_group
     _, group, counts = group.unique_consecutive(return_inverse=True, return_counts=True)
     size = counts.new_zeros(2, len(counts))
-    size = size.scatter_reduce_(1, group.expand(2, -1), _stepped(torch.stack([height, width])), "amax")
-    row, at, fills = _padded(start, height, size[0, group])
-    _, to, spare = _padded(begin, width, size[1, group])
+    size = size.scatter_reduce_(1, group.expand(2, -1), _round_up(torch.stack([height, width])), "amax")
+    row, at, fills = _pad_runs(start, height, size[0, group])
+    _, to, spare = _pad_runs(begin, width, size[1, group])
     queries, keys = intervals.queries[at], intervals.keys[to.clamp_(0, len(intervals.keys) - 1)]
     edges = [None if x is None else (x[at] - begin[row]).to(q.dtype) for x in (last, first, hidden)]
     query_rows = queries, queries.masked_fill(fills, len(q)), (~fills).to(q.dtype), *edges
@@ -90,10 +94,10 @@ def tiles(intervals: Intervals, held: int, q: Tensor, k: Tensor, shared: bool = 
     if q.is_meta:  # intervals are numbers on the CPU
         query_rows = [None if x is None else x.to("meta") for x in query_rows]
         key_rows = [x.to("meta") for x in key_rows]
-    return list(_grouped(shape, query_rows, key_rows))
+    return list(_make_tiles(shape, query_rows, key_rows))
 
 
-def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _pad_runs(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the indices of runs of `count` items from `start` on, each padded to `room` places.
 
     Returns:
@@ -105,7 +109,7 @@ def _padded(start: Tensor, count: Tensor, room: Tensor) -> tuple[Tensor, Tensor,
     return own, start[own] + torch.minimum(number, count - 1), number >= count
 
 
-def _grouped(
+def _make_tiles(
     shape: list[list[int]], query_rows: Sequence[Tensor | None], key_rows: Sequence[Tensor]
 ) -> Iterator[Tiles]:
     """Split concatenated rows into groups of (tiles, queries, keys, kind)."""
@@ -114,9 +118,9 @@ def _grouped(
     parts += [x.split(rows[1]) for x in key_rows]
     for (n, height, width, kind), part in zip(shape, zip(*parts)):
         queries, to_queries, real, last, first, hidden, keys, to_keys = part
-        edges = (torch.lt, last), (torch.ge, first if kind & MOVES else None), (torch.ne, hidden)
+        edges = (torch.lt, last), (torch.ge, first if kind & MOVING else None), (torch.ne, hidden)
         limits = [(limit, x.view(n, -1, 1)) for limit, x in edges if x is not None]
-        if kind & ALIKE:
+        if kind & UNIFORM:
             limits = [(limit, x[:, :1]) for limit, x in limits]
         place = torch.arange(width, device=real.device, dtype=real.dtype)
         yield Tiles(
@@ -128,13 +132,14 @@ def _grouped(
             real.view(n, -1, 1),
             place,
             limits,
-            bool(kind & SOLE),
+            bool(kind & EXCLUSIVE),
         )
 
 
-def _cut(intervals: Intervals, shared: bool) -> Tensor:
+def _tile_starts(intervals: Intervals, shared: bool) -> Tensor:
     """Return the first queries of all tiles."""
     count, starts = len(intervals.first), intervals.starts
+    # Half a block of neighbours, from one or several small clusters.
     if shared and count < SMALL * len(starts):
         return torch.arange(0, count, BLOCK // 2, device=starts.device)
     sizes = torch.diff(starts, append=starts.new_tensor([count]))
@@ -144,5 +149,5 @@ def _cut(intervals: Intervals, shared: bool) -> Tensor:
     return starts[own] + number * sizes[own] // parts[own]
 
 
-def _stepped(sizes: Tensor, step: int = STEP) -> Tensor:
+def _round_up(sizes: Tensor, step: int = STEP) -> Tensor:
     return (sizes.clamp_min(1) + step - 1) // step * step

@@ -40,7 +40,7 @@ def cluster_intervals(
     count: int,
     window: int,
     context: Context,
-    alone: bool = False,
+    skip_self: bool = False,
 ) -> Intervals:
     """Return the intervals of the last `window` keys of a query's cluster at or before the query.
 
@@ -55,25 +55,26 @@ def cluster_intervals(
         alone: whether a query attends to the key in its own slot only if it sees no other.
     """
     length = key_clusters.shape[2]
-    queries, of_query = _sorted(query_clusters, count, context, context.offset)
-    keys, of_key = _sorted(key_clusters, count, context, 0)
+    queries, of_query = _sort_tokens(query_clusters, count, context, context.offset)
+    keys, of_key = _sort_tokens(key_clusters, count, context, 0)
     group = of_query // length
     starts = torch.ones_like(group, dtype=torch.bool)
     starts[1:] = group[1:] != group[:-1]
     cluster = group * length  # the code of slot 0
+    # The place after the last key at or before the query, in sorted order.
     upto = torch.searchsorted(of_key, of_query, right=True)
     first = torch.maximum(torch.searchsorted(of_key, cluster), upto - window)
     last = upto
     if not context.causal:
         last = torch.minimum(torch.searchsorted(of_key, cluster + length), upto + window)
     hidden = None
-    if alone and len(keys):
+    if skip_self and len(keys):
         own = (upto - 1).clamp_min(0)
         hidden = torch.where((of_key[own] == of_query) & (last - first > 1), own, -1)
     return Intervals(queries, keys, first, last, starts.nonzero().flatten(), hidden)
 
 
-def evenly_filled(query_clusters: Tensor, key_clusters: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def placeholder_clusters(query_clusters: Tensor, key_clusters: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return both unchanged; on the meta device, return clusters of equal size as values on the CPU.
 
     The cost of attention in clusters depends on their sizes. Successive slots are in successive clusters.
@@ -85,8 +86,8 @@ def evenly_filled(query_clusters: Tensor, key_clusters: Tensor, count: int) -> t
     return keys[:, :, length - queries :], keys
 
 
-def _sorted(clusters: Tensor, count: int, context: Context, offset: int) -> tuple[Tensor, Tensor]:
-    """Return the order of real tokens and their codes, ascending.
+def _sort_tokens(clusters: Tensor, count: int, context: Context, offset: int) -> tuple[Tensor, Tensor]:
+    """Return the order of non-padding tokens and their codes, ascending.
 
     A code is (row and head, document, cluster, slot) as one number.
     """

@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
 from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
 from polyformer.attention.mechanisms.routing.interval_attention import interval_attention
 from polyformer.attention.mechanisms.routing.interval_terms import interval_attention_with_terms
-from polyformer.attention.mechanisms.routing.intervals import cluster_intervals, evenly_filled
+from polyformer.attention.mechanisms.routing.intervals import cluster_intervals, placeholder_clusters
 from polyformer.attention.mechanisms.routing.single_query import single_query
 from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
@@ -56,7 +56,7 @@ class RoutingConfig(MechanismConfig):
     local_window: int = 256
     decay: float = 0.999  # of the moving average of the centroids, a training step
     share_queries: bool = False  # the keys are the queries
-    backend: Form = "auto"  # "definition": all pairs at once
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "routing"
     paper: ClassVar[str] = "Roy et al. 2021, section 4"
@@ -72,15 +72,15 @@ class RoutingConfig(MechanismConfig):
             raise InputError(f"decay: expected a number in [0, 1), got {self.decay}; 0.999 is the paper's")
         object.__setattr__(self, "shares_queries", self.share_queries)
 
-    def near(self, num_heads: int) -> int:
+    def num_local(self, num_heads: int) -> int:
         """Return the number of local heads among `num_heads` heads."""
-        near = num_heads // 2 if self.local_heads is None else self.local_heads
-        if near >= num_heads:
+        num_local = num_heads // 2 if self.local_heads is None else self.local_heads
+        if num_local >= num_heads:
             raise InputError(
-                f"local_heads: expected fewer than the {num_heads} heads, so that one is routed, got {near}; "
-                "for local heads alone use 'softmax' with a Window"
+                f"local_heads: expected fewer than the {num_heads} heads, so that at least one is routed, "
+                f"got {num_local}; for local heads only use 'softmax' with a Window"
             )
-        return near
+        return num_local
 
     def build(self, num_heads: int, head_size: int) -> "Routing":
         """Return the module, by sorting, or by all pairs with the backend "definition"."""
@@ -119,12 +119,12 @@ class Routing(Mechanism):
 
     def __init__(self, config: RoutingConfig, num_heads: int, head_size: int):
         super().__init__()
-        self.config, self.near = config, config.near(num_heads)
+        self.config, self.num_local = config, config.num_local(num_heads)
         window = {"kind": "softmax", "pattern": f"Window({config.local_window - 1})"}
         local = MechanismConfig.from_dict(window)
         local = local.definition() if config.backend == "definition" else local
-        self.local = local.build(self.near, head_size) if self.near else None
-        self.centroids = Centroids(num_heads - self.near, config.clusters, head_size, config.decay)
+        self.local = local.build(self.num_local, head_size) if self.num_local else None
+        self.centroids = Centroids(num_heads - self.num_local, config.clusters, head_size, config.decay)
 
     def new_state(self, reserve: int) -> RoutingState:
         """Return empty caches."""
@@ -145,28 +145,30 @@ class Routing(Mechanism):
         assert isinstance(state, RoutingState | None)
         if self.training and state is None and self.config.clusters > q.shape[2]:
             raise InputError(
-                f"clusters: expected at most one for each token, got {self.config.clusters} and rows of "
-                f"{q.shape[2]} tokens to learn from; give longer rows or fewer clusters"
+                f"clusters: expected at most the {q.shape[2]} tokens of a training row, "
+                f"got {self.config.clusters}; use longer rows or fewer clusters"
             )
-        groups, near = q.shape[1] // k.shape[1], self.near
+        groups, num_local = q.shape[1] // k.shape[1], self.num_local
         if groups > 1:
             # Every query head has its own centroids, so grouped keys may be in different clusters.
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         parts, weights, local = [], [], None
         if self.local is not None:
-            with _watched(weights):
+            with _collect_weights(weights):
                 y, local = self.local(
-                    q[:, :near],
-                    k[:, :near],
-                    v[:, :near],
+                    q[:, :num_local],
+                    k[:, :num_local],
+                    v[:, :num_local],
                     context,
                     None if state is None else state.local,
-                    heads_of(position, slice(near), q.shape[1]),
+                    heads_of(position, slice(num_local), q.shape[1]),
                 )
             parts.append(y)
-        position = heads_of(position, slice(near, None), q.shape[1])
-        with _watched(weights):
-            y, state = self._route(q[:, near:], k[:, near:], v[:, near:], context, state, position)
+        position = heads_of(position, slice(num_local, None), q.shape[1])
+        with _collect_weights(weights):
+            y, state = self._route(
+                q[:, num_local:], k[:, num_local:], v[:, num_local:], context, state, position
+            )
         parts.append(y.to(q.dtype))
         if weights:
             record(torch.cat(weights, 1))
@@ -186,12 +188,12 @@ class Routing(Mechanism):
         with without_autocast(q):
             q, k = normed(q.to(exact)), normed(k.to(exact))
             query_clusters, key_clusters = self.centroids(q), self.centroids(k)
-        spread = (0, 0, self.near, 0)  # local heads have no clusters
+        spread = (0, 0, self.num_local, 0)  # local heads have no clusters
         record_mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
         record_mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
         queries = slice(context.offset, context.offset + context.q_len)
         new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
-        self.centroids.learn(
+        self.centroids.update_after_backward(
             (q, query_clusters, _valid(context, queries)), (k, key_clusters, _valid(context, new_keys))
         )
         if state is not None:
@@ -203,15 +205,15 @@ class Routing(Mechanism):
         terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
         heads = RoutedHeads(q, k, v.to(exact), query_clusters, key_clusters, terms)
         with without_autocast(q):
-            return self._mix(heads, context), state
+            return self._attend(heads, context), state
 
-    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
+    def _attend(self, heads: RoutedHeads, context: Context) -> Tensor:
         config = self.config
         if recording():
             return definition(heads, context, config.window, config.share_queries)
         if context.causal and heads.q.shape[2] == 1:
             return single_query(heads, context, config.window, config.share_queries)
-        clusters = evenly_filled(heads.query_clusters, heads.key_clusters, config.clusters)
+        clusters = placeholder_clusters(heads.query_clusters, heads.key_clusters, config.clusters)
         intervals = cluster_intervals(
             *clusters, config.clusters, config.window, context, config.share_queries
         )
@@ -223,7 +225,7 @@ class Routing(Mechanism):
 class PlainRouting(Routing):
     """Routing attention by its equation over all pairs (`definition`)."""
 
-    def _mix(self, heads: RoutedHeads, context: Context) -> Tensor:
+    def _attend(self, heads: RoutedHeads, context: Context) -> Tensor:
         return definition(heads, context, self.config.window, self.config.share_queries)
 
 
@@ -232,7 +234,7 @@ def _valid(context: Context, slots: slice) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def _watched(weights: list[Tensor]) -> Iterator[None]:
+def _collect_weights(weights: list[Tensor]) -> Iterator[None]:
     """Collect the weights recorded inside the context in this list, if weights are recorded."""
     if not recording():
         yield

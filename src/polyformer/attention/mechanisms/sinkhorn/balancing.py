@@ -4,9 +4,9 @@
     rows       L_ij <- L_ij - log sum_j' e^L_ij'
 
 The causal form sums each column only over the rows i' <= i. By induction over the iterations row i then
-depends only on the rows up to i, and rows can be computed in runs: a later run requires only `taken`, the log
-of each column's sum over the earlier rows in every iteration. A block gets less weight the more weight the
-earlier rows have given it.
+depends only on the rows up to i, and rows can be computed in runs: a later run requires only `column_sums`,
+the log of each column's sum over the earlier rows in every iteration. A block gets less weight the more
+weight the earlier rows have assigned to it.
 """
 
 import torch
@@ -36,20 +36,24 @@ def gumbel(like: Tensor) -> Tensor:
     return -torch.empty_like(like, requires_grad=False).exponential_().clamp_min(tiny).log()
 
 
-def balanced(
-    scores: Tensor, allowed: Tensor, iterations: int, taken: Tensor | None, causal: bool
+def sinkhorn_balance(
+    scores: Tensor, allowed: Tensor, iterations: int, column_sums: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the balanced matrix S and the next `taken`.
+    """Return the balanced matrix S and the next `column_sums`.
 
     Args:
         scores: [B, H, A, N], the rows of a run.
         allowed: bool, broadcasts to `scores`. Other entries of S are 0, also in rows and columns without any.
         taken: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
     """
-    sums, log = [], _by_rows(scores, allowed)
+    sums, log = [], _normalize_rows(scores, allowed)
     for number in range(iterations):
         if causal:
-            before = torch.full_like(log[:, :, :1], FLOOR) if taken is None else taken[:, :, number, None]
+            before = (
+                torch.full_like(log[:, :, :1], FLOOR)
+                if column_sums is None
+                else column_sums[:, :, number, None]
+            )
             # The sums of earlier runs are a row before the first: one cumulative sum covers all i' <= i.
             total = torch.cat([before, log], 2).logcumsumexp(2)
             mark_first_order(total, "Sinkhorn balancing over earlier blocks")
@@ -57,10 +61,11 @@ def balanced(
             total = total[:, :, 1:]
         else:
             total = log.logsumexp(2, keepdim=True)
-        log = _by_rows(log - total, allowed)
+        # Rows come last, so that every sorted block is an average.
+        log = _normalize_rows(log - total, allowed)
     return log.exp().masked_fill(~allowed, 0.0), torch.stack(sums, 2) if causal else None
 
 
-def _by_rows(log: Tensor, allowed: Tensor) -> Tensor:
+def _normalize_rows(log: Tensor, allowed: Tensor) -> Tensor:
     log = log.masked_fill(~allowed, FLOOR)
     return (log - log.logsumexp(3, keepdim=True)).masked_fill(~allowed, FLOOR)

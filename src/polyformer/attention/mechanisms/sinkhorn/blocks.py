@@ -1,8 +1,8 @@
 """Assignment of tokens to blocks: tables of integers for the queries and keys of a call.
 
-Blocks begin with their document and have `size` of its real tokens, so that padding at any place and other
-documents in the row have no influence. The blocks of a row are numbered consecutively; R is the number of
-distinct batch rows, 1 if all have the same layout. Cost: a few integers per token.
+Blocks begin with their document and have `size` of its non-padding tokens, so that padding at any place and
+other documents in the row have no influence. The blocks of a row are numbered consecutively; R is the number
+of distinct batch rows, 1 if all have the same layout. Cost: a few integers per token.
 """
 
 import dataclasses
@@ -19,33 +19,33 @@ from polyformer.core.sequence.documents import take_tokens, token_ranks
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """N blocks of all keys, and the A blocks that contain queries ("asked" blocks).
+    """N blocks of all keys, and the A blocks that contain queries ("query blocks").
 
     Args:
         index: [R, N, size], the slots of each block's tokens, Tk for empty places.
         column: [R, N], a block's number in its document.
-        home: [R, N], the number of its document's first block; -1 for a block without tokens.
-        asked: [R, A], the numbers of the blocks with queries.
-        there: [R, A], whether there is such a block.
+        first_block: [R, N], the number of its document's first block; -1 for a block without tokens.
+        query_blocks: [R, A], the numbers of the blocks with queries.
+        has_block: [R, A], whether there is such a block.
         begins: [R, A], whether its first token is new: not yet in the state.
-        some_begin: whether any block begins.
-        queries: [R, A, size], the queries of each asked block, Tq for empty places.
-        back: [R, Tq], the position of each query in the flattened `queries`; A size for padding.
+        any_begin: whether any block begins.
+        queries: [R, A, size], the queries of each query block, Tq for empty places.
+        query_places: [R, Tq], the position of each query in the flattened `queries`; A size for padding.
         length: Tk.
-        whole: whether all keys are new; all blocks then count as asked.
+        all_new: whether all keys are new; all blocks then count as query blocks.
     """
 
     index: Tensor
     column: Tensor
-    home: Tensor
-    asked: Tensor
-    there: Tensor
+    first_block: Tensor
+    query_blocks: Tensor
+    has_block: Tensor
     begins: Tensor
-    some_begin: bool
+    any_begin: bool
     queries: Tensor
-    back: Tensor
+    query_places: Tensor
     length: int
-    whole: bool
+    all_new: bool
 
     @property
     def filled(self) -> Tensor:
@@ -53,93 +53,115 @@ class Blocks:
         return self.index < self.length
 
     @property
-    def own(self) -> Tensor:
-        """The rows of `index` for the asked blocks, [R, A, size]."""
-        return self.of_asked(self.index).masked_fill(~self.there.unsqueeze(2), self.length)
+    def query_index(self) -> Tensor:
+        """The rows of `index` for the query blocks, [R, A, size]."""
+        return self.take_query_blocks(self.index).masked_fill(~self.has_block.unsqueeze(2), self.length)
 
-    def of_tokens(self) -> Tensor:
+    def query_block_numbers(self) -> Tensor:
         """Return the number of each query's block, [R, Tq]; -1 for padding."""
-        number = self.asked.gather(1, (self.back // self.index.shape[2]).clamp(max=self.asked.shape[1] - 1))
-        return number.masked_fill(self.back >= self.asked.shape[1] * self.index.shape[2], -1)
+        number = self.query_blocks.gather(
+            1, (self.query_places // self.index.shape[2]).clamp(max=self.query_blocks.shape[1] - 1)
+        )
+        return number.masked_fill(self.query_places >= self.query_blocks.shape[1] * self.index.shape[2], -1)
 
     def tokens(self) -> Tensor:
         """Return the range of keys start <= j < stop of each block, [R, N, 2]; 0, 0 for empty blocks."""
         most = self.index.masked_fill(~self.filled, -1).amax(2)
         return torch.stack([self.index.amin(2), most + 1], 2) * (most >= 0).unsqueeze(2)
 
-    def of_asked(self, table: Tensor) -> Tensor:
-        """Return the rows of a table [R, N, ...] for the asked blocks, [R, A, ...]."""
+    def take_query_blocks(self, table: Tensor) -> Tensor:
+        """Return the rows of a table [R, N, ...] for the query blocks, [R, A, ...]."""
         rows = torch.arange(len(table), device=table.device).unsqueeze(1)
-        return table[rows, self.asked]
+        return table[rows, self.query_blocks]
 
     def sources(self, causal: bool) -> Tensor:
-        """Return whether block j may be sorted into the place of asked block i, [R, A, N]."""
-        home = self.of_asked(self.home).unsqueeze(2)
-        same = (home == self.home.unsqueeze(1)) & (home >= 0) & self.there.unsqueeze(2)
+        """Return whether block j may be sorted into the place of query block i, [R, A, N]."""
+        first_block = self.take_query_blocks(self.first_block).unsqueeze(2)
+        same = (
+            (first_block == self.first_block.unsqueeze(1)) & (first_block >= 0) & self.has_block.unsqueeze(2)
+        )
         if not causal:
             return same
-        return same & (torch.arange(self.home.shape[1], device=home.device) < self.asked.unsqueeze(2))
+        return same & (
+            torch.arange(self.first_block.shape[1], device=first_block.device)
+            < self.query_blocks.unsqueeze(2)
+        )
 
 
 def blocks_of(context: Context, size: int, fresh: int, device: torch.device) -> Blocks:
     """Return the blocks of a call with `fresh` new keys at the end."""
     real, rank, _ = token_ranks(context, device)
     rows, length = real.shape
+    # A block begins at every `size`-th token of a document.
     number = (real & (rank % size == 0)).cumsum(1) - 1
-    count = _most(context, number, size)
+    count = _max_blocks(context, number, size)
     slots = torch.arange(length, device=device).expand(rows, -1)
+    # The place of each token in the concatenated blocks.
     at = torch.where(real, number * size + rank % size, count * size)
-    # Padding has the position count * size, which `_placed` drops.
-    index = _placed(slots, at, count * size, length).view(rows, count, size)
+    # Padding has the position count * size, which `_scatter` drops.
+    index = _scatter(slots, at, count * size, length).view(rows, count, size)
     first = index[:, :, 0].clamp(max=length - 1)
     exists = index[:, :, 0] < length
     column = rank.gather(1, first) // size * exists
-    home = (number.gather(1, first) - column).masked_fill(~exists, -1)
+    first_block = (number.gather(1, first) - column).masked_fill(~exists, -1)
 
     queries = slice(context.offset, context.offset + context.q_len)
     own_real, own_number = real[:, queries], number[:, queries]
-    whole = fresh == length
+    all_new = fresh == length
     first_asked = torch.where(own_real, own_number, count).amin(1, keepdim=True)
-    first_asked = torch.where((first_asked == count) | whole, 0, first_asked)
+    first_asked = torch.where((first_asked == count) | all_new, 0, first_asked)
     # All blocks from the first with a query on; a row without queries starts at block 0.
-    most = count if whole else _most_asked(context, own_number, own_real, first_asked, count, size)
-    asked = first_asked + torch.arange(most, device=device)
-    there = asked < count
-    asked = asked.clamp(max=count - 1)
-    there = there & exists.gather(1, asked)
-    begins = there & (first.gather(1, asked) >= length - fresh)
-    back = torch.where(own_real, at[:, queries] - first_asked * size, most * size)
+    most = count if all_new else _max_query_blocks(context, own_number, own_real, first_asked, count, size)
+    query_blocks = first_asked + torch.arange(most, device=device)
+    has_block = query_blocks < count
+    query_blocks = query_blocks.clamp(max=count - 1)
+    has_block = has_block & exists.gather(1, query_blocks)
+    begins = has_block & (first.gather(1, query_blocks) >= length - fresh)
+    query_places = torch.where(own_real, at[:, queries] - first_asked * size, most * size)
     numbers = torch.arange(context.q_len, device=device).expand(rows, -1)
-    placed = _placed(numbers, back, most * size, context.q_len).view(rows, most, size)
-    some = _some_begin(context, begins, size, fresh)
-    return Blocks(index, column, home, asked, there, begins, some, placed, back, length, whole)
+    placed = _scatter(numbers, query_places, most * size, context.q_len).view(rows, most, size)
+    some = _any_begin(context, begins, size, fresh)
+    return Blocks(
+        index,
+        column,
+        first_block,
+        query_blocks,
+        has_block,
+        begins,
+        some,
+        placed,
+        query_places,
+        length,
+        all_new,
+    )
 
 
-def in_blocks(x: Tensor, index: Tensor) -> Tensor:
+def to_blocks(x: Tensor, index: Tensor) -> Tensor:
     """Return the tokens [R, A, size] of x [B, H, T, D] as [B, H, A, size, D], zeros for an index of T."""
     length = x.shape[2]
+    # Empty places read any token and are cleared afterwards.
     blocks = take_tokens(x, index.flatten(1).clamp(max=length - 1)).unflatten(2, index.shape[1:])
     return blocks.masked_fill((index == length)[:, None, :, :, None], 0.0)
 
 
-def unblocked(x: Tensor, back: Tensor) -> Tensor:
+def from_blocks(x: Tensor, query_places: Tensor) -> Tensor:
     """Return blocks [B, H, A, size, D] of queries as [B, H, Tq, D], with zeros for padding."""
     # Padding has the index A size: the row of zeros appended here.
-    return take_tokens(F.pad(x.flatten(2, 3), (0, 0, 0, 1)), back)
+    return take_tokens(F.pad(x.flatten(2, 3), (0, 0, 0, 1)), query_places)
 
 
-def mixed(s: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def sort_blocks(s: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys and values [B, H, N, size, D] sorted by s [B, H, A, N], and the log of m [B, H, A, size].
 
     `filled`, [R, 1, N, size, 1], is 1 where a block has a token and 0 elsewhere. The sums of each place are
-    divided by m = s filled, so that they are averages over real tokens; see `filled_mass` for empty places.
+    divided by m = s filled, so they are averages over non-padding tokens; see `filled_mass` for empty places.
     """
     mass, log_mass = filled_mass((s @ filled.flatten(3)).unsqueeze(4))
     k, v = ((s @ x.flatten(3)).unflatten(3, x.shape[3:]) / mass for x in (k, v))
     return k, v, log_mass.squeeze(4)
 
 
-def _placed(values: Tensor, at: Tensor, count: int, fill: int) -> Tensor:
+def _scatter(values: Tensor, at: Tensor, count: int, fill: int) -> Tensor:
     """Return `values` [R, T] scattered to their positions `at`, [R, count], with `fill` elsewhere.
 
     Values at position `count` are dropped.
@@ -148,14 +170,16 @@ def _placed(values: Tensor, at: Tensor, count: int, fill: int) -> Tensor:
     return table.scatter(1, at, values)[:, :count]
 
 
-def _most(context: Context, number: Tensor, size: int) -> int:
+def _max_blocks(context: Context, number: Tensor, size: int) -> int:
     """Return the maximum number of blocks of a row, or an upper bound."""
     if context.kv_doc is None:
         return -(-context.kv_len // size)
     return context.kv_len if torch.compiler.is_compiling() else max(1, int(number[:, -1].max()) + 1)
 
 
-def _most_asked(context: Context, number: Tensor, real: Tensor, first: Tensor, count: int, size: int) -> int:
+def _max_query_blocks(
+    context: Context, number: Tensor, real: Tensor, first: Tensor, count: int, size: int
+) -> int:
     """Return the maximum number of blocks that a row's queries are in, or an upper bound."""
     if context.kv_doc is None:
         return min(count, (context.q_len + size - 2) // size + 1)
@@ -164,7 +188,7 @@ def _most_asked(context: Context, number: Tensor, real: Tensor, first: Tensor, c
     return max(1, int(torch.where(real, number - first + 1, 0).max()))
 
 
-def _some_begin(context: Context, begins: Tensor, size: int, fresh: int) -> bool:
+def _any_begin(context: Context, begins: Tensor, size: int, fresh: int) -> bool:
     if context.kv_doc is None and context.kv_valid is None:
         return -(-context.kv_len // size) > -(-(context.kv_len - fresh) // size)
     return torch.compiler.is_compiling() or bool(begins.any())
@@ -177,8 +201,8 @@ def check_count(blocks: Blocks, context: Context, size: int, most: int) -> None:
     with the same message instead.
     """
     message = (
-        f"input: a text has more than the {most * size} tokens that the sorting network was made for; "
-        "cut it, or make the mechanism with a greater max_length"
+        f"input: a document has more than {most * size} tokens, the limit of the sorting network; "
+        "shorten it, or build the mechanism with a greater max_length"
     )
     count = blocks.column.shape[1]
     if count <= most:

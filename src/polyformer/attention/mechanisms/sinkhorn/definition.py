@@ -36,7 +36,7 @@ from polyformer.core.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)
-class Sorting:
+class SortingOptions:
     """Options of the sorting of blocks of `size` tokens.
 
     `noisy`: whether Gumbel noise is added (training). `cut`: the number of sorted blocks that all queries
@@ -51,7 +51,7 @@ class Sorting:
 
 
 def definition(
-    q: Tensor, k: Tensor, v: Tensor, net: SortingNet, sorting: Sorting, context: Context
+    q: Tensor, k: Tensor, v: Tensor, net: SortingNet, sorting: SortingOptions, context: Context
 ) -> Tensor:
     """Return the attention output [B, H, Tq, D] of q [B, H, Tq, D] and k, v [B, H, Tk, D].
 
@@ -73,7 +73,7 @@ def definition(
     return attention @ v
 
 
-def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> Tensor:
+def permutation(k: Tensor, net: SortingNet, sorting: SortingOptions, causal: bool) -> Tensor:
     """Return S [H, N, N] for the keys [H, n, D] of a document."""
     blocks = k.split(sorting.size, 1)
     if causal:
@@ -82,19 +82,22 @@ def permutation(k: Tensor, net: SortingNet, sorting: Sorting, causal: bool) -> T
         means = [block.mean(1) for block in blocks]
     scores = net(torch.stack(means, 1))[..., : len(blocks)]
     scores = (scores + gumbel(scores) if sorting.noisy else scores) / sorting.temperature
+    # Causal: only blocks j < i may be sorted into place i.
     earlier = torch.ones_like(scores[0], dtype=torch.bool).tril(-1)
     allowed = earlier if causal else torch.ones_like(earlier)
-    log = _less(scores, allowed, rows=True)
+    log = _normalize(scores, allowed, rows=True)
     for _ in range(sorting.iterations):
         if causal:  # balance the columns of rows 0 .. i and keep only row i
-            log = torch.stack([_less(log[:, : i + 1], allowed[: i + 1])[:, i] for i in range(len(blocks))], 1)
+            log = torch.stack(
+                [_normalize(log[:, : i + 1], allowed[: i + 1])[:, i] for i in range(len(blocks))], 1
+            )
         else:
-            log = _less(log, allowed)
-        log = _less(log, allowed, rows=True)
+            log = _normalize(log, allowed)
+        log = _normalize(log, allowed, rows=True)
     return log.exp()
 
 
-def _less(log: Tensor, allowed: Tensor, rows: bool = False) -> Tensor:
+def _normalize(log: Tensor, allowed: Tensor, rows: bool = False) -> Tensor:
     """Return log [H, N, N] minus the log of the sums of the allowed entries in each column (or row)."""
     log = log.masked_fill(~allowed, -torch.inf)
     sums = safe_logsumexp(log).unsqueeze(2) if rows else safe_logsumexp(log.mT).unsqueeze(1)
@@ -110,12 +113,13 @@ def sorted_places(k: Tensor, s: Tensor, size: int) -> tuple[Tensor, Tensor]:
     real = (torch.arange(count * size, device=k.device) < n).view(count, size)
     mass = s @ real.to(s.dtype)
     share = s.unsqueeze(2) * real.mT / filled_mass(mass)[0].unsqueeze(3)  # [H, i, t, j]
+    # Sorting keeps places: place t of a block goes to place t.
     same_place = torch.eye(size, dtype=s.dtype, device=k.device)
     return torch.einsum("hitj,tu->hitju", share, same_place).flatten(3)[..., :n], mass
 
 
 def weights(
-    q: Tensor, k: Tensor, places: tuple[Tensor, Tensor], rank: int, sorting: Sorting, causal: bool
+    q: Tensor, k: Tensor, places: tuple[Tensor, Tensor], rank: int, sorting: SortingOptions, causal: bool
 ) -> Tensor:
     """Return the weights [H, n] of the query q [H, D] of token `rank` over the n tokens of its document."""
     (shares, mass), block = places, rank // sorting.size
@@ -127,5 +131,6 @@ def weights(
     keys = torch.cat([k[:, start:stop], shares @ k], 1)
     scores = (keys @ q.unsqueeze(2)).squeeze(2) / math.sqrt(q.shape[1])
     scores = scores + F.pad(log_mass, (stop - start, 0))
+    # One softmax over the own block and the sorted block.
     own, of_sorted = scores.softmax(1).split([stop - start, shares.shape[1]], 1)
     return F.pad(own, (start, k.shape[1] - stop)) + (of_sorted.unsqueeze(1) @ shares).squeeze(1)

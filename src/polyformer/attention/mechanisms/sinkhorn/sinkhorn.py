@@ -34,18 +34,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Form, Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.base import (
+    Mechanism,
+    MechanismBackend,
+    MechanismConfig,
+    ScoreTerms,
+    check_head_size,
+)
 from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
-from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, balanced, gumbel
+from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, gumbel, sinkhorn_balance
 from polyformer.attention.mechanisms.sinkhorn.blocks import (
     Blocks,
     blocks_of,
     check_count,
-    in_blocks,
-    mixed,
-    unblocked,
+    from_blocks,
+    sort_blocks,
+    to_blocks,
 )
-from polyformer.attention.mechanisms.sinkhorn.definition import Sorting, definition
+from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, definition
 from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -71,11 +77,11 @@ class SinkhornConfig(MechanismConfig):
     iterations: int = 8  # of balancing
     temperature: float = 0.75  # the lower, the nearer S is to a permutation
     dropout: float = 0.0  # of attention weights
-    backend: Form = "auto"  # "definition": document by document
+    backend: MechanismBackend = "auto"  # "definition": document by document
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
-    relates: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_length", "iterations"):
@@ -88,9 +94,9 @@ class SinkhornConfig(MechanismConfig):
         """Return the module, in blocks, or document by document with the backend "definition"."""
         return (PlainSinkhorn if self.backend == "definition" else Sinkhorn)(self, num_heads, head_size)
 
-    def sorting(self, noisy: bool) -> Sorting:
+    def sorting(self, noisy: bool) -> SortingOptions:
         """Return the sorting options of the definition."""
-        return Sorting(self.block_size, self.iterations, self.temperature, noisy)
+        return SortingOptions(self.block_size, self.iterations, self.temperature, noisy)
 
     def definition(self) -> "SinkhornConfig":
         """Return the config that computes the equations document by document."""
@@ -108,15 +114,17 @@ class SinkhornConfig(MechanismConfig):
 class SinkhornState(State):
     """All keys and values, and the sorting so far.
 
-    `taken` [B, H, iterations, N] has the column sums of the N blocks so far (`balancing`); `last` has the
-    keys and values [B, H, 1, size, D] sorted into the place of the last block that began.
+    `column_sums` [B, H, iterations, N] has the column sums of the N blocks so far (`balancing`). `last` has
+    the keys and values [B, H, 1, size, D] sorted into the place of the last block that began.
     """
 
     tokens: KeyValueCache
-    taken: Tensor | None = None
+    column_sums: Tensor | None = None
     last: tuple[Tensor, Tensor] | None = None
 
-    def gone_on(self, begins: Tensor, keys: Tensor, values: Tensor, taken: Tensor) -> "SinkhornState":
+    def after_call(
+        self, begins: Tensor, keys: Tensor, values: Tensor, column_sums: Tensor
+    ) -> "SinkhornState":
         """Return the state after a call with sorted blocks [B, H, A, size, D].
 
         `last` becomes the last block for which `begins` [R, A] is true; a row without such blocks keeps its
@@ -131,7 +139,7 @@ class SinkhornState(State):
             return torch.cat([old, new], 2).gather(2, index)
 
         last = chosen(keys, old[0]), chosen(values, old[1])
-        return dataclasses.replace(self, taken=taken, last=last)
+        return dataclasses.replace(self, column_sums=column_sums, last=last)
 
 
 class Sinkhorn(Mechanism):
@@ -168,12 +176,12 @@ class Sinkhorn(Mechanism):
         blocks = self._blocks(context, fresh, q.device)
         with without_autocast(q):
             if not recording():
-                y, state = self._mix(q, k, v, blocks, context, state)
+                y, state = self._attend(q, k, v, blocks, context, state)
                 return y.to(dtype), state
-            y = self._defined(q, k, v, context)
+            y = self._by_definition(q, k, v, context)
             if state is not None:
                 with recorded():  # discard the weights over blocks: only those over tokens are reported
-                    _, state = self._mix(q, k, v, blocks, context, state)
+                    _, state = self._attend(q, k, v, blocks, context, state)
         return y.to(dtype), state
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,45 +201,44 @@ class Sinkhorn(Mechanism):
 
         return context.once(("blocks", size, fresh, self.count), make)
 
-    def _defined(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+    def _by_definition(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         return definition(q, k, v, self.net, self.config.sorting(self.training), context)
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, context: Context, state: SinkhornState | None
     ) -> tuple[Tensor, SinkhornState | None]:
         size = self.config.block_size
-        keys, values = (in_blocks(x, blocks.own) for x in (k, v))
+        keys, values = (to_blocks(x, blocks.query_index) for x in (k, v))
         if context.causal:
-            sorted_keys, sorted_values, log_mass, state = self._sorted_so_far(
-                k, v, keys, values, blocks, state
-            )
+            sorted_keys, sorted_values, log_mass, state = self._sort_causal(k, v, keys, values, blocks, state)
         else:
-            sorted_keys, sorted_values, log_mass = self._sorted(keys, values, blocks)
-        hidden = (blocks.own == blocks.length)[:, None, :, None]
+            sorted_keys, sorted_values, log_mass = self._sort(keys, values, blocks)
+        hidden = (blocks.query_index == blocks.length)[:, None, :, None]
         if context.causal:
             # Later tokens of the own block; the sorted block consists of earlier tokens.
             hidden = hidden | torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
         bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
         log_mass = log_mass.unsqueeze(3)
+        # Own keys are masked per query, sorted keys per place: bring both to one shape.
         wide = torch.broadcast_shapes(bias.shape[:4], log_mass.shape[:4])
         y = attend_in_blocks(
-            in_blocks(q, blocks.queries),
+            to_blocks(q, blocks.queries),
             torch.cat([keys, sorted_keys], 3),
             torch.cat([values, sorted_values], 3),
             torch.cat([bias.expand(*wide, -1), log_mass.expand(*wide, -1)], 4),
             self.config.dropout if self.training else 0.0,
         )
-        return unblocked(y, blocks.back), state
+        return from_blocks(y, blocks.query_places), state
 
-    def _sorted(self, keys: Tensor, values: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+    def _sort(self, keys: Tensor, values: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
         """Return sorted keys and values [B, H, N, size, D] of all blocks, and log m [B, H, N, size]."""
         filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
-        self._say(s, blocks, own=True)
-        return mixed(s, keys, values, filled)
+        self._record_sorting(s, blocks, own=True)
+        return sort_blocks(s, keys, values, filled)
 
-    def _sorted_so_far(
+    def _sort_causal(
         self,
         k: Tensor,
         v: Tensor,
@@ -240,62 +247,65 @@ class Sinkhorn(Mechanism):
         blocks: Blocks,
         state: SinkhornState | None,
     ) -> tuple[Tensor, Tensor, Tensor, SinkhornState | None]:
-        """Return the same as `_sorted` for the asked blocks, and the next state.
+        """Return the same as `_sort` for the query blocks, and the next state.
 
         Blocks that begin in this call are sorted here; the sorted block of an earlier begin is read from the
         state.
         """
-        column = blocks.of_asked(blocks.column)
+        column = blocks.take_query_blocks(blocks.column)
         # Earlier blocks are full, so m = 1; the first block of a document has no sorted block (m = 0).
         log_mass = torch.zeros_like(column, dtype=k.dtype).masked_fill(column == 0, -torch.inf)
         log_mass = log_mass[:, None, :, None].expand(-1, -1, -1, self.config.block_size)
         last = None if state is None else state.last
-        if last is not None and not blocks.some_begin:
+        if last is not None and not blocks.any_begin:
             old_keys, old_values = (x.expand(-1, -1, column.shape[1], -1, -1) for x in last)
             # Decoding inside a block: nothing to sort, all queries read the block sorted before.
             return old_keys, old_values, log_mass, state
-        tables = (keys, values) if blocks.whole else [in_blocks(x, blocks.index) for x in (k, v)]
+        tables = (keys, values) if blocks.all_new else [to_blocks(x, blocks.index) for x in (k, v)]
         earlier = blocks.sources(causal=True).unsqueeze(1).to(k.dtype)
         # All tokens of earlier blocks plus the first token of this block, so no later token is used.
         sums = earlier @ tables[0].sum(3) + keys[:, :, :, 0]
         means = sums / (column * self.config.block_size + 1)[:, None, :, None]
-        s, taken = self._permutation(means, blocks, None if state is None else state.taken, causal=True)
-        self._say(s, blocks, own=True)
+        s, column_sums = self._permutation(
+            means, blocks, None if state is None else state.column_sums, causal=True
+        )
+        self._record_sorting(s, blocks, own=True)
         sorted_keys, sorted_values = (
             (s @ x.flatten(3)).unflatten(3, (self.config.block_size, -1)) for x in tables
         )
-        if state is None or taken is None:
+        if state is None or column_sums is None:
             return sorted_keys, sorted_values, log_mass, state
-        state = state.gone_on(blocks.begins, sorted_keys, sorted_values, taken)
+        state = state.after_call(blocks.begins, sorted_keys, sorted_values, column_sums)
         if last is not None:
             begins = blocks.begins[:, None, :, None, None]
             sorted_keys = torch.where(begins, sorted_keys, last[0])
             sorted_values = torch.where(begins, sorted_values, last[1])
         return sorted_keys, sorted_values, log_mass, state
 
-    def _say(self, s: Tensor, blocks: Blocks, own: bool) -> None:
+    def _record_sorting(self, s: Tensor, blocks: Blocks, own: bool) -> None:
         """Report S [B, H, A, N] and each token's block to visualizations, if all keys are new.
 
         `own`: a query reads only the block sorted into the place of its block, otherwise all sorted blocks.
         """
-        if not blocks.whole:
+        if not blocks.all_new:
             return
-        record_mark("block", lambda: blocks.of_tokens().unsqueeze(1))
-        rows = blocks.of_tokens() if own else None
+        record_mark("block", lambda: blocks.query_block_numbers().unsqueeze(1))
+        rows = blocks.query_block_numbers() if own else None
         record_lookup(lambda: Lookup(SORTED, s.detach(), s.shape[3], rows=rows, tokens=blocks.tokens()))
 
     def _permutation(
-        self, means: Tensor, blocks: Blocks, taken: Tensor | None, causal: bool
+        self, means: Tensor, blocks: Blocks, column_sums: Tensor | None, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return S [B, H, A, N] of block representations [B, H, A, D], and the next `taken` of `balanced`."""
+        """Return S [B, H, A, N] of block representations [B, H, A, D], and the next column sums."""
         config, column = self.config, blocks.column
+        # The network scores a block by its number in the document; `column` has it for each block of the row.
         columns = column[:, None, None].expand(*means.shape[:3], -1)
         scores = self.net(means).gather(3, columns)
         scores = (scores + gumbel(scores) if self.training else scores) / config.temperature
         allowed = (blocks.sources(causal) & blocks.begins.unsqueeze(2)).unsqueeze(1)
-        if taken is not None:
-            taken = F.pad(taken, (0, column.shape[1] - taken.shape[3]), value=FLOOR)
-        return balanced(scores, allowed, config.iterations, taken, causal)
+        if column_sums is not None:
+            column_sums = F.pad(column_sums, (0, column.shape[1] - column_sums.shape[3]), value=FLOOR)
+        return sinkhorn_balance(scores, allowed, config.iterations, column_sums, causal)
 
 
 class PlainSinkhorn(Sinkhorn):
@@ -319,4 +329,4 @@ class PlainSinkhorn(Sinkhorn):
         q, k, v, dtype = *self._inputs(q, k, v), q.dtype
         k, v, state = appended(state, k, v)
         with without_autocast(q):
-            return self._defined(q, k, v, context).to(dtype), state
+            return self._by_definition(q, k, v, context).to(dtype), state

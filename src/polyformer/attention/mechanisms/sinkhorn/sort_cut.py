@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
-from polyformer.attention.mechanisms.sinkhorn.blocks import Blocks, in_blocks, mixed, unblocked
-from polyformer.attention.mechanisms.sinkhorn.definition import Sorting
+from polyformer.attention.mechanisms.sinkhorn.blocks import Blocks, from_blocks, sort_blocks, to_blocks
+from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import (
     PlainSinkhorn,
     Sinkhorn,
@@ -44,8 +44,8 @@ class SortCutConfig(SinkhornConfig):
     kind: ClassVar[str] = "sort_cut"
     paper: ClassVar[str] = "Tay et al. 2020, section 3 (SortCut)"
     causal: ClassVar[bool] = False
-    caches: ClassVar[bool] = False
-    instead: ClassVar[str] = "'sinkhorn', whose queries attend to their own block and one of the past"
+    supports_kv_cache: ClassVar[bool] = False
+    instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class SortCutConfig(SinkhornConfig):
         """Return the module, in blocks, or document by document with the backend "definition"."""
         return (PlainSinkhorn if self.backend == "definition" else SortCut)(self, num_heads, head_size)
 
-    def sorting(self, noisy: bool) -> Sorting:
+    def sorting(self, noisy: bool) -> SortingOptions:
         """Return the sorting options of the definition."""
         return dataclasses.replace(super().sorting(noisy), cut=self.cut)
 
@@ -73,26 +73,27 @@ class SortCut(Sinkhorn):
         super().__init__(config, num_heads, head_size)
         self.cut = config.cut
 
-    def _mix(
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, context: Context, state: SinkhornState | None
     ) -> tuple[Tensor, SinkhornState | None]:
-        keys, values = (in_blocks(x, blocks.own) for x in (k, v))
+        keys, values = (to_blocks(x, blocks.query_index) for x in (k, v))
         filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
         single = context.kv_doc is None
-        self._say(s[:, :, : self.cut], blocks, own=False)
-        index, there = first_blocks(blocks, self.cut, single)
+        self._record_sorting(s[:, :, : self.cut], blocks, own=False)
+        index, exists = first_blocks(blocks, self.cut, single)
         # With one document the first rows of S are enough; packed documents have their first blocks anywhere.
-        sorted_blocks = mixed(s[:, :, : self.cut] if single else s, keys, values, filled)
-        sorted_keys, sorted_values, log_mass = (picked(x, index) for x in sorted_blocks)
+        sorted_blocks = sort_blocks(s[:, :, : self.cut] if single else s, keys, values, filled)
+        sorted_keys, sorted_values, log_mass = (take_blocks(x, index) for x in sorted_blocks)
         log_mass = log_mass.masked_fill(
-            ~there.repeat_interleave(self.config.block_size, 2).unsqueeze(1), -torch.inf
+            ~exists.repeat_interleave(self.config.block_size, 2).unsqueeze(1), -torch.inf
         )
         rate = self.config.dropout if self.training else 0.0
+        # [B, H, A, 1, cut size]: the same for all queries of a block.
         bias = log_mass.unsqueeze(3)
-        y = attend_in_blocks(in_blocks(q, blocks.queries), sorted_keys, sorted_values, bias, rate)
-        return unblocked(y, blocks.back), state
+        y = attend_in_blocks(to_blocks(q, blocks.queries), sorted_keys, sorted_values, bias, rate)
+        return from_blocks(y, blocks.query_places), state
 
 
 def first_blocks(blocks: Blocks, cut: int, single: bool) -> tuple[Tensor, Tensor]:
@@ -100,15 +101,15 @@ def first_blocks(blocks: Blocks, cut: int, single: bool) -> tuple[Tensor, Tensor
 
     [R, N, cut], or [R, 1, cut] for a `single` document, where all blocks have the same.
     """
-    home, count = blocks.home, blocks.home.shape[1]
-    first = (home[:, :1] if single else home).clamp_min(0).unsqueeze(2)
-    numbers = first + torch.arange(cut, device=home.device)
+    first_block, count = blocks.first_block, blocks.first_block.shape[1]
+    first = (first_block[:, :1] if single else first_block).clamp_min(0).unsqueeze(2)
+    numbers = first + torch.arange(cut, device=first_block.device)
     index = numbers.clamp(max=count - 1)
-    rows = torch.arange(len(home), device=home.device).view(-1, 1, 1)
-    return index, (numbers < count) & (home[rows, index] == first)
+    rows = torch.arange(len(first_block), device=first_block.device).view(-1, 1, 1)
+    return index, (numbers < count) & (first_block[rows, index] == first)
 
 
-def picked(x: Tensor, index: Tensor) -> Tensor:
+def take_blocks(x: Tensor, index: Tensor) -> Tensor:
     """Return the blocks `index` [R, A, cut] of x [B, H, N, size, ...], as [B, H, A, cut size, ...]."""
     wide = x.flatten(3)
     blocks = take_tokens(wide, index.flatten(1).clamp(max=x.shape[2] - 1))

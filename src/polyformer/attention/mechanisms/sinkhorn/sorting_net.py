@@ -23,5 +23,6 @@ class SortingNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores [..., H, N, count] of representations [..., H, N, D]."""
         hidden, scores = self.hidden.to(x.dtype), self.scores.to(x.dtype)
+        # [..., H, N, D] @ [H, D, D]: a matrix per head.
         x = torch.relu(x @ hidden + self.hidden_bias.to(x.dtype).unsqueeze(1))
         return x @ scores + self.scores_bias.to(x.dtype).unsqueeze(1)

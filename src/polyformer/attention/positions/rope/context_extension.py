@@ -26,11 +26,11 @@ class RopeExtensionConfig(Config):
             raise InputError(f"factor: expected 1 or more, new length by old length, got {self.factor}")
 
     @property
-    def size(self) -> float:
+    def channel_scale(self) -> float:
         """Return the factor of rotated channels; scores are multiplied by its square."""
         return 1.0
 
-    def extended(self, theta: Tensor, base: float) -> Tensor:
+    def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return new frequencies [W/2] for the frequencies `theta` of training."""
         raise NotImplementedError
 
@@ -42,7 +42,7 @@ class InterpolationConfig(RopeExtensionConfig):
     kind: ClassVar[str] = "interpolation"
     paper: ClassVar[str] = "Chen et al. 2023 (position interpolation), section 2.3"
 
-    def extended(self, theta: Tensor, base: float) -> Tensor:
+    def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return theta / factor."""
         return theta / self.factor
 
@@ -59,7 +59,7 @@ class NtkConfig(RopeExtensionConfig):
     kind: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), section 3.1"
 
-    def extended(self, theta: Tensor, base: float) -> Tensor:
+    def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return (base * factor^(W / (W - 2)))^(-2m / W)."""
         # The same as theta_m factor^(-m / (W/2 - 1)): times 1 for the first pair, 1 / factor for the last.
         last = max(len(theta) - 1, 1)
@@ -98,11 +98,11 @@ class YarnConfig(RopeExtensionConfig):
             raise InputError(f"attention_factor: expected a number above 0, got {self.attention_factor}")
 
     @property
-    def size(self) -> float:
+    def channel_scale(self) -> float:
         """Return `attention_factor`, or by default 0.1 ln(factor) + 1."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
-    def extended(self, theta: Tensor, base: float) -> Tensor:
+    def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return theta with interpolation that grows linearly between the two bounds.
 
         The bounds are rounded outwards to whole pairs.
@@ -145,7 +145,7 @@ class Llama3Config(RopeExtensionConfig):
                 f"got {self.low_freq_factor}, {self.high_freq_factor}"
             )
 
-    def extended(self, theta: Tensor, base: float) -> Tensor:
+    def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return theta with interpolation that changes linearly in the rotations between the two bounds."""
         rotations = self.original_max_positions * theta / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor

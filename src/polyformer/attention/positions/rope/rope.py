@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, widest
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, angle_dtype
 from polyformer.attention.positions.rope.context_extension import (
     InterpolationConfig,
     Llama3Config,
@@ -60,7 +60,7 @@ class RopeConfig(PositionConfig):
         return Rope(self, shape.head_size)
 
     @property
-    def in_turn(self) -> tuple["RopeConfig", ...]:
+    def per_layer(self) -> tuple["RopeConfig", ...]:
         """Return the configurations of the layers in turn, each with a single base."""
         if not self.bases:
             return (self,)
@@ -69,13 +69,13 @@ class RopeConfig(PositionConfig):
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
         """Return small instances for the contract tests."""
-        ways = [way for kind in EXTENSIONS for way in kind.examples()]
+        extensions = [way for kind in EXTENSIONS for way in kind.examples()]
         partial = cls(layout="pairs", fraction=0.5, base=500.0)
         return (
             cls(),
             cls(bases=(500.0, 20.0)),
             partial,
-            *(dataclasses.replace(partial, extension=way) for way in ways),
+            *(dataclasses.replace(partial, extension=way) for way in extensions),
         )
 
 
@@ -85,51 +85,52 @@ class Rope(Position):
     def __init__(self, config: RopeConfig, head_size: int):
         super().__init__()
         self.config, self.width = config, int(head_size * config.fraction)
-        self.in_turn = config.in_turn
+        self.per_layer = config.per_layer
         if self.width < 2 or self.width % 2:
             raise InputError(
                 f"fraction: expected an even number of rotated channels, got {self.width} "
-                f"({config.fraction} of head_size {head_size}); choose another of the two"
+                f"({config.fraction} of head_size {head_size}); change one of the two"
             )
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """Return R_i q_i and R_j k_j."""
-        config = self.in_turn[site.layer % len(self.in_turn)]
+        config = self.per_layer[site.layer % len(self.per_layer)]
         # Layers with the same base share cos and sin.
         key = config, self.width, q.dtype, q.device
-        cos, sin = context.once(key, lambda: self._waves(q, context, config))
-        return self._rotated(q, cos, sin), self._rotated(k, cos, sin)
+        cos, sin = context.once(key, lambda: self._cos_sin(q, context, config))
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def _waves(self, q: Tensor, context: Context, config: RopeConfig) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, q: Tensor, context: Context, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """Return cos and sin (with the signs of a pair) [B or 1, 1, Tq, W] at the query positions."""
         rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
         pos = context.query_position(rows.unsqueeze(1), slots)
+        # pos [B or 1, Tq] -> angles [B or 1, 1, Tq, W / 2]; the axis of size 1 broadcasts over heads.
         angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(config, self.width, q.device)
         cos, sin = angles.cos(), angles.sin()
-        waves = _joined(cos, cos, self.config.layout), _joined(-sin, sin, self.config.layout)
-        size = 1.0 if self.config.extension is None else self.config.extension.size
+        waves = _join_pairs(cos, cos, self.config.layout), _join_pairs(-sin, sin, self.config.layout)
+        size = 1.0 if self.config.extension is None else self.config.extension.channel_scale
         return (waves[0] * size).to(q.dtype), (waves[1] * size).to(q.dtype)
 
-    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return x [B, H, T, D] with its first W channels rotated."""
         # (a, b) becomes (a cos - b sin, b cos + a sin): x cos plus the swapped pair times the signed sin.
         rotated = x[..., : self.width]
         if self.config.layout == "halves":
             others = rotated.roll(self.width // 2, -1)
         else:
-            others = _joined(rotated[..., 1::2], rotated[..., ::2], "pairs")
+            others = _join_pairs(rotated[..., 1::2], rotated[..., ::2], "pairs")
         rotated = torch.addcmul(rotated * cos, others, sin)
         return rotated if self.width == x.shape[-1] else torch.cat([rotated, x[..., self.width :]], -1)
 
 
 def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
     """Return theta [W/2], the angle of each pair between two neighbouring positions, with the extension."""
-    even = torch.arange(0, width, 2, device=device, dtype=widest(device))
+    even = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
     theta = config.base ** (-even / width)
-    return theta if config.extension is None else config.extension.extended(theta, config.base)
+    return theta if config.extension is None else config.extension.scaled_frequencies(theta, config.base)
 
 
-def _joined(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
+def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
     """Return the channels [..., W] of the first and the second members [..., W/2] of all pairs."""
     if layout == "halves":
         return torch.cat([first, second], -1)

@@ -95,7 +95,7 @@ class PolyformerTexts:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([[*last]], device=place)}
         before, compressed, stored = list[str](), 0, list[str]()
         memory = None if self.model.decoder is None else self.model.decoder.memory
-        if memory is not None and memory.looks_up:
+        if memory is not None and memory.has_store:
             sinks = getattr(memory, "sinks", 0)
             stored = [self.token(number) for part in earlier for number in part[sinks:]]
         if state is not None:

@@ -115,7 +115,7 @@ class _PolyformerHooks(_RecordingHooks):
         """Add the call."""
         q, k, v, context, state, position = arguments
         layer = sum((call.stack, call.keys) == (self.side, self.keys) for call in self.calls)
-        config = self.config.at(layer)
+        config = self.config.for_layer(layer)
         pattern = config.pattern if isinstance(config, SoftmaxConfig) else None
         text, marks = None if pattern is None else pattern.to_text(), self.new_marks()
         slots = next((record.tokens[0] for record in marks if isinstance(record, SlotKeys)), None)

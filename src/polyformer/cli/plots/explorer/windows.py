@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import in_turn, step, steps_of
+from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.cli.plots.explorer.calls import Call
 from polyformer.core.sequence.context import Context
@@ -129,5 +129,5 @@ def joined(request: Request, places: Tensor, order: Tensor, window: Tensor) -> R
         v=flat(request.v),
         context=Context(count, count, False),
         pattern=as_pattern(together),
-        score_mod=in_turn(step(name)(of_windows(mod)) for name, mod in steps_of(request.score_mod)),
+        score_mod=chain_score_mods(step(name)(of_windows(mod)) for name, mod in steps_of(request.score_mod)),
     )

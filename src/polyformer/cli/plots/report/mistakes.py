@@ -12,7 +12,7 @@ from polyformer.cli.plots.png import png
 from polyformer.cli.plots.report.page import details, figure, section, table
 from polyformer.data import load
 from polyformer.training.recipes.run import Run
-from polyformer.training.tasks import ImageClassification, OneLabel
+from polyformer.training.tasks import ImageClassification, SingleLabelTask
 
 MATRIX = 30
 """The most labels of a confusion matrix; with more labels, the most frequent mistakes are listed."""
@@ -28,7 +28,7 @@ def mistakes(run: Run, model: nn.Module) -> str:
     The data are the test data if there are any, else the validation data.
     """
     task = run.task
-    if not isinstance(task, OneLabel):
+    if not isinstance(task, SingleLabelTask):
         return ""
     splits = load(run.recipe.data, run.recipe.task.needs)
     split, held = ("test", splits.test) if splits.test is not None else ("validation", splits.validation)

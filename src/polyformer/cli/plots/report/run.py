@@ -163,7 +163,7 @@ def patterns(model: Transformer) -> str:
     stack = getattr(model, "decoder", None) or model.encoder
     assert stack is not None
     parts = []
-    own = getattr(stack.mechanism.at(0), "pattern", None) or Full()
+    own = getattr(stack.mechanism.for_layer(0), "pattern", None) or Full()
     if isinstance(own, Pattern):
         is_causal = getattr(model, "decoder", None) is not None
         context = seen_context(model, is_causal)

@@ -43,7 +43,7 @@ class DecisionTransformer(Family):
     model_type = "decision_transformer"
     class_prefix = "DecisionTransformer"
     paper = "Chen et al. 2021"
-    objective = "recorded actions, given states and returns to go"
+    objective = "prediction of recorded actions from states and returns-to-go"
     template: ClassVar[Any] = dataclasses.replace(
         TrajectoryConfig(), decoder=dataclasses.replace(TrajectoryConfig().decoder, position=LearnedConfig())
     )

@@ -34,7 +34,7 @@ class DistilBert(Family):
     model_type = "distilbert"
     class_prefix = "DistilBert"
     paper = "Sanh et al. 2019"
-    objective = "distillation: the teacher's predictions and states, and masked language modelling"
+    objective = "distillation of a teacher's predictions and hidden states, and masked language modelling"
     base_model_prefix = "distilbert"
     template = model_config("distilbert-base")
     config_mapping = (

@@ -46,7 +46,7 @@ class Electra(BertFamily):
     model_type = "electra"
     class_prefix = "Electra"
     paper = "Clark et al. 2020"
-    objective = "replaced-token detection, with a generator trained beside it"
+    objective = "replaced-token detection, with a jointly trained generator"
     base_model_prefix = "electra"
     template = model_config("electra-small")
     config_mapping = with_defaults(

@@ -214,7 +214,7 @@ class Reformer(Family):
             if "position_embeddings." + other in name:
                 return False
             query = re.search(r"layers\.(\d+)\.attention\.self_attention\.(query_key|query)\.", name)
-            return not query or (query[2] == "query_key") == mechanism.at(int(query[1])).shares_queries
+            return not query or (query[2] == "query_key") == mechanism.for_layer(int(query[1])).shares_queries
 
         return [link for link in super().links(config, task, own) if belongs(link.theirs)]
 

@@ -46,7 +46,7 @@ class Roberta(BertFamily):
     model_type = "roberta"
     class_prefix = "Roberta"
     paper = "Liu et al. 2019"
-    objective = "masked language modelling, masked anew in every epoch"
+    objective = "masked language modelling with dynamic masking"
     base_model_prefix = "roberta"
     template = model_config("roberta-base")
     config_mapping = with_defaults(OPTIONS, OWN_DEFAULTS, "max_position_embeddings")

@@ -120,7 +120,7 @@ class ViT(Family):
     model_type = "vit"
     class_prefix = "ViT"
     paper = "Dosovitskiy et al. 2021"
-    objective = "classes of images"
+    objective = "image classification"
     base_model_prefix = "vit"
     template: ClassVar[Any] = VisionConfig()
     model: ClassVar[Any] = VisionTransformer
@@ -189,7 +189,7 @@ class DeiT(ViT):
     model_type = "deit"
     class_prefix = "DeiT"
     paper = "Touvron et al. 2021"
-    objective = "classes of images, and those that a teacher predicts"
+    objective = "image classification with distillation from a teacher"
     base_model_prefix = "deit"
     template: ClassVar[Any] = dataclasses.replace(VisionConfig(), distillation_token=True)
     key_mapping: ClassVar = {

@@ -39,7 +39,7 @@ def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
     if mechanism.get("kind") != "softmax":
         return None
     config = SoftmaxConfig.from_dict(mechanism)
-    patterns = [config.at(layer).pattern for layer in range(tree[side]["num_hidden_layers"])]
+    patterns = [config.for_layer(layer).pattern for layer in range(tree[side]["num_hidden_layers"])]
     return [pattern if isinstance(pattern, Window) else None for pattern in patterns]
 
 

@@ -15,7 +15,7 @@ class XlmRoberta(Roberta):
     model_type = "xlm-roberta"
     class_prefix = "XLMRoberta"
     paper = "Conneau et al. 2020"
-    objective = "masked language modelling of a hundred languages"
+    objective = "masked language modelling in 100 languages"
     template = model_config("xlm-roberta-base")
     config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.nn.depth.base import Judge
+from polyformer.nn.depth.base import ExitLoss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,28 +22,28 @@ class ExitRuleConfig(Config):
 class Candidates:
     """The tokens that may leave at exit `number`, counted from 0.
 
-    state, before: [1, N, E], the outputs of the exit's layer and of the layer below. hidden: [1, N, E], the
-    input of the head if they leave. predict: the head's predictions. kept: the result of `first` for these
-    tokens, [N, X], or of `read`, if the rule has one.
+    state, previous: [1, N, E], the outputs of the exit's layer and of the layer below. hidden: [1, N, E], the
+    input of the head if they leave. predict: the head's predictions. features: of these tokens, [N, X], if
+    the rule has `token_features` or `source_features`.
     """
 
     number: int
     state: Tensor
-    before: Tensor
+    previous: Tensor
     hidden: Tensor
     predict: Callable[[Tensor], Tensor] | None
-    kept: Tensor | None = None
+    features: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Course:
+class ExitTrajectory:
     """A training text that ran through all layers: states [B, T, E] after every exit's layer, and the head's
-    input for each, both including the end. kept: as for `Candidates`, [B, T, X]."""
+    input for each, both including the end. features: as for `Candidates`, [B, T, X]."""
 
     states: list[Tensor]
     hidden: list[Tensor]
-    judge: Judge
-    kept: Tensor | None = None
+    exit_loss: ExitLoss
+    features: Tensor | None = None
 
 
 class ExitRule(nn.Module):
@@ -51,11 +51,11 @@ class ExitRule(nn.Module):
 
     reads_source = False
 
-    def first(self, state: Tensor) -> Tensor | None:
+    def token_features(self, state: Tensor) -> Tensor | None:
         """Return the features [B, T, X] of the states [B, T, E] after the first layer, or None."""
         return None
 
-    def read(self, source: Tensor, valid: Tensor | None) -> Tensor | None:
+    def source_features(self, source: Tensor, valid: Tensor | None) -> Tensor | None:
         """Return the features [B, X] of the source [B, S, E], which is real where `valid` [B, S], or None."""
         return None
 
@@ -63,6 +63,6 @@ class ExitRule(nn.Module):
         """Return the confidence [N], from 0 to 1."""
         raise NotImplementedError
 
-    def loss(self, course: Course) -> Tensor | None:
+    def loss(self, trajectory: ExitTrajectory) -> Tensor | None:
         """Return the rule's training loss, a scalar; None if it learns nothing."""
         return None

@@ -14,11 +14,11 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig
 from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Call, Depth, DepthConfig, Halting, Judge
-from polyformer.nn.depth.exits.base import Candidates, Course, ExitRuleConfig
-from polyformer.nn.depth.exits.promise import CalibrationConfig
+from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, ExitLoss, Halting
+from polyformer.nn.depth.exits.base import Candidates, ExitRuleConfig, ExitTrajectory
+from polyformer.nn.depth.exits.calibration import CalibrationConfig
 from polyformer.nn.depth.exits.rules import ClassifierConfig
-from polyformer.nn.depth.recording import is_whole, state_records
+from polyformer.nn.depth.recording import is_full_depth, state_records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class ExitsConfig(DepthConfig):
     def __post_init__(self) -> None:
         layers = self.layers
         if layers is not None and (not layers or list(layers) != sorted({*layers}) or layers[0] < 1):
-            raise InputError(f"layers: expected rising numbers of layers, from 1 on, got {list(layers)}")
+            raise InputError(f"layers: expected increasing layer numbers from 1, got {list(layers)}")
         for name, values in (
             ("translation", ("none", "linear")),
             ("training", ("aligned", "mixed")),
@@ -69,7 +69,7 @@ class ExitsConfig(DepthConfig):
         if self.decay is not None and not 0.0 <= self.decay < math.inf:
             raise InputError(f"decay: expected a number of 0 or more, got {self.decay}")
         if self.decay_length < 1:
-            raise InputError(f"decay_length: counts tokens, expected 1 or more, got {self.decay_length}")
+            raise InputError(f"decay_length: expected 1 token or more, got {self.decay_length}")
         if not 0.0 <= self.rule_loss < math.inf:
             raise InputError(f"rule_loss: expected a weight of 0 or more, got {self.rule_loss}")
 
@@ -124,7 +124,7 @@ class Exits(Depth):
         threshold = config.threshold
         self.thresholds = list(threshold) if isinstance(threshold, tuple) else [threshold] * count
 
-    def added(self, final_norm: nn.Module) -> None:
+    def init_added(self, final_norm: nn.Module) -> None:
         """Initialize exits that are added to a trained model as copies of its final norm."""
         with torch.no_grad():
             for exit in self.exits:
@@ -133,9 +133,9 @@ class Exits(Depth):
                 if exit.map is not None:
                     exit.map.weight.zero_()
 
-    def begin(self, call: Call) -> "Exiting":
+    def start(self, inputs: DepthInput) -> "ExitHalting":
         """Return the decisions of a new call, in which no token has left."""
-        return Exiting(self, call)
+        return ExitHalting(self, inputs)
 
     def threshold(self, number: int, pos: Tensor) -> Tensor:
         """Return lambda'(t) of exit `number` at the positions [...], in their shape."""
@@ -151,17 +151,22 @@ class Exits(Depth):
         return own[number] / sum(own)
 
 
-class Exiting(Halting):
-    """The exits of a call: which tokens left, and with which head input."""
+class ExitHalting(Halting):
+    """The halting decisions of a call: which tokens have exited, and with which input of the head.
 
-    def __init__(self, exits: Exits, call: Call):
-        super().__init__(call)
-        self.exits, self.before = exits, call.x
-        self.left: Tensor | None = None  # [B, T] bool
-        self.hidden = self.end = call.x  # [B, T, E], the head's input of tokens that left, and of the others
-        self.kept: Tensor | None = None
-        if call.source is not None:
-            self.kept = exits.rule.read(call.source, call.source_valid)
+    exited: [B, T] bool, None before the first exit. hidden: [B, T, E], the head's input of exited tokens.
+    final_hidden: [B, T, E], the head's input of all others. features: of the rule for each token, [B, T, X],
+    or for each source, [B, X]. sampled_exits: [B, T], the exit of each token in `mixed` training.
+    """
+
+    def __init__(self, exits: Exits, inputs: DepthInput):
+        super().__init__(inputs)
+        self.exits = exits
+        self.exited: Tensor | None = None
+        self.hidden = self.final_hidden = inputs.x
+        self.features: Tensor | None = None
+        if inputs.source is not None:
+            self.features = exits.rule.source_features(inputs.source, inputs.source_valid)
         mixed = exits.config.training == "mixed"
         self.aligned = exits.training and not mixed
         self.states: list[Tensor] = []
@@ -169,63 +174,72 @@ class Exiting(Halting):
         self.recorded = records is not None
         if records is not None:
             records.append(self.states)
-        self.planned: Tensor | None = None
+        self.sampled_exits: Tensor | None = None
         if exits.training and mixed:
-            self.planned = torch.randint(len(exits.layers), call.x.shape[:2], device=call.x.device)
+            self.sampled_exits = torch.randint(len(exits.layers), inputs.x.shape[:2], device=inputs.x.device)
 
-    def halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
+    def select_halted(self, layer: int, x: Tensor, active: Active) -> Tensor | None:
         """Return the tokens that leave after this layer; none at the end."""
-        before, self.before = self.before, x
-        if not layer and self.kept is None:
-            self.kept = self.exits.rule.first(x)
+        if not layer and self.features is None:
+            self.features = self.exits.rule.token_features(x)
         if layer + 1 not in self.exits.layers:
             return None
         number = self.exits.layers.index(layer + 1)
         if self.aligned or self.recorded:
             self.states.append(x)
             return None
-        if number == len(self.exits.exits) or (is_whole() and self.planned is None):
+        if number == len(self.exits.exits) or (is_full_depth() and self.sampled_exits is None):
             return None
-        state = active.gathered(x)
+        state = active.gather(x)
         hidden = self.exits.exits[number](state)
-        leaves = self._leaves(number, active, state, active.gathered(before), hidden)
-        if not leaves.is_meta and bool(leaves.any()):
-            out = Active(active.mask, active.index[leaves])
-            self.hidden = out.scattered(hidden[:, leaves], self.hidden)
-            left = torch.zeros_like(active.mask) if self.left is None else self.left
-            self.left = left.flatten().index_fill(0, out.index, True).view(left.shape)
-        return leaves
+        exits_now = self._exits_now(number, active, state, active.gather(self.previous), hidden)
+        if not exits_now.is_meta and bool(exits_now.any()):
+            exiting = Active(active.mask, active.index[exits_now])
+            self.hidden = exiting.scatter(hidden[:, exits_now], self.hidden)
+            exited = torch.zeros_like(active.mask) if self.exited is None else self.exited
+            self.exited = exited.flatten().index_fill(0, exiting.index, True).view(exited.shape)
+        return exits_now
 
-    def _leaves(self, number: int, active: Active, state: Tensor, before: Tensor, hidden: Tensor) -> Tensor:
+    def _exits_now(
+        self, number: int, active: Active, state: Tensor, previous: Tensor, hidden: Tensor
+    ) -> Tensor:
         """Return which of the active tokens leave at exit `number`, [N] bool."""
-        if self.planned is not None:
-            return self.planned.flatten()[active.index] == number
+        if self.sampled_exits is not None:
+            return self.sampled_exits.flatten()[active.index] == number
         rows, length = self.depths.shape
-        kept = None
-        if self.kept is not None:
-            kept = self.kept if self.kept.dim() == 3 else self.kept.unsqueeze(1).expand(-1, length, -1)
-            kept = kept.flatten(0, 1)[active.index]
-        candidates = Candidates(number, state, before, hidden, self.call.predict, kept)
-        pos = self.call.pos.expand(rows, length).flatten()[active.index]
+        features = None
+        if self.features is not None:
+            features = (
+                self.features
+                if self.features.dim() == 3
+                else self.features.unsqueeze(1).expand(-1, length, -1)
+            )
+            features = features.flatten(0, 1)[active.index]
+        candidates = Candidates(number, state, previous, hidden, self.inputs.predict, features)
+        pos = self.inputs.pos.expand(rows, length).flatten()[active.index]
         return self.exits.rule.confidence(candidates) >= self.exits.threshold(number, pos)
 
-    def output(self, x: Tensor, finished: Callable[[Tensor], Tensor]) -> Tensor:
+    def output(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
         """Return for each token the head's input from its exit."""
-        self.end = y = super().output(x, finished)
-        return y if self.left is None else torch.where(self.left.unsqueeze(-1), self.hidden.to(y.dtype), y)
+        self.final_hidden = y = super().output(x, finish)
+        return (
+            y if self.exited is None else torch.where(self.exited.unsqueeze(-1), self.hidden.to(y.dtype), y)
+        )
 
-    def losses(self, loss: Tensor, judge: Judge) -> dict[str, Tensor]:
+    def losses(self, loss: Tensor, exit_loss: ExitLoss) -> dict[str, Tensor]:
         """Return, for aligned training, the additional loss of the other exits and the loss of the rule."""
         if not self.aligned or not self.exits.exits:
             return {}
         hidden = [exit(state) for exit, state in zip(self.exits.exits, self.states)]
         mean = self.exits.weight(len(hidden)) * loss
         for number, seen in enumerate(hidden):
-            mean = mean + self.exits.weight(number) * judge.loss(seen)
-        kept = self.kept if self.kept is None or self.kept.dim() == 3 else self.kept.unsqueeze(1)
-        course = Course(self.states, [*hidden, self.end], judge, kept)
+            mean = mean + self.exits.weight(number) * exit_loss.loss(seen)
+        features = (
+            self.features if self.features is None or self.features.dim() == 3 else self.features.unsqueeze(1)
+        )
+        trajectory = ExitTrajectory(self.states, [*hidden, self.final_hidden], exit_loss, features)
         terms = {"exits": mean - loss}
-        rule = self.exits.rule.loss(course)
+        rule = self.exits.rule.loss(trajectory)
         if rule is not None:
             terms["exit_rule"] = self.exits.config.rule_loss * rule
         return terms
@@ -238,7 +252,9 @@ def set_threshold(model: nn.Module, threshold: float | Sequence[float]) -> None:
     """
     stacks = [module for module in model.modules() if isinstance(module, Exits)]
     if not stacks:
-        raise InputError("threshold: this model has no exits; add some by `polyformer convert --depth exits`")
+        raise InputError(
+            "threshold: this model has no exits; add them with `polyformer convert --depth exits`"
+        )
     for exits in stacks:
         count = len(exits.exits)
         values = [threshold] * count if isinstance(threshold, (int, float)) else list(threshold)

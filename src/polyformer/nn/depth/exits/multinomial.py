@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.pooling import pool
-from polyformer.nn.depth.exits.base import Candidates, Course, ExitRule, ExitRuleConfig
+from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, ExitTrajectory
 from polyformer.nn.depth.exits.oracles import OracleConfig
 
 
@@ -41,23 +41,23 @@ class Multinomial(ExitRule):
         self.config = config
         self.choice = nn.Linear(hidden_size, exits)
 
-    def first(self, state: Tensor) -> Tensor:
+    def token_features(self, state: Tensor) -> Tensor:
         """Return the logits of q."""
         return self.choice(state)
 
     def confidence(self, candidates: Candidates) -> Tensor:
         """Return q(1) + ... + q(n), or if `greedy` 1 from the likeliest exit on, else 0."""
-        assert candidates.kept is not None
+        assert candidates.features is not None
         if self.config.greedy:
-            return (candidates.kept.argmax(-1) <= candidates.number).to(candidates.kept.dtype)
-        return candidates.kept.softmax(-1).cumsum(-1)[:, candidates.number]
+            return (candidates.features.argmax(-1) <= candidates.number).to(candidates.features.dtype)
+        return candidates.features.softmax(-1).cumsum(-1)[:, candidates.number]
 
-    def loss(self, course: Course) -> Tensor:
+    def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the cross-entropy with the oracle's exits."""
-        assert course.kept is not None
-        labelled = course.judge.labelled
-        best = self.config.oracle.exits(course)
-        terms = F.cross_entropy(course.kept.flatten(0, 1), best.flatten(), reduction="none")
+        assert trajectory.features is not None
+        labelled = trajectory.exit_loss.labelled
+        best = self.config.oracle.exits(trajectory)
+        terms = F.cross_entropy(trajectory.features.flatten(0, 1), best.flatten(), reduction="none")
         return (terms.view(labelled.shape) * labelled).sum() / labelled.sum().clamp_min(1)
 
 
@@ -81,11 +81,11 @@ class Sequence(Multinomial):
 
     reads_source = True
 
-    def first(self, state: Tensor) -> None:
+    def token_features(self, state: Tensor) -> None:
         """Return None."""
         return
 
-    def read(self, source: Tensor | None, valid: Tensor | None) -> Tensor:
+    def source_features(self, source: Tensor | None, valid: Tensor | None) -> Tensor:
         """Return the logits of q."""
         if source is None:
             raise InputError(
@@ -93,7 +93,9 @@ class Sequence(Multinomial):
             )
         return self.choice(pool(source, valid, "mean"))
 
-    def loss(self, course: Course) -> Tensor:
+    def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the cross-entropy with the oracle's exits of whole sequences."""
-        assert course.kept is not None
-        return F.cross_entropy(course.kept[:, 0], self.config.oracle.exits(course, whole=True))
+        assert trajectory.features is not None
+        return F.cross_entropy(
+            trajectory.features[:, 0], self.config.oracle.exits(trajectory, per_sequence=True)
+        )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.nn.depth.exits.base import Course
+from polyformer.nn.depth.exits.base import ExitTrajectory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,14 @@ class OracleConfig(Config):
                 raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")
 
     @torch.no_grad()
-    def exits(self, course: Course, whole: bool = False) -> Tensor:
-        """Return the best exit of every token, counted from 0, [B, T]; if `whole`, of every sequence, [B]."""
-        gains = torch.stack([self._gain(course, hidden) for hidden in course.hidden], -1)
-        gains = gains * course.judge.labelled.unsqueeze(-1)
-        if whole:
+    def exits(self, trajectory: ExitTrajectory, per_sequence: bool = False) -> Tensor:
+        """Return the best exit of each token, [B, T], or if `per_sequence` of each text, [B].
+
+        Exits are counted from 0.
+        """
+        gains = torch.stack([self._gain(trajectory, hidden) for hidden in trajectory.hidden], -1)
+        gains = gains * trajectory.exit_loss.labelled.unsqueeze(-1)
+        if per_sequence:
             gains = gains.sum(1)
         elif self.sigma:
             t = torch.arange(gains.shape[1], device=gains.device, dtype=gains.dtype)
@@ -49,8 +52,8 @@ class OracleConfig(Config):
         cost = self.penalty * torch.arange(gains.shape[-1], device=gains.device, dtype=gains.dtype)
         return (gains - cost).argmax(-1)
 
-    def _gain(self, course: Course, hidden: Tensor) -> Tensor:
-        likelihood, choice = course.judge.tokens(hidden)
+    def _gain(self, trajectory: ExitTrajectory, hidden: Tensor) -> Tensor:
+        likelihood, choice = trajectory.exit_loss.tokens(hidden)
         if self.by == "likelihood":
             return likelihood
-        return (choice == course.judge.labels).to(likelihood.dtype)
+        return (choice == trajectory.exit_loss.labels).to(likelihood.dtype)

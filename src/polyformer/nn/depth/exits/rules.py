@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.nn.depth.exits.base import Candidates, Course, ExitRule, ExitRuleConfig
+from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, ExitTrajectory
 from polyformer.nn.depth.exits.oracles import OracleConfig
 
 
@@ -34,7 +34,7 @@ class SoftmaxResponse(ExitRule):
     def confidence(self, candidates: Candidates) -> Tensor:
         """Return the gap for the head's predictions from the hidden states."""
         if candidates.predict is None:
-            raise InputError("depth.rule: 'softmax' reads the predictions of a language model's head")
+            raise InputError("depth.rule: 'softmax' needs the head of a language model; use another rule")
         likeliest = candidates.predict(candidates.hidden)[0].float().softmax(-1).topk(2, -1).values
         return likeliest[:, 0] - likeliest[:, 1]
 
@@ -56,7 +56,7 @@ class StateSaturation(ExitRule):
 
     def confidence(self, candidates: Candidates) -> Tensor:
         """Return the cosine, or 0 if it is negative."""
-        return F.cosine_similarity(candidates.state[0], candidates.before[0], dim=-1).clamp_min(0)
+        return F.cosine_similarity(candidates.state[0], candidates.previous[0], dim=-1).clamp_min(0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,18 +107,20 @@ class Classifier(ExitRule):
         """Return chi_n."""
         return self.logits(candidates.number, candidates.state[0]).sigmoid()
 
-    def loss(self, course: Course) -> Tensor:
+    def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the binary cross-entropy at each exit, or the cross-entropy with the oracle's exits."""
-        labelled = course.judge.labelled
-        logits = torch.stack([self.logits(n, state) for n, state in enumerate(course.states[:-1])], -1)
+        labelled = trajectory.exit_loss.labelled
+        logits = torch.stack([self.logits(n, state) for n, state in enumerate(trajectory.states[:-1])], -1)
         if self.config.target == "exit":
             stays = F.logsigmoid(-logits).cumsum(-1)
             before = F.pad(stays[..., :-1], (1, 0))
             log_q = torch.cat([F.logsigmoid(logits) + before, stays[..., -1:]], -1)
-            best = self.config.oracle.exits(course)
+            best = self.config.oracle.exits(trajectory)
             terms = -log_q.gather(-1, best.unsqueeze(-1)).squeeze(-1)
         else:
-            choices = torch.stack([course.judge.tokens(hidden)[1] for hidden in course.hidden], -1)
+            choices = torch.stack(
+                [trajectory.exit_loss.tokens(hidden)[1] for hidden in trajectory.hidden], -1
+            )
             agree = (choices[..., :-1] == choices[..., -1:]).to(logits.dtype)
             terms = F.binary_cross_entropy_with_logits(logits, agree, reduction="none").mean(-1)
         return (terms * labelled).sum() / labelled.sum().clamp_min(1)

@@ -36,7 +36,7 @@ class ShortlistConfig(ExitRuleConfig):
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
-            raise InputError(f"tokens: two are compared, expected 2 or more, got {self.tokens}")
+            raise InputError(f"tokens: expected 2 or more, which are compared, got {self.tokens}")
 
     def build(self, hidden_size: int, exits: int) -> "Shortlist":
         """Return the rule with zero rows, to be filled later."""

@@ -38,6 +38,7 @@ def batch_tiles(item: WorkItem, entries: int) -> tuple[list[TileBatch], list[tup
     groups: dict[tuple[int, int], list[Tile]] = {}
     rest: list[tuple[Tile, ...]] = []
     for row in item.rows:
+        # Tiles of equal shape form a batch.
         if len(row) == 1 and not row[0].masked:
             groups.setdefault((row[0].stop - row[0].start, row[0].width), []).append(row[0])
         else:
@@ -64,6 +65,7 @@ class BatchedTiles:
 
     def queries(self, x: Tensor) -> Tensor:
         """Return the queries of the tiles from x [N, G, Tq, D] as [N * M, G * queries, D]."""
+        # [N, G, M * queries, D] -> [N, G, M, queries, D] -> [N, M, G, queries, D] -> [N * M, G * queries, D]
         tiles = x.index_select(2, self.q_slots).unflatten(2, (self.number, -1))
         return tiles.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
@@ -109,6 +111,7 @@ class BatchedTiles:
             keep = self.item.kept(weights)
             kept, grad_weights = weights * keep, grad_weights.mul_(keep)
         self.add_to_keys(grads[2], self.item.products(grad_out.mT, kept))
+        # grad_score_ij = p_ij (grad_p_ij - shift_i)
         grad_scores = grad_weights.sub_(shift).mul_(weights)
         self.add_to_keys(grads[1], self.item.products(queries.mT, grad_scores))
         self.put(grads[0], self.item.products(grad_scores, keys))

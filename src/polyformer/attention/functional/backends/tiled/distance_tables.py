@@ -41,6 +41,7 @@ class DistanceTables:
         tiles = [tile for item in items for row in item.rows for tile in row]
         least = min((tile.start + offset - tile.keys[-1][1] + 1 for tile in tiles), default=0)
         greatest = max((tile.stop - 1 + offset - tile.keys[0][0] for tile in tiles), default=0)
+        # Products are rounded up to whole steps and may read entries beyond the distances of a tile.
         least, greatest = least - STEP, greatest + STEP
         tables = relative.over(least, greatest).tables
         flipped = {name.removeprefix("position_"): table.flip(1) for name, table in tables.items()}

@@ -51,6 +51,7 @@ class RelativeGradients(RelativeTerms):
             columns = slice(column, column + stop - start)
             for group in self._matrix_groups():
                 vectors = self._slice(self.tables.values, tile, start, stop, group)
+                # grad_p_ij = grad_out_i . values[d], for all distances at once.
                 whole[group, :, columns] += diagonals(product(outs[group], vectors.mT), stop - start)
                 if self.grads.values is not None:
                     by_distance = self._spread_out(kept[group, :, columns])
@@ -76,6 +77,7 @@ class RelativeGradients(RelativeTerms):
             if self.grads.bias is not None:
                 self._sum_bias(tile, start, stop, whole[..., columns])
             for group in self._matrix_groups():
+                # grad_content_i = sum_j g_ij keys[d]; grad_keys[d] sums over the queries of the tile.
                 if grad_content is not None and self.tables.keys is not None:
                     by_distance = self._spread_out(whole[group, :, columns])
                     grad_content[group] += product(
@@ -85,6 +87,7 @@ class RelativeGradients(RelativeTerms):
                         self._add_to(
                             self.grads.keys, tile, start, stop, group, product(by_distance.mT, content[group])
                         )
+                # The same with the roles of queries and keys exchanged.
                 if grad_keys is not None and self.tables.queries is not None:
                     by_distance = self._spread_out(whole[group, :, columns].mT)
                     vectors = self._query_slice(self.tables.queries, tile, start, stop, group)
@@ -122,6 +125,7 @@ class RelativeGradients(RelativeTerms):
         grad = grad.unflatten(0, (self.rows, self.heads)).sum(0)
         if key in self.sums:
             self.sums[key] += grad
+        # A sum over all tiles of a diagonal is spread out once, at the end.
         elif grad.numel() * (len(self.sums) + 1) <= KEPT:
             self.sums[key] = grad.clone()
         else:
@@ -129,6 +133,7 @@ class RelativeGradients(RelativeTerms):
 
     def _add_to_bias(self, base: int, queries: int, grad: Tensor) -> None:
         assert self.grads.bias is not None
+        # [H', Q, K] -> [H', Q, entries] -> [H', entries]
         grad_bias = self._spread_out(grad).sum(1)
         with self.lock:
             total = self._heads_of(self.grads.bias)[:, base - queries + 1 :][:, : grad_bias.shape[1]]
@@ -147,6 +152,7 @@ class RelativeGradients(RelativeTerms):
     def _add_entries(self, grad_table: Tensor, first: int, last: int, group: slice, grad: Tensor) -> None:
         """Add the gradients of these matrices to the entries first..last of the gradient of a table."""
         with self.lock:
+            # On a CPU: one matrix at a time, added to its own head.
             if group != ALL:
                 grad_table[self._head(grad_table, group), first:last] += grad
                 return

@@ -39,6 +39,7 @@ class RelativeTerms:
         factor = self.item.factor
         whole = scores.view(self.rows * self.heads, tile.stop - tile.start, -1)
         if self.tables.keys is not None:
+            # `factor` includes the base of the exponentials; content . key is scaled like q . k.
             content = content * factor
         for column, start, stop in columns_of(tile):
             block = whole[..., column : column + stop - start]
@@ -61,6 +62,7 @@ class RelativeTerms:
         for column, start, stop in columns_of(tile):
             for group in self._matrix_groups():
                 by_distance = self._spread_out(whole[group, :, column : column + stop - start])
+                # Weights summed by distance, times the vectors of the distances: no [Q, K, Dv] tensor.
                 seen[group] += product(by_distance, self._slice(self.tables.values, tile, start, stop, group))
         return seen.view(len(weights), -1, seen.shape[2])
 
@@ -69,9 +71,11 @@ class RelativeTerms:
         assert self.tables.bias is not None
         queries, width = tile.stop - tile.start, stop - start
         key = self._base(tile, start), queries, width
+        # Tiles of equal shape on a diagonal share their bias.
         if key in self.known:
             return self.known[key]
         entries_here = self._heads_of(self.tables.bias)[:, slice(*self._range(tile, start, stop))]
+        # A bias is added to scaled scores: only the base of the exponentials applies.
         entries_here = entries_here * self.item.base
         bias = diagonals(entries_here.unsqueeze(1).expand(-1, queries, -1).contiguous(), width)
         if bias.numel() * (len(self.known) + 1) <= KEPT:
@@ -138,6 +142,7 @@ class RelativeTerms:
         if by_distance is None:
             by_distance = scores.new_zeros(matrices, queries, entries(queries, width))
             self.zeros[matrices, queries, width] = by_distance
+        # A write through the strided view moves score (i, j) to entry j - i + Q - 1.
         diagonals(by_distance, width).copy_(scores)
         return by_distance
 

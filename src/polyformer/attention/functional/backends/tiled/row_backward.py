@@ -21,7 +21,7 @@ from polyformer.attention.functional.backends.tiled.tiles import Tile, add_colum
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
 
 
-class Inputs(NamedTuple):
+class TileInputs(NamedTuple):
     """The inputs of the tiles of a work item."""
 
     q: Tensor
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 def row_backward(
-    item: WorkItem, row: tuple[Tile, ...], inputs: Inputs, outs: tuple[Tensor, ...], grads: Gradients
+    item: WorkItem, row: tuple[Tile, ...], inputs: TileInputs, outs: tuple[Tensor, ...], grads: Gradients
 ) -> None:
     """Add the gradients of a row, by the equations above."""
     raw_queries, terms = item.queries(inputs.q, row[0]), inputs.terms
@@ -71,6 +71,7 @@ def row_backward(
         if keep is not None:
             grad_weights = grad_weights.mul_(keep)
         add_columns(grads.v, tile.keys, item.products(grad_out_t, kept))
+        # grad_score_ij = p_ij (grad_p_ij - shift_i)
         grad_scores = grad_weights.sub_(shift).mul_(weights)
         if evaluation is not None:
             grad_unmodified = evaluation.backward(item.tiled(tile, grad_scores), grads.tables)

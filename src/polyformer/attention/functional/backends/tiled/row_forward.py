@@ -36,6 +36,7 @@ def row_forward(
             # The clamp keeps a fully masked row finite: exp2(-inf - lowest) = 0 instead of NaN.
             peak = scores.amax(-1, keepdim=True).clamp_(min=lowest)
             if top is not None:
+                # m' = max(m, max_j score_ij), and the factor of the sums so far.
                 peak = torch.maximum(top, peak)
                 fade = torch.exp2(top - peak)
             scores, top = scores.sub_(peak), peak

@@ -22,7 +22,7 @@ from polyformer.attention.functional.backends.tiled.batched_tiles import Batched
 from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables
 from polyformer.attention.functional.backends.tiled.relative_gradients import RelativeGradients
 from polyformer.attention.functional.backends.tiled.relative_terms import RelativeTerms
-from polyformer.attention.functional.backends.tiled.row_backward import Gradients, Inputs, row_backward
+from polyformer.attention.functional.backends.tiled.row_backward import Gradients, TileInputs, row_backward
 from polyformer.attention.functional.backends.tiled.row_forward import row_forward
 from polyformer.attention.functional.backends.tiled.score_mod_gradients import checked, tables_with_gradients
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
@@ -139,6 +139,7 @@ class _TiledAttention(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         call: _Call = ctx.call
         grad_out = at_least_float32(grad_out)
+        # shift_i of `row_backward`: all paths through the denominator.
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
         # A query without keys has lse = -inf: with 0 instead, its masked scores give weights of 0, not NaN.
@@ -163,7 +164,7 @@ class _TiledAttention(torch.autograd.Function):
                 terms = None
                 if distances is not None and grad_distances is not None:
                     terms = RelativeGradients(item, distances, grad_distances, lock)
-                inputs = Inputs(
+                inputs = TileInputs(
                     item.by_query(q), item.gathered("keys", k), item.gathered("values", v), terms, call.tables
                 )
                 grads = Gradients(
@@ -181,6 +182,7 @@ class _TiledAttention(torch.autograd.Function):
             return grad_tables
 
         grad_tables, *others = call.spread(work)
+        # Every thread summed the gradients of captured tables separately.
         for other in others:
             for total, more in zip(grad_tables, other):
                 total += more

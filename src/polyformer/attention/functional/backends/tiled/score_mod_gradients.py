@@ -67,8 +67,10 @@ class Evaluation:
 
     def backward(self, grad_value: Tensor, grad_tables: tuple[Tensor, ...]) -> Tensor:
         """Return the gradient of the scores; add the gradients of the captured tensors to `grad_tables`."""
+        # A score_mod may ignore the score and read no learned tensor.
         if not self.value.requires_grad:
             return torch.zeros_like(self.scores)
+        # Values read by an index are separate leaves; tables that are used whole are inputs themselves.
         inputs = [self.scores, *(value for _, _, value in self.reads), *self.tables]
         grad_scores, *grads = torch.autograd.grad(
             self.value, inputs, grad_value.to(self.value.dtype), allow_unused=True

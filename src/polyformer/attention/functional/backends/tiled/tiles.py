@@ -57,6 +57,7 @@ def tiles(row: Row, width: int) -> list[Tile]:
     room = width
     for start, stop in row.keys.some:
         while start < stop:
+            # The tile has `width` keys: begin another.
             if room == 0:
                 groups.append([])
                 room = width
@@ -68,7 +69,7 @@ def tiles(row: Row, width: int) -> list[Tile]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Tiling:
     """The tiles of a head, for each run of queries that sees a key.
 
     `room` is the largest number of heads to compute together, `scores` the number of scores of a head, and
@@ -81,33 +82,34 @@ class Plan:
     asked: int
 
 
-def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
+def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Tiling:
     """Return the plan for `heads` heads, counted over the batch rows.
 
     The context caches it because all layers need the same plan. If it depends only on lengths, it is cached
     across contexts.
     """
+    # The plan depends on lengths only, so it is valid for every call with these lengths.
     if context.bare is not None and pattern.is_static():
         return _kept(pattern, context.bare, heads, sizes)
     return context.once(("tiles", pattern, heads, sizes), lambda: _plan(pattern, context, heads, sizes))
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Plan:
+def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Tiling:
     q_len, kv_len, offset, causal, image = bare
     context = Context(q_len, kv_len, causal=causal, q_start=offset, image=image)
     return _plan(pattern, context, heads, sizes)
 
 
-def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Plan:
+def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Tiling:
     if context.q_len == 0:
-        return Plan((), 1, 0, 0)
+        return Tiling((), 1, 0, 0)
     block, largest = _best(pattern, context, heads, sizes)
     rows = [tuple(tiles(row, _width(block, sizes))) for row in pattern.layout(context, block)]
     tiles_of_rows = [tile for row in rows for tile in row]
     scores = sum((tile.stop - tile.start) * tile.width for tile in tiles_of_rows)
     asked = sum((tile.stop - tile.start) * count(tile.masked) for tile in tiles_of_rows)
-    return Plan(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores, asked)
+    return Tiling(tuple(row for row in rows if row), sizes.entries // max(1, largest), scores, asked)
 
 
 def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> tuple[int, int]:
@@ -121,13 +123,16 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> t
     for block, price in zip(sizes.blocks, sizes.prices):
         queries = min(block, context.q_len)
         last = context.q_len - queries
+        # Five sample rows at even distances, aligned to rows of this size.
         starts = (0, *(last * part // 4 // queries * queries for part in (1, 2, 3)), last)
         rows = (pattern.keys(context, start, start + queries) for start in starts)
         counts = sorted((count(keys.some), count(subtract(keys.some, keys.full))) for keys in rows)[1:4]
         width, masked = (sum(numbers) // 3 for numbers in zip(*counts))
         largest = queries * min(width, _width(block, sizes))
         together = max(1, min(heads, sizes.entries // max(1, largest)))
+        # A relative pattern evaluates a mask per diagonal, which costs next to nothing.
         asked = 0 if pattern.relative(context) else sizes.asked * masked
+        # Per query: starting its tiles, computing its scores, and evaluating its masks.
         cost = sizes.start * -(-heads // together) / queries + price * heads * width + asked
         options[block] = cost, largest
     block = min(options, key=lambda size: options[size][0])
@@ -141,6 +146,7 @@ def _width(block: int, sizes: TileSizes) -> int:
 
 def take(table: Tensor, keys: tuple[Interval, ...]) -> Tensor:
     """Return the rows `keys` of a table [N, Tk, D], as a view if they are a single interval."""
+    # A slice is a view: nothing is copied.
     if len(keys) == 1:
         return table[:, keys[0][0] : keys[0][1]]
     if len(keys) <= LISTED:
@@ -197,6 +203,7 @@ class Masks:
         if self.known is None:
             return self._ask(tile, b, h, dtype)
         key = tile
+        # Tiles on a diagonal are equal up to the slot of their first query.
         if self.relative:
             key = (
                 tile.stop - tile.start,

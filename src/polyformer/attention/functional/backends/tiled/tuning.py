@@ -40,6 +40,7 @@ def _measure() -> TileSizes:
     """
     entries = min(max(core_cache() // ENTRY, 1 << 16), 1 << 18)
     with threads(1):
+        # A tile with almost no work: the cost of starting its operations.
         start = least_seconds({FEW: _row(FEW, FEW)}, rounds=20)[FEW]
         rows = least_seconds({block: _row(block, KEYS) for block in BLOCKS}, rounds=8)
         mask = least_seconds({KEYS: _mask}, rounds=6)[KEYS]

@@ -1,0 +1,178 @@
+"""Runners of the layers of a stack: a runner for the plain layer, and a wrapper for each feature.
+
+A runner maps (index, layer, x) to (output, next state) of the layer. A stack starts each call with
+`RunLayer`, which calls the layer, and wraps it for the features that the call needs (`Stack._layer_runner`):
+
+    RunCheckpointed    activation checkpointing: the backward pass recomputes the layer
+    AddConvolution     a convolution parallel to the first layer
+    DropLayers         LayerDrop: training skips layers at random
+    RunActive          adaptive depth: only active tokens are computed
+    RecordInput        hidden states are recorded
+
+A call without these features has only `RunLayer`. A reversible stack in training has no runner: its layers
+run inside a single autograd function (stack/reversible.py).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Position
+from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import training_pass
+from polyformer.core.sequence.context import Context
+from polyformer.nn.block import merge_streams
+from polyformer.nn.depth import Active, Halting
+from polyformer.nn.memory import Memory
+from polyformer.nn.stack.convolution import Convolution
+from polyformer.nn.stack.layer import Layer, LayerState, Source
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackCall:
+    """The arguments of a call of a stack (`Stack.forward`), and the dtype of its input."""
+
+    pos: Tensor
+    context: Context
+    source: Source | None
+    states: tuple[LayerState, ...] | None
+    collect: list[Tensor] | None
+    halting: Halting | None
+    dtype: torch.dtype
+
+    @property
+    def starts_without_cache(self) -> bool:
+        """Return whether no later call reads keys of this call's layers: its states, if any, are memories."""
+        return self.states is None or all(state.memory is not None for state in self.states)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the remaining layers can be left out.
+
+        This requires that all tokens have halted, and that no later call reads the states of these layers and
+        no caller reads their hidden states.
+        """
+        return (
+            self.halting is not None and self.halting.all_halted and not self.states and self.collect is None
+        )
+
+
+LayerResult = tuple[Tensor, LayerState | None]
+
+
+class LayerRunner(Protocol):
+    """Run a layer: (index, layer, x) -> (output, next state), x [B, T, E] with the positions of the layer.
+
+    active: the tokens for which the output is computed, [1, N, E]; None for all.
+    """
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunLayer:
+    """Call the layer with the arguments that all layers of a call share.
+
+    It holds no hidden states: with activation checkpointing the graph refers to it, and a hidden state refers
+    to the graph.
+    """
+
+    position: Position
+    context: Context
+    source: Source | None
+    states: Sequence[LayerState] | None
+    memory: Memory | None
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return the layer's output, and its next state if it has a state."""
+        state = self.states[index] if self.states else None
+        return layer(x, self.context, self.position, self.source, state, self.memory, active)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunCheckpointed:
+    """Activation checkpointing: keep only the layer's input, and run the layer again in the backward pass."""
+
+    run: LayerRunner
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return the results of the inner runner."""
+        if not layer.tokenwise:
+            raise InputError(
+                "recompute: a norm over all tokens would count every batch twice; set it to false"
+            )
+        arguments = self.run, index, layer, x, active
+        return torch.utils.checkpoint.checkpoint(_in_training, *arguments, use_reentrant=False)  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AddConvolution:
+    """Add a convolution of the first layer's input to its output."""
+
+    run: LayerRunner
+    convolution: Convolution
+    context: Context
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return the results of the inner runner, for the first layer with the convolution."""
+        y, state = self.run(index, layer, x, active)
+        return (y if index else self.convolution(x, y, self.context)), state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DropLayers:
+    """LayerDrop: return the input of the layers in `skipped`. Their memories are updated from it."""
+
+    run: LayerRunner
+    skipped: Sequence[int]
+    states: Sequence[LayerState] | None
+    context: Context
+    memory: Memory | None
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return x and the updated memory for a skipped layer, else the results of the inner runner."""
+        if index not in self.skipped:
+            return self.run(index, layer, x, active)
+        if not self.states:
+            return x, None
+        return x, layer.memory_state(
+            layer.block.memory_input(x), self.states[index], self.context, self.memory
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunActive:
+    """Adaptive depth: compute only the active tokens, then let `halting` decide which tokens halt."""
+
+    run: LayerRunner
+    halting: Halting
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return the hidden states of all tokens, [B, T, E]; halted tokens keep theirs."""
+        y, state = self.run(index, layer, x, self.halting.active)
+        return self.halting.update(index, y), state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordInput:
+    """Append the input of every layer to `collect`; of a reversible stack the mean of both streams."""
+
+    run: LayerRunner
+    collect: list[Tensor]
+    reversible: bool
+    dtype: torch.dtype
+
+    def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
+        """Return the results of the inner runner."""
+        self.collect.append(merge_streams(x, self.dtype) if self.reversible else x)
+        return self.run(index, layer, x, active)
+
+
+def _in_training(run: LayerRunner, index: int, layer: nn.Module, *arguments: Any) -> Any:
+    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
+    with training_pass(layer):
+        return run(index, layer, *arguments)  # type: ignore[arg-type]

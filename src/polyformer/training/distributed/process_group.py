@@ -1,0 +1,52 @@
+"""Failed or unresponsive processes: error messages, and the rendezvous of restarted processes."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from polyformer.core import launcher
+from polyformer.core.errors import InputError, shortened
+
+PEER_FAILURE_WORDS = ("gloo", "connection closed", "connection reset", "timed out waiting", "nccl")
+"""Words in the errors of torch's backends for failed peers; these errors have no separate class."""
+
+
+def reinit_process_group(backend: str, timeout: timedelta | None) -> None:
+    """Initialize the process group if torchrun has restarted the processes; otherwise do nothing.
+
+    In torch 2.13 every restart of a run looks up its peers under the same names in one store, which then
+    still has the addresses of the dead processes ("Connection refused"); here each restart has separate
+    names.
+    """
+    life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not life or not agent or dist.is_initialized():
+        return
+    world = int(os.environ["WORLD_SIZE"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = PrefixStore(f"life-{life}", TCPStore(*address, world, is_master=False))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+@contextmanager
+def raise_peer_failure() -> Iterator[None]:
+    """Convert the failure of a collective into an `InputError` that says how to continue."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, dist.DistError) and not any(
+            sign in text.lower() for sign in PEER_FAILURE_WORDS
+        ):
+            raise
+        raise InputError(
+            f"another process of this run died or did not answer in time (process {launcher.rank()} of "
+            f"{launcher.world()} says so: {shortened(text, 300)}); what was saved before is intact: look at "
+            "what the one said that says something else or nothing, and go on with --resume, or by itself "
+            "under torchrun --max-restarts N; training.engine.timeout says for how many seconds they wait"
+        ) from error

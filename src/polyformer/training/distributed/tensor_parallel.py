@@ -1,0 +1,303 @@
+"""Tensor parallelism: heads, feed-forwards and vocabulary divided over processes that read the same batches.
+
+    attention       W_q, W_k, W_v by rows of [out, in], whole heads each; W_o by columns
+    feed-forward    W_up (and W_gate) by rows, W_down by columns
+    experts         the same in each expert; the outputs of a token are added locally, then all-reduced
+    vocabulary      the token table and the output matrix by rows (see `distributed.vocabulary_parallel`)
+
+A process computes some heads and some of the inner units for all tokens. There is no communication between
+its two products; after the second an all-reduce sums the outputs, and in the backward pass the gradients of
+the input. Norms and positions are replicated, with the same values in all processes. Uses plans of torch's
+`parallelize_module`; Shoeybi et al. 2019 (Megatron-LM), section 3.
+
+Every process has a shard of every expert, instead of some whole experts, which would take the same memory.
+Therefore all processes have the same work for any routing, and draw the same random numbers.
+
+Dropout inside heads and inner layers drops the same positions of the shard of every process.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.per_head import PerHead
+from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.positions import Position, changes_scores
+from polyformer.attention.positions.alibi import Alibi
+from polyformer.attention.positions.shaw import Shaw
+from polyformer.attention.positions.t5 import T5Bias
+from polyformer.core.errors import InputError, quote
+from polyformer.core.ops.linear import Linear, linear
+from polyformer.nn.feedforward.chunked import Chunked
+from polyformer.nn.feedforward.dense import Dense
+from polyformer.nn.feedforward.experts import Experts
+from polyformer.nn.feedforward.gated import Gated
+from polyformer.nn.stack import Layer, MultiHeadAttention, Stack
+from polyformer.training.distributed.collectives import (
+    all_reduce,
+    copy_to_group,
+    local_shard,
+    shard_parameter,
+)
+from polyformer.training.distributed.fully_sharded import local_stacks
+from polyformer.training.distributed.vocabulary_parallel import apply_vocabulary_parallel
+
+BY_DISTANCE = (Alibi, T5Bias, Shaw)
+"""Position schemes that change scores by tables, independent of the projections of heads."""
+
+PARALLEL_FEEDFORWARDS = (Dense, Gated, Experts, Chunked)
+"""Feed-forwards that are divided over the processes."""
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
+    """Divide every stack of `model`, and its vocabulary, over `mesh`, [tensor].
+
+    Raises `InputError`, before any change, for a stack that cannot be divided. Returns notes about modules
+    that are replicated in every process.
+    """
+    sides = check_tensor_parallel(model, mesh.size())
+    for stack in sides.values():
+        stack.position.__dict__["relative"] = functools.partial(_local_relative_terms, stack.position, mesh)
+        for layer in stack.layers:
+            assert isinstance(layer, Layer)
+            parallelize_module(layer, mesh, _parallelize_plan(layer))
+            for attention in (layer.attention, layer.cross_attention):
+                if attention is not None:
+                    _keep_local_heads(attention, mesh)
+    feedforwards = [layer.feedforward for stack in sides.values() for layer in stack.layers]
+    whole = {
+        type(module).__name__ for module in feedforwards if not isinstance(module, PARALLEL_FEEDFORWARDS)
+    }
+    notes = [f"tensor: {quote(kind)} is whole in every process" for kind in sorted(whole)]
+    return notes + apply_vocabulary_parallel(model, mesh)
+
+
+def check_tensor_parallel(model: nn.Module, count: int) -> dict[str, Stack]:
+    """Return the stacks of `model`, by name; raise `InputError` if `count` processes cannot divide a part."""
+    sides = local_stacks(model)
+    if not sides:
+        raise InputError("tensor: this model has no stack of layers to divide; use shard")
+    for name, stack in sides.items():
+        _check(name, stack, count)
+    return sides
+
+
+class ColumnParallelLinear(Linear):
+    """A column-parallel linear layer: x [..., E], the same in all processes -> [..., O / n]."""
+
+    mesh: DeviceMesh
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the product with the local rows of W, plus the local bias."""
+        return self.product(copy_to_group(input, self.mesh))
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return the same for an input that already went through `copy_to_group`."""
+        return linear(x, local_shard(self.weight), None if self.bias is None else local_shard(self.bias))
+
+    @staticmethod
+    def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor] | None:
+        """Return the outputs of several layers for x, with a single all-reduce of the gradient of x."""
+        own = [layer for layer in layers if isinstance(layer, ColumnParallelLinear)]
+        if len(own) < len(layers):
+            return None
+        x = copy_to_group(x, own[0].mesh)
+        return [layer.product(x) for layer in own]
+
+
+class RowParallelLinear(Linear):
+    """A row-parallel linear layer: x [..., I / n], divided over processes -> [..., O], replicated."""
+
+    mesh: DeviceMesh
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the sum over processes of the local columns of W times x, plus b."""
+        y = all_reduce(linear(input, local_shard(self.weight)), self.mesh)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class ExpertColumnParallelLinear(ColumnParallelLinear):
+    """A `ColumnParallelLinear` inside an expert; `copy_to_group` runs once, before tokens are sent to
+    experts.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the product with the local rows of W, plus the local bias."""
+        return self.product(input)
+
+    @staticmethod
+    def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+        """Return the outputs of several layers for x."""
+        return [layer(x) for layer in layers]
+
+
+class ExpertRowParallelLinear(RowParallelLinear):
+    """A `RowParallelLinear` inside an expert; outputs are all-reduced once, after the gates combine them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the local columns of W times x, plus b / n with the gradient of all of b."""
+        y = linear(input, local_shard(self.weight))
+        if self.bias is None:
+            return y
+        bias = self.bias + self.bias.detach() * (1 / self.mesh.size() - 1)
+        return y + bias.to(y.dtype)
+
+
+class ShardedExperts(Experts):
+    """Experts with inner layers divided over processes.
+
+    The outputs for a token are all-reduced once, after the gates, for any number of experts per token.
+    """
+
+    mesh: DeviceMesh
+
+    def _mix_grouped(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        return all_reduce(
+            super()._mix_grouped(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            self.mesh,
+        )
+
+    def _mix_dense(self, x: Tensor, chosen: Tensor, gates: Tensor, taken: Tensor) -> Tensor:
+        return all_reduce(
+            super()._mix_dense(copy_to_group(x, self.mesh), chosen, copy_to_group(gates, self.mesh), taken),
+            self.mesh,
+        )
+
+
+class ShardingStyle(ParallelStyle):
+    """The parallel style of a module: the class that it gets, and the placements of its tensors."""
+
+    def __init__(self, kind: type[nn.Module], **placements: Placement) -> None:
+        super().__init__()
+        self.kind, self.placements = kind, placements
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, placement in self.placements.items():
+            whole = getattr(module, name)
+            if whole is not None:
+                module.register_parameter(name, shard_parameter(whole, device_mesh, placement))
+        module.__class__ = self.kind
+        module.__dict__["mesh"] = device_mesh
+        return module
+
+
+def _parallelize_plan(layer: Layer) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {}
+    experts: tuple[str, ...] = ()
+    for name, module in layer.named_modules():
+        inside = name.startswith(experts)
+        columns = ShardingStyle(
+            ExpertColumnParallelLinear if inside else ColumnParallelLinear, weight=Shard(0), bias=Shard(0)
+        )
+        rows = ShardingStyle(
+            ExpertRowParallelLinear if inside else RowParallelLinear, weight=Shard(1)
+        )  # the bias is replicated
+        if isinstance(module, MultiHeadAttention):
+            plan |= {f"{name}.{projection}": columns for projection in ("query", "key", "value")}
+            plan[f"{name}.output"] = rows
+        elif isinstance(module, Dense | Gated):
+            plan |= {f"{name}.up": columns, f"{name}.down": rows}
+            if isinstance(module, Gated):
+                plan[f"{name}.gate"] = columns
+        elif isinstance(module, Experts) and all(map(_has_inner_layer, module.experts)):
+            plan[name] = ShardingStyle(ShardedExperts)
+            experts += (f"{name}.",)
+    return plan
+
+
+def _has_inner_layer(expert: nn.Module) -> bool:
+    """Return whether an expert is divided; other experts are replicated."""
+    while isinstance(expert, Chunked):
+        expert = expert.inner
+    return isinstance(expert, Dense | Gated)
+
+
+def _keep_local_heads(attention: MultiHeadAttention, mesh: DeviceMesh) -> None:
+    """Set the head counts of the module to the local heads, and select their patterns."""
+    config, count = attention.config, mesh.size()
+    heads = config.num_attention_heads // count
+    attention.config = dataclasses.replace(
+        config,
+        num_attention_heads=heads,
+        num_key_value_heads=config.kv_heads // count,
+        head_size=attention.head_size,
+    )
+    mechanism = attention.mechanism
+    assert isinstance(mechanism, SoftmaxAttention)
+    pattern = mechanism.config.pattern
+    if pattern is not None:
+        first = mesh.get_local_rank() * heads
+        own = [pattern.head_pattern(head) for head in range(first, first + heads)]
+        alike = all(other == own[0] for other in own)
+        mechanism.config = dataclasses.replace(
+            mechanism.config, pattern=own[0] if alike else PerHead(tuple(own))
+        )
+
+
+def _local_relative_terms(position: Position, mesh: DeviceMesh, *arguments: Any) -> Relative | None:
+    """Return the terms of `position.relative` for the local heads, with all-reduced gradients."""
+    terms = type(position).relative(position, *arguments)
+    if terms is None:
+        return None
+    heads = arguments[0].shape[1]
+    first = mesh.get_local_rank() * heads
+
+    def own(table: Tensor) -> Tensor:
+        table = copy_to_group(table, mesh) if table.requires_grad else table
+        return table if len(table) == 1 else table[first : first + heads]
+
+    return dataclasses.replace(terms, **{name: own(table) for name, table in terms.tables.items()})
+
+
+def _check(name: str, stack: Stack, count: int) -> None:
+    def refuse(reason: str) -> InputError:
+        return InputError(f"tensor: {name or 'the stack'}: {reason}; leave tensor at 1, and use shard")
+
+    if changes_scores(stack.position) and not isinstance(stack.position, BY_DISTANCE):
+        kind = type(stack.position).__name__
+        raise refuse(f"positions of {quote(kind)} change the scores of whole groups of heads")
+    if stack.memory is not None or stack.depth is not None or stack.reversible:
+        part_of = "a memory" if stack.memory is not None else "an adaptive depth"
+        raise refuse(f"{'a reversible block' if stack.reversible else part_of} is not divided by heads")
+    for layer in stack.layers:
+        for module in layer.modules():
+            if isinstance(module, MultiHeadAttention):
+                _check_attention(module, count, refuse)
+            elif isinstance(module, Dense | Gated) and module.up.out_features % count:
+                raise refuse(f"intermediate_size {module.up.out_features} does not divide by tensor {count}")
+
+
+def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable[[str], InputError]) -> None:
+    config = attention.config
+    for option, heads in (
+        ("num_attention_heads", config.num_attention_heads),
+        ("num_key_value_heads", config.kv_heads),
+    ):
+        if heads % count:
+            raise refuse(f"{option} {heads} does not divide by tensor {count}")
+    if attention.global_attention is not None:
+        raise refuse("global_projections are not divided by heads")
+    if not isinstance(attention.mechanism, SoftmaxAttention):
+        raise refuse(f"the mechanism {quote(config.mechanism.kind)} is not divided by heads; 'softmax' is")
+    pattern = attention.mechanism.config.pattern
+    if pattern is not None and _depends_on_head(pattern):
+        raise refuse("a mask_mod of one's own may ask for the number of a head")
+
+
+def _depends_on_head(pattern: Any) -> bool:
+    if isinstance(pattern, MaskModPattern):
+        return True
+    if isinstance(pattern, list | tuple):
+        return any(map(_depends_on_head, pattern))
+    if not isinstance(pattern, Pattern) or not dataclasses.is_dataclass(pattern):
+        return False
+    return any(_depends_on_head(getattr(pattern, field.name)) for field in dataclasses.fields(pattern))
