@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from unittest import mock
 
 from polyformer.core.ops import linear
-from polyformer.core.ops.product_ways import BLAS, ONEDNN, ONEDNN_COPIED, PRODUCTS, ProductWays
+from polyformer.core.ops.product_kernels import BLAS, ONEDNN, ONEDNN_COPIED, PRODUCTS, ProductKernels
 
 EVERY_WAY = [BLAS, ONEDNN, ONEDNN_COPIED]
 
 
 @contextlib.contextmanager
-def choosing(choice: ProductWays) -> Iterator[None]:
+def choosing(choice: ProductKernels) -> Iterator[None]:
     """This choice holds for all sizes, also those that are too small to choose for."""
     with PRODUCTS.using(choice), mock.patch.object(linear, "SMALL", 0):
         yield
@@ -20,5 +20,5 @@ def choosing(choice: ProductWays) -> Iterator[None]:
 def by(way: str) -> contextlib.AbstractContextManager[None]:
     """Every pass of every size goes one way."""
     return choosing(
-        ProductWays(forward={"1x1x1": way}, grad_input={"1x1x1": way}, grad_weight={"1x1x1": way})
+        ProductKernels(forward={"1x1x1": way}, grad_input={"1x1x1": way}, grad_weight={"1x1x1": way})
     )

@@ -44,7 +44,7 @@ def test_a_state_is_read():
 
 def test_a_wrapped_model_is_read(tmp_path: Path):
     folder = shutil.copytree(EARLIER / "wrapped", tmp_path / "wrapped")
-    assert PolyformerConfig.from_pretrained(folder).settled().hidden_size == 16
+    assert PolyformerConfig.from_pretrained(folder).resolve().hidden_size == 16
     code = f"import transformers as t; t.AutoConfig.from_pretrained({str(folder)!r}, trust_remote_code=True)"
     environment = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -42,7 +42,7 @@ def test_a_model_is_read_in_each_kind_and_back(folder: Path, tmp_path: Path):
         polyformer.from_pretrained(folder, weights="int9")
 
 
-@pytest.mark.filterwarnings("ignore:this processor has no bfloat16")
+@pytest.mark.filterwarnings("ignore:this CPU has no bfloat16")
 def test_bfloat16_is_the_type_of_all_that_floats(folder: Path, monkeypatch: pytest.MonkeyPatch):
     model = polyformer.from_pretrained(folder, weights="bfloat16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}

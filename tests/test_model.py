@@ -244,12 +244,12 @@ def test_token_types_matter():
         (
             "gpt2",
             {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-            "decoder_input_ids: a decoder alone does not take it; leave it out",
+            "decoder_input_ids: a decoder-only model does not take it; leave it out",
         ),
         (
             "gpt2",
             {"input_ids": ids(1, 3), "decoder_attention_mask": ids(1, 3)},
-            "decoder_attention_mask: a decoder alone does not take it; leave it out",
+            "decoder_attention_mask: a decoder-only model does not take it; leave it out",
         ),
         (
             "gpt2",
@@ -264,12 +264,12 @@ def test_token_types_matter():
         (
             "bert-base",
             {"input_ids": ids(1, 3), "decoder_input_ids": ids(1, 3)},
-            "decoder_input_ids: an encoder alone does not take it; leave it out",
+            "decoder_input_ids: an encoder-only model does not take it; leave it out",
         ),
         (
             "bert-base",
             {"input_ids": ids(1, 3), "use_cache": True},
-            "use_cache: an encoder alone does not take it; leave it out",
+            "use_cache: an encoder-only model does not take it; leave it out",
         ),
         (
             "bert-base",
@@ -326,9 +326,7 @@ def test_what_does_not_fit_is_named(name: str, options: dict[str, Any], message:
 
 def test_a_pair_without_a_first_token_says_so():
     model = tiny("transformer-base", bos=None)
-    with pytest.raises(
-        InputError, match=r"special\.bos: this model does not know what its output starts from"
-    ):
+    with pytest.raises(InputError, match=r"special\.bos: an encoder-decoder needs a start token"):
         model(ids(1, 3), labels=ids(1, 3))
 
 

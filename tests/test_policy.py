@@ -143,7 +143,7 @@ def test_what_is_for_models_of_texts_alone_is_refused():
     refusals = {
         "transformers has no class for a Policy": lambda: polyformer.models.transformers.wrap(policy),
         "expected a model of texts, got a Policy": lambda: convert(policy, attention="lsh"),
-        "a Policy has none in int8": lambda: with_weights(policy, "int8"),
+        "a Policy does not support int8": lambda: with_weights(policy, "int8"),
         "got a model that reads no text": lambda: task.adapt(policy.config),
     }
     for message, call in refusals.items():
@@ -169,8 +169,8 @@ def test_inputs_that_do_not_fit_are_refused(arguments: tuple[Tensor, ...], messa
     ("changes", "message"),
     [
         ({"num_actions": 0}, "num_actions: expected 1 or more"),
-        ({"memory_length": 0}, "memory_length: counts steps"),
-        ({"attention": "lsh"}, "softmax attention alone"),
+        ({"memory_length": 0}, "memory_length: expected 1 step"),
+        ({"attention": "lsh"}, "requires softmax attention"),
         ({"position": "learned"}, "memory: "),
     ],
 )
@@ -180,5 +180,5 @@ def test_configurations_that_cannot_be_meant_are_refused(changes: dict[str, obje
 
 
 def test_a_feed_forward_that_keeps_tokens_of_its_own_is_refused():
-    with pytest.raises(InputError, match=r"feedforward.*keeps tokens"):
+    with pytest.raises(InputError, match=r"feedforward.*state of its own"):
         model_config("gtrxl", {"feedforward": "separable_convolution"})

@@ -13,7 +13,7 @@ from polyformer.attention.patterns import Local2D, Window
 from polyformer.attention.positions import PositionConfig
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import VisionConfig, VisionTransformer, build_model, decode_config
-from polyformer.models.architectures.card import write_export_card
+from polyformer.models.architectures.model_card import write_export_card
 from polyformer.models.architectures.vision import patches
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.presets import create_model
@@ -231,7 +231,7 @@ def test_it_is_not_wrapped_for_transformers_and_has_no_int8():
     hub = pytest.importorskip("polyformer.models.transformers")
     with pytest.raises(InputError, match="wrap: transformers has no class for a VisionTransformer"):
         hub.wrap(model())
-    with pytest.raises(InputError, match="weights: a VisionTransformer has none in int8"):
+    with pytest.raises(InputError, match="weights: a VisionTransformer does not support int8"):
         with_weights(model(), "int8")
 
 

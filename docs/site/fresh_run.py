@@ -19,8 +19,8 @@ PAGE = ROOT / "docs" / "tutorials" / "transcript.md"
 TUTORIALS = ("translator", "own_attention", "kernels")
 PYTHON = ".venv/bin/python"
 DESCRIBE = """
-from polyformer.core.ops.tuning.machine import described
-machine = described()
+from polyformer.core.ops.tuning.machine import description
+machine = description()
 print(f"{machine['cores']} cores of an {machine['processor']} ({machine['instruction set']})")
 """
 HEAD = """# Three tutorials in a fresh environment

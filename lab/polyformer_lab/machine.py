@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import polyformer
-from polyformer.core.ops.tuning.machine import described, processor
+from polyformer.core.ops.tuning.machine import description, processor
 
 PACKAGES = (
     *("transformers", "ctranslate2", "llama-cpp-python", "local-attention", "performer-pytorch"),
@@ -23,7 +23,7 @@ def begin(threads: int | None) -> None:
     """Set torch's number of threads if one is requested, and print the machine in one line."""
     if threads is not None:
         torch.set_num_threads(threads)
-    facts, installed = described(), versions()
+    facts, installed = description(), versions()
     place = f"{facts['processor']}, {facts['cores']} cores, {facts['instruction set']}"
     if torch.cuda.is_available():
         place += f", {torch.cuda.get_device_name()}"
@@ -53,7 +53,7 @@ def code_version() -> str:
     it.
     """
     source = Path(polyformer.__file__).parent
-    text = f"polyformer {described()['polyformer']}"
+    text = f"polyformer {description()['polyformer']}"
     try:
         top = _git(source, "rev-parse", "--show-toplevel")
         if Path(top, "src", "polyformer").resolve() != source.resolve():

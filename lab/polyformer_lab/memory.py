@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.core.memory_use import MIB, high_water, reset_high_water
-from polyformer.models.plugins import NAMED, import_all
+from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.bench.rows import AbsentError
 
 Given = TypeVar("Given")
@@ -28,7 +28,7 @@ def peak_mib(make: Callable[[Given], Callable[[], object]], inputs: Given, warm:
     """
     if torch.device(device).type == "cuda":
         return _on_cuda(make(inputs))
-    own = import_all, (tuple(NAMED),)
+    own = import_all, (tuple(IMPORTED_NAMES),)
     with ProcessPoolExecutor(1, get_context("spawn"), *own) as pool:
         try:
             return pool.submit(_in_process, make, inputs, warm, torch.get_num_threads()).result()
@@ -53,6 +53,6 @@ def _in_process(
     with contextlib.suppress(AbsentError, InputError):
         make(warm)()
     call = make(inputs)
-    before = reset_high_water()
+    before = reset_peak_memory()
     call()
-    return (high_water() - before) / MIB
+    return (peak_memory() - before) / MIB

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polyformer.core.errors import InputError
-from polyformer.models.plugins import NAMED, import_all
+from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.cells import Cell
 
 LOG = "log.txt"
@@ -62,7 +62,7 @@ class Processes:
     def _one(self, cell: Cell) -> str:
         cell.folder.mkdir(parents=True, exist_ok=True)
         values = {name: getattr(cell, name) for name in ("labels", "seed", "recipe", "kind", "options")}
-        order = json.dumps({**values, "folder": str(cell.folder), "imports": [*NAMED]})
+        order = json.dumps({**values, "folder": str(cell.folder), "imports": [*IMPORTED_NAMES]})
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
         with (cell.folder / LOG).open("a", encoding="utf-8") as log:
             with self.lock:

@@ -196,7 +196,7 @@ def test_a_decoder_that_takes_a_memory_of_keys_stays_what_it_was(tmp_path: Path)
     for name, tensor in new.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], tensor, rtol=1e-6, atol=1e-6)
     assert again.decoder.memory.size == 9
-    with pytest.raises(InputError, match="memory: only a decoder alone reads a text in segments"):
+    with pytest.raises(InputError, match="memory: only a decoder-only model reads a text in segments"):
         convert(dense("bert-base"), memory="memorizing")
     with pytest.raises(InputError, match="Learned positions end after 24 tokens"):
         convert(dense("gpt2"), memory="memorizing")

@@ -124,7 +124,7 @@ def test_sampling_options_are_checked(train_tiny: Trained, complaint: Callable[.
 
 
 def test_a_folder_that_holds_a_run(train_tiny: Trained, complaint: Callable[..., str]):
-    assert "already holds a run; go on with it by --resume" in complaint(
+    assert "already holds a run; continue it with --resume" in complaint(
         "train", "--out", str(train_tiny("lm"))
     )
 
@@ -142,7 +142,7 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, complaint: Call
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words in (["train"], ["train", "--training.engine.device", "cuda"]):
         chosen = words if len(words) > 1 else [*words, "--device", "cuda"]
-        assert "device: 'cuda' was asked for, but torch finds no CUDA device" in complaint(*chosen)
+        assert "device: 'cuda' was requested, but torch finds no CUDA device" in complaint(*chosen)
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, complaint: Callable[..., str]):
@@ -194,7 +194,7 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path: Path):
     ended = process.ended()
     assert ended.returncode == 130
     first, second = ended.stderr.strip().splitlines()
-    assert first == "polyformer: SIGINT: stopping after this step (once more to stop at once)"
+    assert first == "polyformer: SIGINT: stopping after this step (again to stop immediately)"
     assert re.fullmatch(
         r"polyformer: stopped by SIGINT at step \d+, of which a checkpoint is written; "
         r"resume with: polyformer train --resume runs/default-1",

@@ -15,7 +15,7 @@ from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
     [
         (
             "classify",
-            "its head is 'masked', with which it cannot classify; train one from it by polyformer "
+            "its head is 'masked', which cannot classify; train one from it by polyformer "
             "train --pretrained .* --task.kind classify",
         ),
         ("tag", "--task.kind tag"),
@@ -34,8 +34,8 @@ def test_a_head_for_something_else(command: str, message: str, tmp_path: Path, c
 
 def test_a_head_for_another_command(tmp_path: Path, complaint: Callable[..., str]):
     checkpoints.save(tmp_path, "bart-base", checkpoints.byte_files(tmp_path, "bart"))
-    assert "with which it cannot generate; use polyformer translate" in complaint("generate", tmp_path)
-    assert "it cannot tag; use polyformer translate" in complaint("tag", tmp_path, "text")
+    assert "which cannot generate; use polyformer translate" in complaint("generate", tmp_path)
+    assert "which cannot tag; use polyformer translate" in complaint("tag", tmp_path, "text")
     words = "--source-language", "en", "--target-language", "de"
     assert "knows none such; leave them out" in complaint("translate", tmp_path, "text", *words)
 

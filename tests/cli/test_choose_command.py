@@ -87,4 +87,4 @@ def test_what_is_no_question(
 def test_a_model_of_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     checkpoints.save(tmp_path, "bert-base", checkpoints.bert_files(tmp_path), ClassifyConfig())
     assert main(["choose", str(tmp_path), "cow", "--choices", LIST, "--device", "cpu"]) == 2
-    assert "with which it cannot choose; use polyformer classify" in capsys.readouterr().err
+    assert "which cannot choose; use polyformer classify" in capsys.readouterr().err

@@ -183,7 +183,7 @@ def test_translate_by_the_task_in_the_configuration(tmp_path: Path, output: Call
     )
 
 
-@pytest.mark.filterwarnings("ignore:this processor has no bfloat16")
+@pytest.mark.filterwarnings("ignore:this CPU has no bfloat16")
 @pytest.mark.parametrize("weights", ["int8", "bfloat16"])
 def test_converted_weights_write_as_they_are(
     weights: str, train_tiny: Callable[..., Path], tmp_path: Path, output: Callable[..., str]

@@ -14,7 +14,7 @@ from polyformer.cli.main import main
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
-from polyformer.models.plugins import NAMED, import_named
+from polyformer.models.plugins import IMPORTED_NAMES, import_named
 from polyformer.models.presets import create_model
 
 MINE = '''
@@ -86,7 +86,7 @@ def forget(tmp_path: Path) -> Iterator[Callable[[], None]]:
                 del registry[name]
         for name in own:
             del sys.modules[name]
-        NAMED.clear()
+        IMPORTED_NAMES.clear()
         sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
 
     yield back
@@ -192,7 +192,7 @@ def test_a_recipe_names_its_imports(mine: Path, forget: Callable[[], None], caps
     [
         ("nowhere.py", None, "--import nowhere.py: no such file"),
         ("no_such_module_here", None, "--import no_such_module_here: no such module; name a file as mine.py"),
-        ("not-a-name.py", "", "--import not-a-name.py: 'not-a-name' is no name that Python can import"),
+        ("not-a-name.py", "", "--import not-a-name.py: 'not-a-name' is not a valid module name"),
         ("json.py", "", "--import json.py: the name 'json' is taken by "),
         ("broken_here.py", "x = 1\ny = 1 / 0\n", "ZeroDivisionError: division by zero (.*.py, line 2)"),
         ("needs_more.py", "import no_such_module_here", "it needs 'no_such_module_here', which"),

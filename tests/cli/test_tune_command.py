@@ -27,8 +27,8 @@ def test_it_measures_keeps_shows_and_pins(
     assert "none: " in capsys.readouterr().out
     assert main(["tune", "--threads", "1", "--out", str(tmp_path / "own.json")]) == 0
     measured = capsys.readouterr().out
-    assert set(store.kept()) == {f"{name}, 1 thread" for name in Section.sections}
-    assert json.loads((tmp_path / "own.json").read_text())["choices"] == store.kept()
+    assert set(store.stored()) == {f"{name}, 1 thread" for name in Section.sections}
+    assert json.loads((tmp_path / "own.json").read_text())["choices"] == store.stored()
     assert main(["tune", "--show"]) == 0
     assert capsys.readouterr().out == measured
     monkeypatch.setenv(store.PIN, str(tmp_path / "own.json"))

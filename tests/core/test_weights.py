@@ -22,7 +22,7 @@ def tiny():
 def test_a_number_that_is_none_is_named(value: float, dtype: torch.dtype):
     weights = {name: tensor.to(dtype) for name, tensor in tiny().state_dict().items()}
     weights["tokens.weight"][3, 2] = value
-    with pytest.raises(InputError, match=r"x: 'tokens.weight' holds NaN or infinity"):
+    with pytest.raises(InputError, match=r"x: 'tokens.weight' contains NaN or infinity"):
         load_weights(tiny(), weights, "x")
 
 

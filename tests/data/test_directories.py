@@ -7,7 +7,7 @@ import pytest
 from polyformer import InputError
 from polyformer.data.columns import content_roles
 from polyformer.data.directories import choose_files
-from polyformer.data.folders import folder_rows
+from polyformer.data.folder_sources import folder_rows
 from polyformer.data.guess import guess
 
 STRAY = ("README", "README.txt", "LICENSE.txt", "SHA256SUMS", "data.md5", ".DS_Store", "Thumbs.db")

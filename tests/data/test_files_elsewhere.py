@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
+from polyformer.data.compressed_files import EXPANDED
 from polyformer.data.guess import guess
-from polyformer.data.opening import EXPANDED
 from polyformer.data.origins import open_source
 from polyformer.data.sources import DataConfig, read
 from polyformer.training.recipes.find import absolute

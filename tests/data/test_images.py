@@ -55,7 +55,7 @@ def test_labels_are_read_from_the_file_next_to_the_images(folder: Path, ending: 
     ("labels", "message"),
     [
         (struct.pack(">II", 0x801, 2) + b"ab", "a-labels-idx1-ubyte: 2 labels for the 3 images in a-images-"),
-        (LABELS[:-1], "a-labels-idx1-ubyte: damaged: its head announces 3 labels, and it does not hold as"),
+        (LABELS[:-1], "a-labels-idx1-ubyte: damaged: its head announces 3 labels, got another number"),
         (LABELS + b"x", "a-labels-idx1-ubyte: damaged: its head announces 3 labels"),
         (WHOLE, "a-labels-idx1-ubyte: not an IDX file of labels, which begins with 0x00000801"),
     ],
@@ -73,7 +73,7 @@ def test_labels_that_do_not_fit_are_refused(folder: Path, labels: bytes, message
         (WHOLE[:7], "damaged-ubyte: truncated: 7 bytes, expected a head of 16"),
         (WHOLE[:-1], "truncated: it ends in image 3 of 3"),
         (WHOLE[:16], "truncated: it ends in image 1 of 3"),
-        (WHOLE + b"x", "damaged: it goes on after the 3 images"),
+        (WHOLE + b"x", "damaged: it has more data than the 3 images"),
         (
             struct.pack(">IIII", 0x801, 3, 2, 5) + b"xyz",
             "not an IDX file of images: it begins with 0x00000801",

@@ -9,7 +9,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, by_rows
-from polyformer.data.mixing import Mixture, drawn, mixing_rates, share_of_epoch
+from polyformer.data.mixing import Mixture, draw_order, mixing_rates, share_of_epoch
 
 
 def test_rates_are_those_of_the_equation():
@@ -46,10 +46,16 @@ def test_epochs_follow_one_another_without_a_gap(rate: float):
 
 
 def test_every_example_is_read_once_before_any_is_read_again():
-    examples = [example for start in (0, 3, 8) for example in drawn(5, range(start, start + 5), 1, 0)]
-    assert drawn(5, range(10), 1, 0) == [*examples[:3], *examples[5:10], *drawn(5, range(8, 10), 1, 0)]
-    assert sorted(drawn(5, range(5), 1, 0)) == sorted(drawn(5, range(5, 10), 1, 0)) == list(range(5))
-    orders = [drawn(9, range(9), seed, number) for seed, number in ((1, 0), (1, 1), (2, 0))]
+    examples = [example for start in (0, 3, 8) for example in draw_order(5, range(start, start + 5), 1, 0)]
+    assert draw_order(5, range(10), 1, 0) == [
+        *examples[:3],
+        *examples[5:10],
+        *draw_order(5, range(8, 10), 1, 0),
+    ]
+    assert (
+        sorted(draw_order(5, range(5), 1, 0)) == sorted(draw_order(5, range(5, 10), 1, 0)) == list(range(5))
+    )
+    orders = [draw_order(9, range(9), seed, number) for seed, number in ((1, 0), (1, 1), (2, 0))]
     assert len({*map(tuple, orders)}) == 3
 
 

@@ -10,8 +10,16 @@ from chances import are_shares, is_share
 from scipy import stats
 
 from polyformer.core.errors import InputError
-from polyformer.data.noise_config import NoiseConfig, apply_noises
-from polyformer.data.noising import delete_some, draw_lengths, infill, mask_some, permute_sentences, rotate
+from polyformer.data.noising import (
+    NoiseConfig,
+    apply_noises,
+    delete_some,
+    draw_lengths,
+    infill,
+    mask_some,
+    permute_sentences,
+    rotate,
+)
 
 MASK = 3
 TEXT = np.arange(10, 110)

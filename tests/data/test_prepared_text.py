@@ -16,7 +16,7 @@ from forking import processes
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.formats import PIECE
-from polyformer.data.held_out import part
+from polyformer.data.held_out import select_rows
 from polyformer.data.prepared import preparing
 from polyformer.data.prepared.folder import PreparedFolder
 from polyformer.data.prepared.manifest import MANIFEST, Manifest, Settings
@@ -66,7 +66,7 @@ def test_the_tokens_are_those_of_the_texts(sources: list[str], tmp_path: Path):
     folder.verify()
     rows = [{"text": text} for text in TEXTS]
     for name, held in (("train", False), ("validation", True)):
-        texts = [row["text"] for row in part(rows, 0.1, held)]
+        texts = [row["text"] for row in select_rows(rows, 0.1, held)]
         split = folder.split(name)
         assert split is not None
         expected = folder.tokenizer.encode_batch(texts)
@@ -162,7 +162,7 @@ def test_what_it_goes_on_with_must_be_the_same(
     first = tmp_path / "a.jsonl"
     text = first.read_text()
     first.write_text(text.replace("document 0", "document x"))
-    with pytest.raises(InputError, match=r"a.jsonl, which is no longer what it was"):
+    with pytest.raises(InputError, match=r"a.jsonl, which has changed since"):
         preparing.prepare(sources, settings, folder, 2, print)
     first.write_text(text)
     manifest = preparing.prepare(sources, settings, folder, 2, print)

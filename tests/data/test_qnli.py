@@ -8,7 +8,7 @@ import pytest
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
 from polyformer.data.guess import guess
-from polyformer.data.held_out import parted
+from polyformer.data.held_out import split_rows
 from polyformer.data.qnli import question_sentences, read_qnli, sentence_spans
 
 CONTEXT = "Oslo is a city. It lies in Norway! Which city is large? Bergen is a city in the west."
@@ -90,7 +90,7 @@ def test_whole_articles_are_held_out(tmp_path: Path):
 def test_groups_are_held_out_by_their_rows_wherever_they_stand():
     rows = [{"g": name, "n": number} for number, name in enumerate("aabacccbbb")]
     for fraction in (0.1, 0.3, 0.5):
-        kept, held = parted(rows, ("n",), fraction, "g")
+        kept, held = split_rows(rows, ("n",), fraction, "g")
         assert held
         assert not {row["g"] for row in kept} & {row["g"] for row in held}
         assert sorted(row["n"] for row in (*kept, *held)) == list(range(10))

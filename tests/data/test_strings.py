@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from polyformer.data.listops import CLOSE, DIGIT, OPERATOR, OPERATORS, ListOps
-from polyformer.data.strings import DIGIT as FIRST
-from polyformer.data.strings import END, PLUS, STRINGS
+from polyformer.data.string_tasks import DIGIT as FIRST
+from polyformer.data.string_tasks import END, PLUS, STRINGS
 
 
 @pytest.mark.parametrize("task", STRINGS)

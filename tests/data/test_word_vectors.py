@@ -89,7 +89,7 @@ BAD = {
     "nan": (text([("the", [1.0, float("nan")])], "1 2\n"), "a number of 'the' is not finite"),
     "infinity": (binary([("the", [float("inf"), 1.0])], "1 2\n"), "a number of 'the' is not finite"),
     "no number": (b"1 2\nthe 1.0 x\n", "expected numbers in row 1, got b'1.0 x'"),
-    "twice": (text([*ROWS, ROWS[0]], "3 2\n"), "the word 'the' stands there twice"),
+    "twice": (text([*ROWS, ROWS[0]], "3 2\n"), "the word 'the' occurs twice"),
     "latin": (b"1 2\nth\xe9 1.0 2.0\n", "the word of row 1, .* is no UTF-8"),
     "strangers": (text([("other", [1.0])], "1 1\n"), "none of its 1 words is a token"),
     "cut gzip": (gzip.compress(text(ROWS, "2 2\n"))[:-9], "truncated: the gzip file ends too early"),

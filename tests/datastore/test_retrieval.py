@@ -91,7 +91,7 @@ def test_beams_keep_their_neighbours(model: Transformer, retrieval: Retrieval):
 def test_what_does_not_fit_is_refused(retrieval: Retrieval, model: Transformer):
     ids = torch.tensor(PROMPTS[:1])
     with pytest.raises(
-        InputError, match="retrieval: it is for a decoder alone with the head 'semiparametric'"
+        InputError, match="retrieval: requires a decoder-only model with the head 'semiparametric'"
     ):
         tiny_model().generate(ids, retrieval=retrieval)
     with pytest.raises(InputError, match="max_new_tokens: the frozen model reads "):

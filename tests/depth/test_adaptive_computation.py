@@ -138,7 +138,7 @@ def test_the_ponder_cost_has_the_gradient_of_the_remainder():
 def test_leaving_the_computation_changes_nothing(options: dict[str, Any]):
     attention = AttentionConfig(num_attention_heads=2)
     if "pattern" in options:
-        attention = attention.changed(options.pop("pattern"), "attention")
+        attention = attention.with_value(options.pop("pattern"), "attention")
     of, tokens = model(decoder=stack(attention=attention, **options)), ids()
     fast = of(tokens).last_hidden_state
     for layer in of.decoder.layers:

@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.judge import HeadJudge
+from polyformer.models.architectures.exit_loss import ExitLoss
 from polyformer.models.checkpoints import convert
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.generation import GenerationConfig
@@ -183,7 +183,7 @@ def course(of: Transformer, tokens: Tensor) -> tuple[ExitTrajectory, Tensor, Ten
     logits = torch.stack([read @ of.tokens.weight.T for read in reads], 2)
     at = labels.clamp_min(0)[:, :, None, None].expand(-1, -1, len(reads), 1)
     likelihood = logits.log_softmax(-1).gather(-1, at).squeeze(-1)
-    judge = HeadJudge(of.head, HeadInput(reads[-1], None, of.tokens.weight), labels)
+    judge = ExitLoss(of.head, HeadInput(reads[-1], None, of.tokens.weight), labels)
     right = logits.argmax(-1) == labels.unsqueeze(-1)
     mask = (labels >= 0).unsqueeze(-1)
     return ExitTrajectory(list(hidden), reads, judge), likelihood * mask, (right & mask).double()

@@ -191,7 +191,9 @@ def test_data_without_spaces_make_nothing_be_imported(
     del metadata["action_space"]
     file.write_text(json.dumps(metadata))
     monkeypatch.setattr(gymnasium, "make", lambda *arguments: pytest.fail("it made the environment"))
-    with pytest.raises(InputError, match=r"metadata\.json says nothing of its spaces; record it with Minari"):
+    with pytest.raises(
+        InputError, match=r"metadata\.json does not describe its spaces; record it with Minari"
+    ):
         rows(CART)
 
 

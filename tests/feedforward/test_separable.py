@@ -167,7 +167,7 @@ def test_keys_and_values_alone_are_not_all_that_is_kept():
             for layer in range(len(model.decoder.sequence)):
                 cache.update(vectors, vectors, layer)
             assert borrowed(cache, model, {}).state.tokens.length == 3
-    with pytest.raises(InputError, match="past_key_values: this model keeps more of the past"):
+    with pytest.raises(InputError, match="past_key_values: the state of this model has more"):
         borrowed(cache, model, {})
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import polyformer
 from polyformer.models.checkpoints.family import FAMILIES
 from polyformer.models.checkpoints.save import save
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.presets import create_model
 
 SIZES = {

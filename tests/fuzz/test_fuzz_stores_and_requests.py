@@ -30,10 +30,10 @@ from polyformer.applications.retrieval.windows import Reading
 from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats import read_parquet
-from polyformer.models.attached.setting import restore
+from polyformer.models.attached.attach_settings import restore
 from polyformer.models.checkpoints.gguf_tensors import LAYER
 from polyformer.models.generation.config import GenerationConfig
-from polyformer.models.generation.settings import PLACES, changed
+from polyformer.models.generation.setting_names import SETTING_PATHS, with_settings
 
 COUNT, WIDTH = 10_000, 8
 
@@ -160,9 +160,11 @@ NUMBERS = (0, 1, -1, 3, 2**20, 2**24 + 1, 10**9, 2**31, 2**63, -(2**63), 10**30,
 
 
 @cases(100)
-@given(st.dictionaries(st.sampled_from(sorted(PLACES)), st.sampled_from(NUMBERS), min_size=1, max_size=3))
+@given(
+    st.dictionaries(st.sampled_from(sorted(SETTING_PATHS)), st.sampled_from(NUMBERS), min_size=1, max_size=3)
+)
 def test_settings_that_are_asked_for(settings: dict[str, Any]):
-    survives(lambda: changed(GenerationConfig(), settings).lengths(4))
+    survives(lambda: with_settings(GenerationConfig(), settings).lengths(4))
 
 
 COMMANDS = ("generate", "explore", "convert", "embed", "evaluate", "calibrate", "prompt", "spectrum", "show")

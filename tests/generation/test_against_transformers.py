@@ -12,7 +12,7 @@ from transformers_twins import twins as pair
 from pairwise import pairwise
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import Generated
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 from tolerances import Double
 
 STEPS = 9

@@ -12,9 +12,9 @@ from tiny_models import BOS, EOS, FAMILIES, VOCAB, decoder, left_padded, next_lo
 from polyformer import GenerationConfig, InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
-from polyformer.models.generation.beam import Finished, beam_search
-from polyformer.models.generation.decoder import Decoder, Start
-from polyformer.models.generation.search import Rules
+from polyformer.models.generation.beam_search import FinishedTexts, beam_search
+from polyformer.models.generation.decoder import Decoder, DecodingStart
+from polyformer.models.generation.search import SearchSettings
 from polyformer.models.generation.stopping import Stopping
 
 
@@ -244,9 +244,9 @@ def test_never_stops_when_no_text_to_come_can_win(
     normalization: Literal["length", "gnmt"], length_penalty: float, log_p: float, settled: bool
 ):
     config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=length_penalty)
-    finished = Finished(config, wanted=1, max_length=8)
+    finished = FinishedTexts(config, wanted=1, max_length=8)
     finished.add(-1.0, torch.tensor([A, END]))
-    assert finished.settled(log_p, length=2) is settled
+    assert finished.is_done(log_p, length=2) is settled
 
 
 def winner(
@@ -257,9 +257,9 @@ def winner(
 ) -> tuple[list[int], float]:
     """The best text of two beams, and its score."""
     decoder = Scripted(script)
-    start = Start(decoder.logits([""]), cast(Any, Texts([""])), torch.zeros(1, 1, dtype=torch.long))
+    start = DecodingStart(decoder.logits([""]), cast(Any, Texts([""])), torch.zeros(1, 1, dtype=torch.long))
     config = BeamConfig(num_beams=2, normalization=normalization, length_penalty=length_penalty)
-    result = beam_search(decoder, start, Rules(max_length, END, (), Stopping((END,))), config, 1)
+    result = beam_search(decoder, start, SearchSettings(max_length, END, (), Stopping((END,))), config, 1)
     return result.tokens[0, : int(result.lengths)].tolist(), float(result.scores)
 
 

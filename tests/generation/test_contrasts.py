@@ -10,9 +10,9 @@ from torch import Tensor
 
 from polyformer import InputError, create_model
 from polyformer.models.architectures import Transformer
-from polyformer.models.generation.contrastive import contrast
+from polyformer.models.generation.contrastive_search import contrast
 from polyformer.models.generation.dola import candidate_layers, contrasted, divergence
-from polyformer.models.generation.hub import from_hub, to_hub
+from polyformer.models.generation.hub_format import from_hub, to_hub
 
 LENGTHS = (4, 1, 6)
 
@@ -188,8 +188,11 @@ def test_candidate_layers(layers: Any, depth: int, tied: bool, expected: tuple[i
         ({"penalty_alpha": 0.6, "num_beams": 2}, "penalty_alpha and num_beams"),
         ({"penalty_alpha": 0.6, "do_sample": True}, "penalty_alpha and do_sample"),
         ({"penalty_alpha": 0.6, "dola_layers": "low"}, "penalty_alpha and dola_layers"),
-        ({"penalty_alpha": 0.6, "num_return_sequences": 2}, "contrastive search has one answer"),
-        ({"penalty_alpha": 0.6, "draft": "lookup"}, "draft: contrastive search"),
+        ({"penalty_alpha": 0.6, "num_return_sequences": 2}, "contrastive search returns one text"),
+        (
+            {"penalty_alpha": 0.6, "draft": "lookup"},
+            "draft: speculative decoding does not support contrastive search",
+        ),
         ({"penalty_alpha": 1.5}, r"penalty_alpha: expected a weight in \(0, 1\]"),
         ({"penalty_alpha": 0.6, "top_k": 1}, "candidates: expected 2 or more"),
         ({"candidates": 3}, "candidates: only contrastive search uses it"),

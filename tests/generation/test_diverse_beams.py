@@ -8,7 +8,7 @@ from torch import Tensor
 from polyformer import GenerationConfig, InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
-from polyformer.models.generation.hub import from_hub, to_hub
+from polyformer.models.generation.hub_format import from_hub, to_hub
 
 Text = tuple[float, list[int]]
 

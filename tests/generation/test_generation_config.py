@@ -20,7 +20,7 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
         (lambda: GenerationConfig(num_return_sequences=0), "num_return_sequences: expected 1 or more, got 0"),
         (
             lambda: GenerationConfig(num_return_sequences=2),
-            "greedy search has one answer, got 2; sample or use beams",
+            "greedy search returns one text, got 2; sample or use beams",
         ),
         (
             lambda: GenerationConfig(num_return_sequences=3, beam=TWO_BEAMS),

@@ -8,7 +8,7 @@ import torch
 from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_log_probabilities, pair, prompts
 
 from polyformer import GenerationConfig, InputError, create_model
-from polyformer.core.ops.packed_weights import kept_copies
+from polyformer.core.ops.packed_weights import packed_copies
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import SpecialTokens
 from polyformer.models.generation import decoder as decoder_module
@@ -166,7 +166,7 @@ def test_generation_reads_and_sets_no_global_random_state():
         ),
         (
             lambda: pair(special=SpecialTokens(eos=2)).generate(prompts(1, 3)),
-            "special.bos: this model does not know",
+            "special.bos: an encoder-decoder needs",
         ),
         (
             lambda: create_model("encoder-tiny").generate(prompts(1, 3)),
@@ -174,7 +174,7 @@ def test_generation_reads_and_sets_no_global_random_state():
         ),
         (
             lambda: decoder().generate(prompts(1, 3), config=GenerationConfig(max_new_tokens=5, stop=("a",))),
-            "decode: stop strings are looked for",
+            "decode: stop strings require it",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def packable() -> Iterator[Transformer]:
 def test_packed_weights_write_the_same_text(packable, monkeypatch):
     model = packable
     together = model.generate(prompts(5, 6), max_new_tokens=30)
-    kept = kept_copies(model).kept
+    kept = packed_copies(model).kept
     assert len(kept) == 7, "in each layer q, k and v as one, and the two of feed-forward; the vocabulary"
     again = model.generate(prompts(5, 6), max_new_tokens=30)
     assert torch.equal(together.scores, again.scores), "the first call and the next read the same copies"
@@ -220,7 +220,7 @@ def test_packed_weights_write_the_same_text(packable, monkeypatch):
 def test_copies_of_weights_are_kept_in_evaluation_mode_and_never_read_once_changed(packable):
     model = packable
     model.train().generate(prompts(2, 6), max_new_tokens=30)
-    assert not kept_copies(model).kept
+    assert not packed_copies(model).kept
     model.eval().generate(prompts(2, 6), max_new_tokens=30)
     model.tokens.weight.data.mul_(-1)  # leaves no trace in the tensor's version
     changed = model.generate(prompts(2, 6), max_new_tokens=30)

@@ -12,7 +12,13 @@ from polyformer.models.generation import (
     SpecialIds,
     WholeLengthConfig,
 )
-from polyformer.models.generation.hub import HONOURED, PASSED_OVER, REFUSED, from_hub, to_hub
+from polyformer.models.generation.hub_format import (
+    IGNORED_FIELDS,
+    SUPPORTED_FIELDS,
+    UNSUPPORTED_FIELDS,
+    from_hub,
+    to_hub,
+)
 
 SUMMARIES = {
     "_from_model_config": True,
@@ -117,8 +123,12 @@ def test_transformers_takes_what_is_written():
 def test_every_field_of_transformers_is_known():
     transformers = pytest.importorskip("transformers")
     fields = set(transformers.GenerationConfig().to_dict())
-    assert not fields - HONOURED - REFUSED.keys() - PASSED_OVER
-    assert not HONOURED & REFUSED.keys() | HONOURED & PASSED_OVER | REFUSED.keys() & PASSED_OVER
+    assert not fields - SUPPORTED_FIELDS - UNSUPPORTED_FIELDS.keys() - IGNORED_FIELDS
+    assert (
+        not SUPPORTED_FIELDS & UNSUPPORTED_FIELDS.keys()
+        | SUPPORTED_FIELDS & IGNORED_FIELDS
+        | UNSUPPORTED_FIELDS.keys() & IGNORED_FIELDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,10 @@ def test_what_has_no_counterpart_is_refused_by_name(data, message):
     [
         (GenerationConfig(beam=BeamConfig(num_beams=2)), "normalization: the hub divides by a power"),
         (GenerationConfig(whole=WholeLengthConfig(max_length=9)), "max_new_tokens and max_length"),
-        (GenerationConfig(sampling=SamplingConfig(do_sample=True, seed=1)), "seed: the hub keeps none"),
+        (
+            GenerationConfig(sampling=SamplingConfig(do_sample=True, seed=1)),
+            "seed: the hub's format has none",
+        ),
         (
             GenerationConfig(min_new_tokens=1, whole=WholeLengthConfig(min_length=2)),
             "min_new_tokens and min_len",

@@ -104,7 +104,7 @@ def test_a_generator_takes_the_place_of_a_seed():
     assert torch.equal(model.generate(prompts(1, 4), seed=3, **settings).sequences, first)
     assert not torch.equal(first, second)
     assert torch.equal(torch.random.get_rng_state(), before)
-    with pytest.raises(InputError, match="generator and seed: either says what is drawn"):
+    with pytest.raises(InputError, match="generator and seed: sampling uses only one"):
         model.generate(prompts(1, 4), generator=own, seed=1, **settings)
     with pytest.raises(InputError, match="generator: only sampling uses it; set do_sample"):
         model.generate(prompts(1, 4), generator=own, max_new_tokens=2)

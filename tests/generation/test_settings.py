@@ -9,7 +9,7 @@ from tiny_models import BOS, EOS, SPECIAL, decoder, pair, prompts
 from polyformer import GenerationConfig, InputError
 from polyformer.models.config import SpecialTokens
 from polyformer.models.generation import BeamConfig, SamplingConfig, SpecialIds, WholeLengthConfig
-from polyformer.models.generation.settings import changed
+from polyformer.models.generation.setting_names import with_settings
 
 SAMPLING = GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=0.5))
 
@@ -48,7 +48,7 @@ SAMPLING = GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=
 def test_settings_stand_over_those_there(
     base: GenerationConfig, settings: dict[str, Any], expected: GenerationConfig
 ):
-    assert changed(base, settings) == expected
+    assert with_settings(base, settings) == expected
 
 
 @pytest.mark.parametrize("family", [decoder, pair])

@@ -12,9 +12,9 @@ from tiny_models import EOS, FAMILIES, VOCAB, decoder, left_padded, pair, prompt
 from polyformer import GenerationConfig, InputError, create_model
 from polyformer.core.state import State
 from polyformer.models.generation import Drafts, TextStreamer
-from polyformer.models.generation.decoder import Start
+from polyformer.models.generation.decoder import DecodingStart
 from polyformer.models.generation.lookup import Lookup
-from polyformer.models.generation.search import Rules, drawn, search
+from polyformer.models.generation.search import SearchSettings, sampler, search
 from polyformer.models.generation.speculation import Speculator
 from polyformer.models.generation.stopping import Stopping
 
@@ -117,13 +117,13 @@ class Nothing(State):
 class Chain:
     """A model whose next token depends on the last alone, by `logits` [V, V]; as a drafter it draws."""
 
-    room = 3
+    max_new_tokens = 3
 
     def __init__(self, seed: int, size: int = 3):
         self.logits = torch.randn(size, size, generator=torch.Generator().manual_seed(seed)) * 1.5
 
     def start(self, input_ids, attention_mask, first, inputs):
-        return Start(self.logits[input_ids[:, -1]], Nothing(), input_ids)
+        return DecodingStart(self.logits[input_ids[:, -1]], Nothing(), input_ids)
 
     def read(self, tokens, state, last):
         return self.logits[tokens[:, -last:]], state
@@ -156,10 +156,10 @@ class ChainDrafter(Chain):
 def test_sampling_keeps_the_distribution_of_the_whole_text(rows):
     """All texts of three tokens, by enumeration; of two rows, which advance together, each on its own."""
     generator, model = torch.Generator().manual_seed(0), Chain(1)
-    drafter, rules = ChainDrafter(2, generator), Rules(3, 0, (), Stopping())
+    drafter, rules = ChainDrafter(2, generator), SearchSettings(3, 0, (), Stopping())
     texts, proposed, accepted = [], 0, 0
     for _ in range(2500):
-        speculator = Speculator(model, drafter, 2, drawn(generator), generator)
+        speculator = Speculator(model, drafter, 2, sampler(generator), generator)
         start = speculator.start(torch.zeros(rows, 1, dtype=torch.long), None, None, {})
         texts.append(search(speculator, start, rules, speculator.choose, 1).tokens)
         proposed, accepted = proposed + speculator.drafted.proposed, accepted + speculator.drafted.accepted
@@ -207,12 +207,12 @@ def test_a_lookup_goes_on_as_the_text_did_before():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draft": "lookup", "num_beams": 2}, "draft: beam search compares texts"),
+        ({"draft": "lookup", "num_beams": 2}, "draft: speculative decoding does not support beam search"),
         ({"draft": "look-up"}, "draft: expected a model, 'lookup' or a Drafter, got 'look-up'"),
         ({"draft_tokens": 3}, "draft_tokens and lookup_ngram: only a draft uses them"),
         ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens: expected 1 or more, got 0"),
         ({"draft": "lookup", "lookup_ngram": 1}, "lookup_ngram: expected 2 or more, got 1"),
-        ({"draft": pair()}, "draft: expected a decoder alone, as the model is, got an encoder-decoder"),
+        ({"draft": pair()}, "draft: expected a decoder-only model, as the model is, got an encoder-decoder"),
         ({"draft": torch.nn.Linear(1, 1)}, "draft: expected a polyformer Transformer, got Linear"),
         ({"draft": create_model("encoder-tiny")}, "draft: needs a decoder with a language-model head"),
         (

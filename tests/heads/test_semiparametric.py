@@ -138,5 +138,5 @@ def test_what_are_no_neighbours_is_refused(near: object, message: str):
 def test_another_head_reads_none():
     model = create_model("decoder-tiny", vocab_size=VOCAB)
     assert isinstance(model.config.head, LanguageModelConfig)
-    with pytest.raises(InputError, match="neighbour_ids: this model's head reads none; use the head 'semi"):
+    with pytest.raises(InputError, match="neighbour_ids: this model's head takes none; use the head 'semi"):
         model(torch.zeros(2, 6, dtype=torch.long), neighbour_ids=torch.zeros(2, 6, 3, dtype=torch.long))

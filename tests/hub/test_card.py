@@ -13,7 +13,7 @@ from local_hub import local_hub
 import polyformer.models.transformers
 from polyformer import InputError, create_model
 from polyformer.cli.main import main
-from polyformer.models.architectures.card import is_generated
+from polyformer.models.architectures.model_card import is_generated
 from polyformer.training.recipes import Recipe, fit
 
 TEXT = "".join(f"the line of number {index} says little\n" for index in range(30))

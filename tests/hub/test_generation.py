@@ -157,12 +157,12 @@ def test_a_mechanism_without_keys_and_values_writes_with_its_own_state():
         assert torch.equal(actual, whole)
     cache = ours(ids).past_key_values
     assert cache.get_seq_length() == 6
-    with pytest.raises(InputError, match="past_key_values: this model keeps sums of the past"):
+    with pytest.raises(InputError, match="past_key_values: the state of this model, sums of"):
         cache.crop(1)
     theirs = transformers.DynamicCache()
     for layer in range(2):
         theirs.update(torch.zeros(2, 2, 3, 8), torch.zeros(2, 2, 3, 8), layer)
-    with pytest.raises(InputError, match="past_key_values: this model keeps more of the past"):
+    with pytest.raises(InputError, match="past_key_values: the state of this model has more"):
         ours(ids, past_key_values=theirs)
 
 

@@ -56,7 +56,7 @@ def test_a_state_dict_takes_the_place_of_the_models_own(model: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"safe_serialization": False}, "safe_serialization: weights are written as safetensors alone"),
+        ({"safe_serialization": False}, "safe_serialization: weights are always written as safetensors"),
         ({"max_shard_sise": "1GB"}, "did you mean 'max_shard_size'"),
     ],
 )

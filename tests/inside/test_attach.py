@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import polyformer
 from inside.models import BY_NAME, KINDS, OURS, answer, build, double, inputs, of, token_ids
 from polyformer import Context, Full, Global, InputError, PerHead, Window
-from polyformer.models.attached.find import attention_layers
+from polyformer.models.attached.attention_layers import attention_layers
 from polyformer.models.attached.layer import attached
 from tolerances import assert_rounded
 
@@ -215,11 +215,11 @@ def test_a_config_that_was_changed_by_hand_is_refused(tmp_path: Path):
     polyformer.attach(llama(), "Window(2)").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for wrong, message in (
-        ([{"pattern": "Window(2)"}], "expected what `attach` writes"),
+        ([{"pattern": "Window(2)"}], "expected the fields that `attach` writes"),
         ([{"attention": "Windw(2)"}], "unknown pattern 'Windw'"),
-        ("Window(2)", "expected a list of what `attach` writes"),
-        (5, "expected a list of what `attach` writes, got 5"),
-        ([5], "expected what `attach` writes, got 5"),
+        ("Window(2)", "expected a list written by `attach`"),
+        (5, "expected a list written by `attach`, got 5"),
+        ([5], "expected the fields that `attach` writes, got 5"),
         ([{"functions": 5}], "saved with functions attached"),
         ([{"functions": [5]}], "saved with functions attached"),
         ([{"layers": 1.5}], "layers: expected numbers or names of layers, got 1.5"),

@@ -310,7 +310,7 @@ def test_what_has_no_memory_is_refused():
     with pytest.raises(InputError, match="length: expected 0 tokens or more, got -1"):
         RecurrentConfig(length=-1)
     stack = config(4).decoder
-    with pytest.raises(InputError, match=r"encoder\.memory: only a decoder alone"):
+    with pytest.raises(InputError, match=r"encoder\.memory: only a decoder-only model"):
         ModelConfig(vocab_size=VOCAB, hidden_size=12, encoder=stack)
     with pytest.raises(InputError, match="global_projections need the whole text"):
         config(

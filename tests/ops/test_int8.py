@@ -11,7 +11,16 @@ from torch import Tensor
 from pairwise import pairwise
 from polyformer.core.errors import InputError
 from polyformer.core.ops import int8
-from polyformer.core.ops.int8 import HIGH, LOW, Int8Config, Joined, dequantized, plainly, quantized, takes
+from polyformer.core.ops.int8 import (
+    HIGH,
+    LOW,
+    Int8Config,
+    StackedWeights,
+    dequantized,
+    dequantized_product,
+    has_fast_product,
+    quantized,
+)
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
 from polyformer.core.ops.linear import Linear, linears
 from tolerances import assert_rounded
@@ -41,7 +50,7 @@ def bound(way: str, x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "integers" and not int8.packs():
+    if request.param == "integers" and not int8.has_integer_product():
         pytest.skip("torch has no FBGEMM here")
     monkeypatch.setitem(int8.SECTION.by_threads, torch.get_num_threads(), WAYS[request.param])
     return request.param
@@ -143,7 +152,7 @@ def test_what_was_joined_follows_the_weights(way: str):
 
 def test_gradients_reach_the_input_by_the_definition():
     layer, x = Int8Linear(drawn(16, 64), drawn(16)), drawn(2, 64).double().requires_grad_()
-    assert not takes(x, layer.weight)
+    assert not has_fast_product(x, layer.weight)
     layer = layer.double()
     assert torch.autograd.gradcheck(layer, x)
     assert not any(parameter.requires_grad for parameter in layer.parameters())
@@ -154,7 +163,7 @@ def test_tables_give_their_rows_and_are_read_as_matrices():
     table = Int8Embedding(weight)
     assert torch.equal(table(ids), table.dequantized()[ids])
     assert as_matrix(weight) is weight
-    expected = plainly(x, table.weight, table.scale, None)
+    expected = dequantized_product(x, table.weight, table.scale, None)
     torch.testing.assert_close(matrix_product(x, table, None), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(matrix_product(x, as_matrix(table), None), expected, rtol=1e-5, atol=1e-5)
 
@@ -202,7 +211,7 @@ def test_threads_may_share_a_layer():
 
 def test_compiled_code_computes_the_definition():
     layer, x = Int8Linear(drawn(16, 64), drawn(16)), drawn(2, 64)
-    expected = plainly(x, layer.weight, layer.scale, layer.bias)
+    expected = dequantized_product(x, layer.weight, layer.scale, layer.bias)
     with torch.no_grad():
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), expected)
@@ -210,10 +219,12 @@ def test_compiled_code_computes_the_definition():
 
 def test_without_fbgemm_and_on_other_devices_nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(int8, "ENGINES", ())
-    assert not int8.packs()
+    assert not int8.has_integer_product()
     monkeypatch.setitem(int8.SECTION.by_threads, torch.get_num_threads(), WAYS["integers"])
     layer, x = Int8Weight(drawn(16, 64)), drawn(2, 64)
-    single, exact = (plainly(y, layer.weight, layer.scale.to(y.dtype), None) for y in (x, x.double()))
+    single, exact = (
+        dequantized_product(y, layer.weight, layer.scale.to(y.dtype), None) for y in (x, x.double())
+    )
     with torch.no_grad():
         assert_rounded(layer.product(x), single, exact)
         assert "packed" not in vars(layer.joined[1])
@@ -225,4 +236,4 @@ def test_the_measurement_chooses_some_way_for_every_number_of_rows():
     config = int8.SECTION.measured()
     assert 0 <= config.halves <= max(int8.ROWS)
     assert config.halves <= config.integers or not config.integers
-    assert isinstance(int8._ones(2, 3), Joined)
+    assert isinstance(int8._ones(2, 3), StackedWeights)

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pairwise import pairwise
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
-from polyformer.core.ops.packed_weights import Copies, PackedWeights, packs_bfloat16
-from polyformer.core.ops.product_ways import ROW_STEP
+from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packs_bfloat16
+from polyformer.core.ops.product_kernels import ROW_STEP
 from product_choices import EVERY_WAY, by
 from tolerances import assert_rounded
 
@@ -133,7 +133,7 @@ def test_the_layer_is_torchs_with_another_product():
 @pytest.mark.parametrize("copies", [True, False])
 def test_packed_weights_give_the_same_products(copies):
     x, weight, offset = inputs(5, 300, 400)
-    weight, packed = torch.nn.Parameter(weight), PackedWeights(Copies() if copies else None)
+    weight, packed = torch.nn.Parameter(weight), PackedWeights(PackedCopies() if copies else None)
     for rows in (x, x[0], x[:1, :1], x.repeat(20, 1, 1), x[:0]):
         with packed:
             torch.testing.assert_close(
@@ -146,7 +146,7 @@ def test_packed_weights_give_the_same_products(copies):
 @torch.no_grad()
 def test_weights_of_bfloat16_are_packed_where_onednn_has_its_products():
     x, weight, offset = inputs(5, 300, 401, torch.bfloat16)
-    weight, packed = torch.nn.Parameter(weight), PackedWeights(Copies())
+    weight, packed = torch.nn.Parameter(weight), PackedWeights(PackedCopies())
     assert packed.copies is not None
     expected = F.linear(x.double(), weight.double(), offset.double())
     with packed:
@@ -163,7 +163,7 @@ def test_weights_of_bfloat16_are_packed_where_onednn_has_its_products():
 def test_weights_are_packed_inside_alone_and_up_to_the_limit():
     x, weight, _ = inputs(5, 300, 400)
     first, second = torch.nn.Parameter(weight), torch.nn.Parameter(weight + 1)
-    copies = Copies(limit=first.nbytes)
+    copies = PackedCopies(limit=first.nbytes)
     linear(x, first)
     assert not copies.kept
     with PackedWeights(copies):
@@ -194,7 +194,7 @@ def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype)
     if dtype == torch.bfloat16 and (write in ("one number", "through numpy") or not packs_bfloat16()):
         pytest.skip("too small a step, no such numbers, or no such copies")
     other, weight = Linear(width, 401).to(dtype), Linear(width, 401).weight.to(dtype)
-    copies = Copies()
+    copies = PackedCopies()
     for change in (lambda weight: None, WRITES[write]):
         for each in (other.weight, weight):
             copies.of(each)
@@ -207,7 +207,7 @@ def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype)
 
 def test_under_autograd_no_copy_is_read():
     x, weight, _ = inputs(5, 300, 400)
-    copies = Copies()
+    copies = PackedCopies()
     with PackedWeights(copies):
         linear(x, torch.nn.Parameter(weight)).sum().backward()
     assert not copies.kept
@@ -225,7 +225,7 @@ def test_an_activation_is_computed_with_the_product(name, rows):
         ACTIVATIONS[name](F.linear(*(tensor.to(dtype) for tensor in (x, layer.weight, layer.bias))))
         for dtype in (torch.float32, torch.float64)
     )
-    for copies in (Copies(), None):
+    for copies in (PackedCopies(), None):
         with PackedWeights(copies):
             assert_rounded(activated(x, layer, name), single, exact)
     assert_rounded(activated(x, layer, name), single, exact)
@@ -265,7 +265,7 @@ def test_layers_of_one_input_are_read_as_one(rows):
     layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
     x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
     expected = [F.linear(x, layer.weight, layer.bias) for layer in layers]
-    packed = PackedWeights(Copies())
+    packed = PackedWeights(PackedCopies())
     with packed:
         for _ in range(2):
             for got, wanted in zip(linears(x, layers), expected):
@@ -284,12 +284,12 @@ def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
         change(layers[1])
         if layers[1].weight.dtype == torch.float64:
             layers = [layer.double() for layer in layers]
-        packed = PackedWeights(Copies())
+        packed = PackedWeights(PackedCopies())
         with packed:
             got = linears(x.to(layers[0].weight.dtype), layers)
         assert len(got) == 2
         assert list(packed.joints.values()) == [False]
-    for copies in (Copies(limit=10), None):
+    for copies in (PackedCopies(limit=10), None):
         packed = PackedWeights(copies)
         with packed:
             linears(x, [Linear(300, 400), Linear(300, 400)])

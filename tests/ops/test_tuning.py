@@ -54,7 +54,7 @@ def test_it_is_measured_once_and_kept_by_threads():
         assert again().width == 8
     finally:
         torch.set_num_threads(1)
-    assert set(store.kept()) == {"tested, 1 thread", "tested, 2 threads"}
+    assert set(store.stored()) == {"tested, 1 thread", "tested, 2 threads"}
     assert recorded()["tested, 2 threads"] == {"width": 8}
 
 
@@ -80,8 +80,8 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch
 
 
 def test_the_first_of_two_that_measured_is_believed():
-    assert store.keep("tested, 1 thread", {"width": 3}) == {"width": 3}
-    assert store.keep("tested, 1 thread", {"width": 4}) == {"width": 3}
+    assert store.store_choice("tested, 1 thread", {"width": 3}) == {"width": 3}
+    assert store.store_choice("tested, 1 thread", {"width": 4}) == {"width": 3}
     assert section()[0]().width == 3
 
 
@@ -90,8 +90,8 @@ def test_processes_that_race_for_the_file_agree(tmp_path: Path):
     code = (
         "import sys, json; from polyformer.core.ops.tuning import store\n"
         "me = int(sys.argv[1])\n"
-        "mine = [store.keep(f'own {me} {i}', {'width': me}) for i in range(10)]\n"
-        "print(json.dumps(store.keep('shared', {'width': me})))"
+        "mine = [store.store_choice(f'own {me} {i}', {'width': me}) for i in range(10)]\n"
+        "print(json.dumps(store.store_choice('shared', {'width': me})))"
     )
     environment = {"XDG_CACHE_HOME": str(tmp_path / "race")}
     racing = [start_python("-c", code, i, env=environment) for i in range(4)]

@@ -198,7 +198,7 @@ def test_wrong_labels_are_named():
         transformer(ids, relation_ids=random(2, 6).float())
     with pytest.raises(InputError, match="relation_ids: this model's position scheme takes none"):
         model(LearnedConfig())(ids, relation_ids=random(2, 6))
-    with pytest.raises(InputError, match="decoder_relation_ids: an encoder alone does not take it"):
+    with pytest.raises(InputError, match="decoder_relation_ids: an encoder-only model does not take it"):
         transformer(ids, decoder_relation_ids=random(2, 6))
     with pytest.raises(InputError, match="num_labels: expected 1 or more, got 0"):
         RelationLabelsConfig(num_labels=0)

@@ -117,7 +117,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="rows in random order leave nothing to remember"):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run
-    with pytest.raises(InputError, match="a teacher says nothing to a memory"):
+    with pytest.raises(InputError, match="a student with a memory cannot be distilled"):
         fit(distillation_recipe(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))

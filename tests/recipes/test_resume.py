@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "held out": (["--data.validation_fraction", "0.5"], "data.validation_fraction is 0.25 there, got 0.5"),
     "other data": (["--data", "other.txt"], "data: changed since run began: "),
     "no data": (["--data", "nowhere.txt"], "nowhere.txt: no such file"),
-    "fewer steps": (["--steps", "3"], "steps: the run in run has made 4, got 3"),
+    "fewer steps": (["--steps", "3"], "steps: the run in run is already at step 4, got 3"),
     "precision": (["--training.engine.precision", "fp16"], "precision: 'fp16' needs a CUDA device"),
     "no such step": (["--from-step", "3"], "no checkpoint of step 3; it has 2, 4"),
     "folder": (["--out", "elsewhere"], "--resume: the run defines recipe and folder"),

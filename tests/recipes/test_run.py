@@ -76,7 +76,7 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, text: Path, tmp_path: Path
 
 
 def test_a_folder_with_a_run_is_not_overwritten(folder: Path, text: Path):
-    with pytest.raises(InputError, match="already holds a run; go on with it by --resume"):
+    with pytest.raises(InputError, match="already holds a run; continue it with --resume"):
         fit(tiny_recipe(text, seed=3), folder)
 
 
@@ -107,7 +107,7 @@ def test_a_saved_model_with_its_tokenizer_writes_too(folder: Path, tmp_path: Pat
     assert task.generate(model, "li", config) == own.generate(model, "li", config)
     assert not model.training
     polyformer.create_model("encoder-tiny").save_pretrained(tmp_path / "encoder")
-    with pytest.raises(InputError, match="its head is 'classify', with which it cannot generate; use"):
+    with pytest.raises(InputError, match="its head is 'classify', which cannot generate; use"):
         writer(tmp_path / "encoder", LanguageModelling, "cpu")
 
 
@@ -121,5 +121,5 @@ def test_new_folders_are_numbered(tmp_path: Path):
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == "cpu"
-    with pytest.raises(InputError, match="device: 'cuda' was asked for, but torch finds no CUDA device"):
+    with pytest.raises(InputError, match="device: 'cuda' was requested, but torch finds no CUDA device"):
         choose_device("cuda")

@@ -117,5 +117,5 @@ def test_places_that_are_none_are_refused():
         with pytest.raises(InputError, match=message):
             ours(**inputs, score_positions=wrong)
     other = from_transformers(their_model("gpt2", "LMHeadModel").eval())
-    with pytest.raises(InputError, match="score_positions: this model's head chooses among no texts"):
+    with pytest.raises(InputError, match="score_positions: only heads of multiple choice take them"):
         other(inputs["input_ids"][0], score_positions=places[:1])

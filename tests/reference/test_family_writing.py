@@ -18,7 +18,7 @@ from polyformer.models import transformers as hub
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.generation.config import SpecialIds
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 
 DECODERS = ("ctrl", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "openai-gpt", "qwen2")
 SEQUENCES = ("bart", "m2m_100", "t5")

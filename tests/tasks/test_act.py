@@ -13,8 +13,8 @@ import polyformer
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
+from polyformer.data.episode_windows import EpisodeWindows
 from polyformer.data.episodes import Episodes
-from polyformer.data.windows import Windows
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.training.recipes import ModelChoice, Recipe, Run, fit
 from polyformer.training.tasks import ActionPredictionConfig
@@ -66,7 +66,7 @@ def test_returns_are_what_is_still_to_come():
 
 def test_windows_stay_in_their_episode_and_are_padded_on_the_left():
     episodes = Episodes.of(rows(6))
-    windows = Windows(episodes, context=4, batch_size=7, seed=1)
+    windows = EpisodeWindows(episodes, context=4, batch_size=7, seed=1)
     firsts, steps = [], 0
     for _, batch in windows.epoch(0):
         for row, real in enumerate(batch["attention_mask"].bool()):
@@ -90,12 +90,12 @@ def test_windows_stay_in_their_episode_and_are_padded_on_the_left():
             steps += 1
     assert sorted(firsts) == list(range(len(episodes.returns)))
     assert firsts != sorted(firsts)
-    held = Windows(episodes, context=4, batch_size=7, shuffle=False)
+    held = EpisodeWindows(episodes, context=4, batch_size=7, shuffle=False)
     assert sum(int(batch["attention_mask"].sum()) for _, batch in held.epoch(0)) == len(episodes.returns)
 
 
 def test_an_epoch_goes_on_from_a_position():
-    windows = Windows(Episodes.of(rows(6)), context=4, batch_size=7, seed=1)
+    windows = EpisodeWindows(Episodes.of(rows(6)), context=4, batch_size=7, seed=1)
     whole = list(windows.epoch(2))
     rest = list(windows.epoch(2, position=whole[2][0]))
     assert len(rest) == len(whole) - 3

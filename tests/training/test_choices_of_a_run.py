@@ -7,7 +7,7 @@ import torch
 from tiny_task import TinyTask, run
 from torch import nn
 
-from polyformer.core.ops.product_ways import PRODUCTS, ProductWays
+from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
 from polyformer.core.ops.tuning import store
 from polyformer.core.ops.tuning.section import forget
 from polyformer.training.task import Batch
@@ -23,10 +23,10 @@ class Watching(TinyTask):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ways: list[str] = []
+        self.kernels: list[str] = []
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        self.ways.append(PRODUCTS().ways(64, 64, 64).forward)
+        self.kernels.append(PRODUCTS().kernels(64, 64, 64).forward)
         return super().loss(model, batch)
 
 
@@ -47,10 +47,10 @@ def test_a_resumed_run_computes_as_it_began(tmp_path: Path):
     store.save(store.path(), BLAS)
     forget()
     run(tmp_path / "run", task=task, steps=4, resume=True)
-    assert task.ways == ["onednn"] * 4
-    assert PRODUCTS() == ProductWays.from_dict(BLAS["products, 1 thread"]), "the machine's own, afterwards"
+    assert task.kernels == ["onednn"] * 4
+    assert PRODUCTS() == ProductKernels.from_dict(BLAS["products, 1 thread"]), "the machine's own, afterwards"
     run(tmp_path / "other", task=task, steps=1)
-    assert task.ways[4:] == ["blas"]
+    assert task.kernels[4:] == ["blas"]
 
 
 def test_another_processor_goes_on_with_its_own(
@@ -65,7 +65,7 @@ def test_another_processor_goes_on_with_its_own(
     forget()
     capsys.readouterr()
     run(tmp_path / "run", task=task, steps=4, resume=True)
-    assert task.ways == ["onednn"] * 2 + ["blas"] * 2
+    assert task.kernels == ["onednn"] * 2 + ["blas"] * 2
     assert "now another processor: the last bits may differ" in capsys.readouterr().out
 
 

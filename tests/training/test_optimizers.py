@@ -94,7 +94,7 @@ def test_every_kind_lowers_a_loss_and_goes_to_files(kind: str) -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match="lr: expected a number above 0, got -1"):
         SGD(lr=-1.0)
-    with pytest.raises(InputError, match="no parameter asks for gradients"):
+    with pytest.raises(InputError, match="no parameter requires gradients"):
         Adam().build(nn.LayerNorm(3).requires_grad_(False))
     with pytest.raises(InputError, match="did you mean 'adam'"):
         OptimizerConfig.from_dict("adamm")

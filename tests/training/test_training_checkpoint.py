@@ -129,8 +129,8 @@ def test_the_way_out_when_there_is_no_earlier_one(tmp_path: Path) -> None:
     run(tmp_path, steps=2)
     (tmp_path / "checkpoints/step-00000002/state.json").write_text("{}")
     message = (
-        r"is not the state of a training run; there is no whole checkpoint before it: begin again in another "
-        rf"folder: polyformer train {tmp_path}/recipe.yaml --out NEW"
+        r"is not the state of a training run; there is no intact checkpoint before it: start again in "
+        rf"another folder: polyformer train {tmp_path}/recipe.yaml --out NEW"
     )
     with pytest.raises(InputError, match=message):
         run(tmp_path, steps=3, resume=True)

@@ -271,7 +271,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="device: 'cuda' was asked for, but torch finds no CUDA device"):
+    with pytest.raises(InputError, match="device: 'cuda' was requested, but torch finds no CUDA device"):
         run(tmp_path, device="cuda")
 
 
@@ -319,5 +319,7 @@ def test_the_first_step_is_a_sign_of_life(tmp_path: Path, capsys: pytest.Capture
 
 def test_fewer_steps_than_made_are_refused(tmp_path: Path) -> None:
     run(tmp_path, steps=5)
-    with pytest.raises(InputError, match=r"steps: the run in .* has made 5, got 4; expected as many or more"):
+    with pytest.raises(
+        InputError, match=r"steps: the run in .* is already at step 5, got 4; expected as many or more"
+    ):
         run(tmp_path, steps=4, resume=True)

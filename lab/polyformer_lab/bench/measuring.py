@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyformer.core.ops.tuning.machine import instruction_set
 from polyformer.core.ops.tuning.section import recorded
-from polyformer.core.timing import in_turn, median, stopwatch
+from polyformer.core.timing import median, time_interleaved, time_once
 from polyformer_lab.bench.records import Comparison, MeasuredCase, Record, Seconds
 from polyformer_lab.bench.rows import OURS, SPEED, AbsentError, Case, Contest, Row
 
@@ -108,11 +108,11 @@ def _reason(error: Exception) -> str:
 
 def _measured(case: Case, calls: Calls, facts: Facts, repeats: int) -> MeasuredCase:
     products = products_at_their_best() if case.flop else {}
-    loops = {name: math.ceil(SHORTEST / max(stopwatch(call), 1e-7)) for name, call in calls.items()}
+    loops = {name: math.ceil(SHORTEST / max(time_once(call), 1e-7)) for name, call in calls.items()}
     runs = {name: _repeated(call, loops[name]) for name, call in calls.items()}
     for product in products.values():
         product()
-    rounds = in_turn({**runs, **products}, repeats, warmup=0)  # everything has run before
+    rounds = time_interleaved({**runs, **products}, repeats, warmup=0)  # everything has run before
     seconds = {name: Seconds.of([run / loops[name] for run in rounds[name]]) for name in calls}
     for name, taken in seconds.items():
         facts[name] = {f"{unit}/s": amount / taken.median for unit, amount in case.work.items()} | facts[name]

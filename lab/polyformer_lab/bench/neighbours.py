@@ -32,7 +32,7 @@ from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
-from polyformer.core.timing import stopwatch
+from polyformer.core.timing import time_once
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 
@@ -132,7 +132,7 @@ def stored(config: NeighboursBench) -> FolderStore:
     store = open_folder(folder)
     if store.index is None:
         settings = IndexConfig(neighbours=config.neighbours)
-        seconds = stopwatch(lambda: make_index(folder, store.manifest, store.keys, settings))
+        seconds = time_once(lambda: make_index(folder, store.manifest, store.keys, settings))
         print(f"the index took {seconds:.0f} s")
     return open_folder(folder)
 

@@ -18,7 +18,7 @@ import torch
 
 from polyformer.core.destinations import check_file, is_replaceable
 from polyformer.core.files import read_json, write_json
-from polyformer.models.plugins import NAMED, import_all
+from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.bench.measuring import measure
 from polyformer_lab.bench.records import Record, Table
 from polyformer_lab.bench.report import markdown
@@ -87,7 +87,7 @@ def in_process(config: Bench, row: Row, instructions: str) -> Record:
             "row": row.name,
             "instructions": instructions,
             "threads": torch.get_num_threads(),
-            "imports": tuple(NAMED),
+            "imports": tuple(IMPORTED_NAMES),
             "file": str(file),
         }
         words = [sys.executable, "-m", "polyformer_lab.bench.running", json.dumps(task)]

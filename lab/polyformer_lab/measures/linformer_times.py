@@ -11,7 +11,7 @@ from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.memory_use import MIB
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.core.timing import in_turn, median
+from polyformer.core.timing import median, time_interleaved
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.stack import AttentionConfig
@@ -93,7 +93,7 @@ def linformer_times(
     sizes |= {f"k={k}": k for k in ks if k < n}
     calls = {name: Call(level, name, n, k, rows, heads, width, device) for name, k in sizes.items()}
     peaks = {name: peak_mib(prepared, own, own.small, device) for name, own in calls.items() if memory}
-    timed = in_turn({name: prepared(own) for name, own in calls.items()}, repeats)
+    timed = time_interleaved({name: prepared(own) for name, own in calls.items()}, repeats)
     seconds = {name: median(own) for name, own in timed.items()}
     paper = dict(zip((f"k={k}" for k in ks), zip(faster, smaller)))
     for name, own in seconds.items():

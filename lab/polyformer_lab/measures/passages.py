@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.timing import stopwatch
+from polyformer.core.timing import time_once
 from polyformer.data import DataConfig, Tokenizer, read
-from polyformer.data.opening import opened
+from polyformer.data.compressed_files import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained
@@ -63,7 +63,7 @@ def passages(
         positions = max(length, encoder.config.max_position_embeddings)
         encoder, _ = convert(encoder, attention, max_positions=positions)
     embedded: list[Tensor] = []
-    seconds = stopwatch(lambda: embedded.append(vectors(encoder, tokenizer, rest, length, whole)))
+    seconds = time_once(lambda: embedded.append(vectors(encoder, tokenizer, rest, length, whole)))
     return {**ranked(queries, embedded[0]), "seconds": seconds}
 
 

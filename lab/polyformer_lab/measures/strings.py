@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.data.strings import END, PAD, START, STRINGS, VOCABULARY
+from polyformer.data.string_tasks import END, PAD, START, STRINGS, VOCABULARY
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.presets import create_model

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from polyformer.core.timing import stopwatch
+from polyformer.core.timing import time_once
 from polyformer_lab.members import pictures, questions
 from polyformer_lab.members.listing import Row
 from polyformer_lab.members.questions import Rows
@@ -51,7 +51,7 @@ def slope(row: Row, budget: Budget) -> float:
     for length in LENGTHS:
         call = step(Step(row, budget, length))
         call()
-        seconds.append(min(stopwatch(call) for _ in range(REPEATS)))
+        seconds.append(min(time_once(call) for _ in range(REPEATS)))
     return math.log(seconds[1] / seconds[0]) / math.log(LENGTHS[1] / LENGTHS[0])
 
 

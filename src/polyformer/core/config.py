@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import with_options
-from polyformer.core.names import announce
+from polyformer.core.names import register_names
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
 from polyformer.core.registry import Members, register
 
@@ -45,7 +45,7 @@ class Config:
         if Config in cls.__bases__:
             cls.family, cls.kinds = cls, Members()
             if cls.option:
-                announce(f"{_label(cls.option)} member", _sources(cls.kinds), _use(cls.option))
+                register_names(f"{_label(cls.option)} member", _sources(cls.kinds), _use(cls.option))
         if "kind" in cls.__dict__ and cls.kind:
             register(cls.family.kinds, cls.kind, cls, "kind")
         if "__post_init__" in cls.__dict__:
@@ -79,12 +79,12 @@ class Config:
         if isinstance(data, cls):
             return data
         if not isinstance(data, dict):
-            raise InputError(f"{name}: expected {cls.ways()}, got {quote(data)}")
+            raise InputError(f"{name}: expected {cls.notations()}, got {quote(data)}")
         values = dict(data)
         kind = values.pop("kind", cls.kind)
         if kind != cls.kind:
             if kind not in cls.kinds:
-                raise InputError(f"{unknown(f'kind of {name}', kind, cls.kinds)}; expected {cls.ways()}")
+                raise InputError(f"{unknown(f'kind of {name}', kind, cls.kinds)}; expected {cls.notations()}")
             return typing.cast(type[Self], cls.kinds[kind]).from_dict(values, where)
         if cls.kinds and cls is cls.family and not cls.kind:
             raise InputError(f"{name}: expected a 'kind', one of {', '.join(map(repr, sorted(cls.kinds)))}")
@@ -107,12 +107,12 @@ class Config:
     def expanded(cls, data: object, where: str) -> object:
         """Return `data` as a mapping of options if it has a shorter form: a kind, or 'kind(name=value, ...)'.
 
-        A family with other notations adds them here, and to `ways`.
+        A family with other notations adds them here, and to `notations`.
         """
         return with_options(data, where) if isinstance(data, str) and cls.kinds else data
 
     @classmethod
-    def ways(cls) -> str:
+    def notations(cls) -> str:
         """Return how to write a configuration, for messages."""
         if not cls.kinds:
             return "a mapping of names to values"
@@ -122,7 +122,7 @@ class Config:
             f"a mapping ({{kind: {example}, name: value}}) or a {cls.family.__name__}"
         )
 
-    def changed(self, value: object, where: str) -> "Config | None":
+    def with_value(self, value: object, where: str) -> "Config | None":
         """Return a copy changed by `value`, if `value` is a mapping without a kind; None if it is a whole
         part.
         """
@@ -299,8 +299,9 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
     for field in dataclasses.fields(config):
         part = getattr(config, field.name)
         if field.name == path[0] and len(path) == 1:
-            whole = part.changed(value, field.name) if isinstance(part, Config) else None
-            changed, inside = decode(hints[field.name], value, field.name) if whole is None else whole, 1
+            replaced = part.with_value(value, field.name) if isinstance(part, Config) else None
+            changed = decode(hints[field.name], value, field.name) if replaced is None else replaced
+            inside = 1
         elif field.name == path[0]:
             changed, inside = _inside(part, path[1:], value, deep=False)
         elif deep:

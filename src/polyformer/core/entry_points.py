@@ -15,14 +15,14 @@ import warnings
 GROUP = "polyformer.members"
 
 _lock = threading.RLock()
-_begun = False
+_started = False
 
 
 def load_installed() -> None:
     """Import the installed members, once; a package that fails is named in a warning and left out."""
-    global _begun
+    global _started
     with _lock:  # other threads wait; an imported module may look up members too
-        if _begun:
+        if _started:
             return
         _begun = True
         for point in _entry_points():

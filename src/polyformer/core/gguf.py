@@ -183,4 +183,4 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _truncated(path: Path) -> InputError:
-    return InputError(f"{path}: truncated: it ends before what it says it holds; get another copy of it")
+    return InputError(f"{path}: truncated: the file is shorter than its header states; get another copy")

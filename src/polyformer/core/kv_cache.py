@@ -37,7 +37,7 @@ class KeyValueCache(State):
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         new = keys.shape[2]
-        cache = self._with_room(keys, values)
+        cache = self._with_capacity(keys, values)
         assert cache.keys is not None
         assert cache.values is not None
         length = cache.length + new
@@ -56,7 +56,7 @@ class KeyValueCache(State):
         length = keys.shape[2]
         return keys, values, KeyValueCache(keys, values, length, [length], self.reserve)
 
-    def _with_room(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
+    def _with_capacity(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
         """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
         free = self.keys is not None and self.high_water[0] == self.length and not self.keys.requires_grad
         if free and self.keys is not None and self.length + keys.shape[2] <= self.keys.shape[2]:

@@ -6,15 +6,15 @@ from pathlib import Path
 MIB = 1 << 20
 
 
-def reset_high_water() -> int:
+def reset_peak_memory() -> int:
     """Return the resident bytes; on Linux this also resets the high-water mark."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
-    return high_water()
+    return peak_memory()
 
 
-def high_water() -> int:
+def peak_memory() -> int:
     """Return the largest number of bytes that were resident at the same time."""
     import resource
 

@@ -1,6 +1,6 @@
 """The names of models and their parts, of every kind, and the error for an unknown name.
 
-Presets, members and recipes announce their names here. An error for a name of another kind explains what the
+Presets, members and recipes register their names here. An error for a name of another kind explains what the
 name is and how it is used.
 """
 
@@ -18,7 +18,7 @@ MODULES = (
     "polyformer.training.tasks",
     "polyformer.training.recipes.find",
 )
-"""Modules whose import announces every kind."""
+"""Modules whose import registers every kind."""
 
 
 class Kind(NamedTuple):
@@ -40,12 +40,12 @@ class Name(NamedTuple):
 _kinds: dict[str, Kind] = {}
 
 
-def announce(kind: str, names: Callable[[], dict[str, str]], use: str) -> None:
-    """Announce the names of a kind; `use` shows how to use a name, with `{name}` as its placeholder."""
+def register_names(kind: str, names: Callable[[], dict[str, str]], use: str) -> None:
+    """Register the names of a kind; `use` shows how to use a name, with `{name}` as its placeholder."""
     _kinds[kind] = Kind(names, use)
 
 
-def announced() -> list[Name]:
+def registered_names() -> list[Name]:
     """Return all names of all kinds."""
     for module in MODULES:
         importlib.import_module(module)
@@ -66,25 +66,28 @@ def unknown_name(kind: str, value: object, known: Iterable[str]) -> InputError:
     if not isinstance(value, str):
         return unknown(kind, value, own)
     value, wanted = value[:QUOTED], _plain(value[:QUOTED])
-    others = [name for name in announced() if name.kind != kind]
-    begun = [name for name in own if _plain(name).startswith(f"{wanted}-")][:3]
-    same = [f"{_a(name)} ({name.use})" for name in others if _plain(name.name) == wanted]
+    others = [name for name in registered_names() if name.kind != kind]
+    longer = [name for name in own if _plain(name).startswith(f"{wanted}-")][:3]
+    same = [f"{_with_article(name)} ({name.use})" for name in others if _plain(name.name) == wanted]
     hints = [f"it is {' and '.join(same)}"] if same else []
-    if not hints and not begun:
+    if not hints and not longer:
         cited = [name for name in others if wanted in map(_plain, re.findall(r"\(([^)]*)\)", name.source))]
-        hints = [f"it is the source of {quote(name.name)}, {_a(name)} ({name.use})" for name in cited[:2]]
-    if begun:
-        hints.append(f"did you mean {' or '.join(map(quote, begun))}?")
+        hints = [
+            f"it is the source of {quote(name.name)}, {_with_article(name)} ({name.use})"
+            for name in cited[:2]
+        ]
+    if longer:
+        hints.append(f"did you mean {' or '.join(map(quote, longer))}?")
     return (
         InputError(f"unknown {kind} {quote(value)}: {'; '.join(hints)}")
         if hints
-        else _near(kind, value, own, others)
+        else _nearest_names(kind, value, own, others)
     )
 
 
-def _near(kind: str, value: str, own: list[str], others: list[Name]) -> InputError:
+def _nearest_names(kind: str, value: str, own: list[str], others: list[Name]) -> InputError:
     """Return the error with the nearest names of all kinds; among equals, names of `kind` come first."""
-    uses = {name.name: f"{quote(name.name)} ({_a(name)}: {name.use})" for name in others}
+    uses = {name.name: f"{quote(name.name)} ({_with_article(name)}: {name.use})" for name in others}
     uses |= {name: quote(name) for name in own}
     near = difflib.get_close_matches(value, sorted(uses), n=3, cutoff=0.5)
     if not near:
@@ -98,5 +101,5 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def _a(name: Name) -> str:
+def _with_article(name: Name) -> str:
     return f"{'an' if name.kind[0] in 'aeiou' else 'a'} {name.kind}"

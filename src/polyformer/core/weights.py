@@ -41,7 +41,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
     model.load_state_dict(tensors, assign=True)
     for name, first in shared.items():
         module, _, key = name.rpartition(".")
-        setattr(model.get_submodule(module), key, _at(model, first))
+        setattr(model.get_submodule(module), key, _tensor_at(model, first))
     trained = {name: tensor.requires_grad for name, tensor in own.items()}
     for (
         name,
@@ -72,7 +72,7 @@ def _check_numbers(name: str, tensor: Tensor, own: Tensor, file: str | Path) -> 
         raise InputError(f"{file}: {quote(name)} is of {tensor.dtype}, expected {expected}")
     if tensor.is_floating_point() and not _is_finite(tensor):
         raise InputError(
-            f"{file}: {quote(name)} holds NaN or infinity; the training diverged or the file is damaged: "
+            f"{file}: {quote(name)} contains NaN or infinity; the training diverged or the file is damaged: "
             "take an earlier checkpoint"
         )
 
@@ -83,6 +83,6 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
-def _at(model: nn.Module, name: str) -> object:
+def _tensor_at(model: nn.Module, name: str) -> object:
     module, _, key = name.rpartition(".")
     return getattr(model.get_submodule(module), key)

@@ -53,17 +53,20 @@ def windows(
     question: Sequence[int], text: Sequence[int], *, cls_id: int, sep_id: int, length: int, stride: int
 ) -> list[Window]:
     """Split `text` into windows of at most `length` tokens, including question and special tokens."""
-    room = length - len(question) - 3
-    if room < 1:
-        raise InputError(f"length: expected room for a question of {len(question)} tokens, got {length}")
-    if not 1 <= stride <= room:
+    capacity = length - len(question) - 3
+    if capacity < 1:
         raise InputError(
-            f"stride: expected 1 to {room}, what of a text fits beside a question of {len(question)} tokens, "
-            f"got {stride}"
+            f"length: expected at least {len(question) + 4}, for a question of {len(question)} tokens, "
+            f"3 special tokens and some text, got {length}"
+        )
+    if not 1 <= stride <= capacity:
+        raise InputError(
+            f"stride: expected 1 to {capacity}, the number of text tokens that fit next to a question of "
+            f"{len(question)} tokens, got {stride}"
         )
     windows = []
-    for first in range(0, max(len(text) - room + stride, 1), stride):
-        part = text[first : first + room]
+    for first in range(0, max(len(text) - capacity + stride, 1), stride):
+        part = text[first : first + capacity]
         ids = [cls_id, *question, sep_id, *part, sep_id]
         types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
         windows.append(Window(ids, types, len(question) + 2, first, len(part)))
@@ -74,7 +77,7 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tupl
     """Return the ids of each text, and for every token the start and the end of its characters."""
     encoded = tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)
     if [encoding.ids for encoding in encoded] != tokenizer.encode_batch(texts):
-        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+        raise InputError("tokenizer: it gives no character offsets of its tokens; use another tokenizer")
     return [(encoding.ids, encoding.offsets) for encoding in encoded]
 
 
@@ -85,7 +88,7 @@ def encode_marked(
     encoded = tokenizer.marking.encode_batch(list(texts) if pairs is None else list(zip(texts, pairs)))
     ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
     if ids != tokenizer.encode_batch_for_model(texts, pairs):
-        raise InputError("tokenizer: it does not say which characters its tokens come from; use another one")
+        raise InputError("tokenizer: it gives no character offsets of its tokens; use another tokenizer")
     return encoded
 
 
@@ -97,13 +100,15 @@ def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -
     """
     places = [place for place, side in enumerate(pair.sequence_ids) if side == 1]
     start, stop = (places[0], places[-1] + 1) if places else (len(pair.ids), len(pair.ids))
-    room = length - start - (len(pair.ids) - stop)
-    if room < 1:
-        raise InputError(f"question: expected at most {length} tokens with its marks, got {length - room}")
-    stride = min(stride, room)
+    capacity = length - start - (len(pair.ids) - stop)
+    if capacity < 1:
+        raise InputError(
+            f"question: expected at most {length} tokens with its marks, got {length - capacity}"
+        )
+    stride = min(stride, capacity)
     windows = []
-    for first in range(0, max(stop - start - room + stride, 1), stride):
-        size = min(room, stop - start - first)
+    for first in range(0, max(stop - start - capacity + stride, 1), stride):
+        size = min(capacity, stop - start - first)
         ids, types = (
             [*sequence[:start], *sequence[start + first : start + first + size], *sequence[stop:]]
             for sequence in (pair.ids, pair.type_ids)

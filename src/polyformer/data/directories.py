@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyformer.core.errors import InputError
-from polyformer.data.folders import has_images, is_stray, label_folders
+from polyformer.data.compressed_files import plain_name
+from polyformer.data.folder_sources import has_images, is_stray, label_folders
 from polyformer.data.formats import SUFFIXES
-from polyformer.data.opening import plain_name
 from polyformer.data.origins import SPLITS
 
 
 @dataclass
-class Chosen:
+class DirectorySources:
     """The sources of a directory by role (path, validation, test), the reason, and the files left out."""
 
     sources: dict[str, str]
@@ -30,16 +30,16 @@ class Chosen:
     left_out: list[str] = field(default_factory=list)
 
 
-def choose_files(folder: Path) -> Chosen:
+def choose_files(folder: Path) -> DirectorySources:
     """Return the sources in `folder`, or the folder itself if it has folders of texts or images.
 
     Raises `InputError` if the choice of files is ambiguous.
     """
     if label_folders(folder) or has_images(folder):
-        return Chosen({"path": str(folder)})
+        return DirectorySources({"path": str(folder)})
     splits = {split: _folders(folder, names) for split, names in SPLITS.items()}
     if any(splits.values()):
-        return Chosen({"path": str(folder), **({"test": str(folder)} if splits["test"] else {})})
+        return DirectorySources({"path": str(folder), **({"test": str(folder)} if splits["test"] else {})})
     shown = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     every = sorted(path for path in shown if not _is_idx_labels(path))
     files = [path for path in every if not is_stray(path)]
@@ -52,12 +52,12 @@ def choose_files(folder: Path) -> Chosen:
         roles = {"path": "train", "validation": "validation", "test": "test"}
         sources = {role: _one_source(named[split]) for role, split in roles.items() if named[split]}
         used = [path for files in named.values() for path in files]
-        return Chosen(sources, "by their names", [path.name for path in every if path not in used])
+        return DirectorySources(sources, "by their names", [path.name for path in every if path not in used])
     left_out = [path.name for path in every if path not in files]
     if _are_parallel(files) or (len(files) == 1 and known):
-        return Chosen({"path": _one_source(files)}, "all that are there", left_out)
+        return DirectorySources({"path": _one_source(files)}, "all that are there", left_out)
     if known and len({_kind(path) for path in files}) == 1 and len({_ending(path) for path in files}) == 1:
-        return Chosen({"path": f"{folder}/*{_ending(files[0])}"}, "all that are there", left_out)
+        return DirectorySources({"path": f"{folder}/*{_ending(files[0])}"}, "all that are there", left_out)
     names = ", ".join(path.name for path in sorted(folder.iterdir())[:6]) or "nothing"
     raise InputError(
         f"--data {folder}: cannot tell what to train on in this directory, which has {names}; name a "

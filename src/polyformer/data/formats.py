@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.data.compressed_files import lines_of, opened, plain_name
 from polyformer.data.episodes import read_npz
+from polyformer.data.image_decoding import SUFFIXES as PICTURES
+from polyformer.data.image_decoding import read_image
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
-from polyformer.data.opening import lines_of, opened, plain_name
 from polyformer.data.parquet import read_parquet
-from polyformer.data.pictures import SUFFIXES as PICTURES
-from polyformer.data.pictures import read_image
 from polyformer.data.qnli import read_qnli
 from polyformer.data.remote import Remote
 from polyformer.data.squad import read_squad

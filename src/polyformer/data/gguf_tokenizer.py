@@ -33,7 +33,7 @@ TEKKEN = (
 )
 
 
-class Splits(NamedTuple):
+class PreTokenization(NamedTuple):
     """The pre-tokenization of a text before bytes are merged.
 
     patterns: each splits the pieces of the previous pattern. whole: whether a piece that is a token is used
@@ -47,16 +47,16 @@ class Splits(NamedTuple):
     bos: bool = False
 
 
-_DIGITS = Splits((r"\p{N}", GPT2))
-_LLAMA3 = Splits((LLAMA3,), whole=True, bos=True)
-_QWEN2 = Splits((QWEN2,), nfc=True)
+_DIGITS = PreTokenization((r"\p{N}", GPT2))
+_LLAMA3 = PreTokenization((LLAMA3,), whole=True, bos=True)
+_QWEN2 = PreTokenization((QWEN2,), nfc=True)
 SPLITS = {
-    "default": Splits((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt"), Splits((GPT2,))),
+    "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt"), PreTokenization((GPT2,))),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "smaug-bpe", "pixtral"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "tekken": Splits((TEKKEN,), whole=True),
+    "tekken": PreTokenization((TEKKEN,), whole=True),
 }
 """Pre-tokenizations by their names in GGUF files."""
 
@@ -82,7 +82,7 @@ def load_gguf(path: Path) -> Tokenizer:
             "get another copy of it"
         )
     with reading(path):
-        splits = _splits(file) if kind == "gpt2" else None
+        splits = _pre_tokenization(file) if kind == "gpt2" else None
         backend = _pieces(file, tokens, kinds) if splits is None else _bytes(file, splits, tokens, kinds)
         roles = {role: _named(file, name, tokens) for role, name in ROLES.items()}
         _mark(file, backend, roles, bos=True if splits is None else splits.bos)
@@ -96,7 +96,7 @@ def _listed(file: Gguf, name: str, kind: type) -> list[Any]:
     return values
 
 
-def _splits(file: Gguf) -> Splits:
+def _pre_tokenization(file: Gguf) -> PreTokenization:
     name = file.metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise InputError(
@@ -106,7 +106,7 @@ def _splits(file: Gguf) -> Splits:
     return SPLITS[name]
 
 
-def _bytes(file: Gguf, splits: Splits, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+def _bytes(file: Gguf, splits: PreTokenization, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
     """Build the pipeline of byte-level BPE."""
     pairs = [tuple(merge.split(" ", 1)) for merge in _listed(file, "merges", str)]
     vocab = {token: number for number, token in enumerate(tokens)}

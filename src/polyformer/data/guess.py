@@ -12,10 +12,10 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data.columns import KINDS, content_roles, is_heading, roles
+from polyformer.data.compressed_files import lines_of, opened
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
 from polyformer.data.minari_source import PREFIX, is_minari
-from polyformer.data.opening import lines_of, opened
 from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
 from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.tables import first_records
@@ -35,7 +35,7 @@ class Guess:
     kind: str = "lm"
     said: list[str] = field(default_factory=list)
 
-    def say(self, what: str, value: object, why: str, option: str) -> None:
+    def explain(self, what: str, value: object, why: str, option: str) -> None:
         """Record a guess, its reason, and the option that overrides it."""
         self.said.append(f"guessed {what}: {value}, {why} ({option})")
 
@@ -56,7 +56,7 @@ def guess(
     if is_prepared_source(path):
         guessed.kind = kind or "lm"
         if kind is None:
-            guessed.say("task", guessed.kind, "it is prepared text", "--task.kind")
+            guessed.explain("task", guessed.kind, "it is prepared text", "--task.kind")
         return guessed
     folder = not path.startswith("hub:") and Path(path).is_dir()
     if folder and not is_saved(Path(path)) and not is_minari(path):
@@ -74,7 +74,7 @@ def _look_into(folder: Path, guessed: Guess) -> None:
     chosen = choose_files(folder)
     guessed.data.update(chosen.sources)
     if chosen.why:
-        guessed.say("files", Path(guessed.data["path"]).name, chosen.why, "--data FILE")
+        guessed.explain("files", Path(guessed.data["path"]).name, chosen.why, "--data FILE")
     if chosen.left_out:
         more = len(chosen.left_out) - 6
         names = ", ".join(chosen.left_out[:6]) + (f" and {more} more" if more > 0 else "")
@@ -94,13 +94,13 @@ def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
         return
     if suffix(file) == ".txt" and _has_tabs(file):
         guessed.data["format"] = "tsv"
-        guessed.say("format", "tsv", "its lines have tabs", "--data.format")
+        guessed.explain("format", "tsv", "its lines have tabs", "--data.format")
     elif suffix(file) == ".json" and _begins_as_squad(file):
         guessed.data["format"] = "squad"
-        guessed.say("format", "squad", "it has paragraphs and qas", "--data.format")
+        guessed.explain("format", "squad", "it has paragraphs and qas", "--data.format")
     elif suffix(file) == ".bin" and (kind := _cifar(file)):
         guessed.data["format"] = kind
-        guessed.say("format", kind, "by its size", "--data.format")
+        guessed.explain("format", kind, "by its size", "--data.format")
 
 
 def _has_tabs(file: Path) -> bool:
@@ -135,7 +135,7 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
     rows, delimiter = first_records(file, format, ROWS)
     if format == "csv" and delimiter != ",":
         name = "tab" if delimiter == "\t" else repr(delimiter)
-        guessed.say("delimiter", name, "which its first lines have", "--data.format")
+        guessed.explain("delimiter", name, "which its first lines have", "--data.format")
     if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2 or is_heading(rows):
         return  # a header, or an error that the reader reports
     header = content_roles(rows, kind)
@@ -177,9 +177,9 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     if other:
         guessed.data["columns"] = other
         said = ", ".join(f"{name} as {role}" for role, name in other.items())
-        guessed.say("columns", said, "by their names", "--data.columns")
+        guessed.explain("columns", said, "by their names", "--data.columns")
     if kind is None:
-        guessed.say("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
+        guessed.explain("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
 
 
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
                 guessed.data[role] = str(Path(path).with_name(there[0]))
     for role in ("validation", "test"):
         if role in guessed.data:
-            guessed.say(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
+            guessed.explain(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)
         whole = ""
@@ -203,7 +203,7 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
             guessed.data["together"], whole = "article", ", whole articles"
         test = 0 if "test" in guessed.data else options.get("test_fraction", 0)
         shares = f"{_percent(share)} of its rows" + (f" (and {_percent(test)} as test)" if test else "")
-        guessed.say("validation", f"{shares}{whole}", "for it has none", "--data.validation")
+        guessed.explain("validation", f"{shares}{whole}", "for it has none", "--data.validation")
 
 
 def _percent(share: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def parted(
+def split_rows(
     rows: list[Row], needs: Sequence[str], fraction: float, together: str | None = None
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows to keep and the held-out rows, at least one; of a few texts, the ends are held out.
@@ -16,16 +16,16 @@ def parted(
     values.
     """
     if together is not None:
-        return _parted_groups(rows, fraction, together)
+        return _split_groups(rows, fraction, together)
     if tuple(needs) == ("text",) and len(rows) * fraction < 2:
         return _cut(rows, fraction)
-    kept, held = list(part(rows, fraction, held=False)), list(part(rows, fraction, held=True))
+    kept, held = list(select_rows(rows, fraction, held=False)), list(select_rows(rows, fraction, held=True))
     return kept, held or [kept.pop()]
 
 
-def part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
+def select_rows(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
     """Yield the held-out rows (`held`) or the others: `fraction` of the rows, or of characters of texts."""
-    due = Due(fraction)
+    due = EvenSelection(fraction)
     for row in rows:
         size = len(row["text"]) if row.keys() == {"text"} else 1
         if due.holds(size) == held:
@@ -33,7 +33,7 @@ def part(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Row]:
 
 
 @dataclass
-class Due:
+class EvenSelection:
     """A selection of evenly spaced items, with `fraction` of their total size."""
 
     fraction: float
@@ -47,7 +47,7 @@ class Due:
         return chosen
 
 
-def _parted_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[Row], list[Row]]:
+def _split_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[Row], list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[column], []).append(row)

@@ -6,8 +6,7 @@ added_tokens.json            tokens added to the vocabulary, with their ids
 config.json                  the model's type, which determines the class if no other file names it
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,20 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import PICKLES, open_file, read_json
 from polyformer.data.special_tokens import ROLES
 
+NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")
+"""Classes that say nothing of the kind of tokenizer."""
+
 
 @dataclass(frozen=True)
 class HubFiles:
-    """A directory in the hub's layout, with overriding settings; every property reads its files once."""
+    """A directory in the hub's layout; every property reads its files once."""
 
     folder: Path
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-    def file(self, *names: str, needed_by: str) -> Path:
-        """Return the first existing file of `names`; raises `InputError` for no file and for pickles."""
-        path = next((self.folder / name for name in names if (self.folder / name).is_file()), None)
-        if path is None:
-            raise InputError(f"{self.folder}: no {' or '.join(names)} in it, which {needed_by} needs")
-        refuse_pickle(path)
-        return path
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Return tokenizer_config.json with the caller's overrides."""
-        return {**self._table("tokenizer_config.json"), **self.overrides}
+        """Return tokenizer_config.json."""
+        return self._table("tokenizer_config.json")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -48,7 +41,8 @@ class HubFiles:
             config.get("tokenizer_class"),
             config.get("model_type"),
         )
-        return tuple(name.removesuffix("Fast") for name in classes if isinstance(name, str))
+        names = (name.removesuffix("Fast") for name in classes if isinstance(name, str))
+        return tuple(name for name in names if name not in NEUTRAL)
 
     @cached_property
     def roles(self) -> dict[str, AddedToken | None]:

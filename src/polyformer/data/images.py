@@ -3,8 +3,8 @@
 Rows also have a `label` if the source has labels.
 
 `image` is 8-bit, a byte per pixel in raster order with 0 for black; colour images have three bytes per pixel,
-red, green and blue. Encoded images (PNG, JPEG) are read by `polyformer.data.pictures`. `quantised` reduces
-the bytes to a few levels, the tokens of an image model.
+red, green and blue. Encoded images (PNG, JPEG) are read by `polyformer.data.image_decoding`. `quantised`
+reduces the bytes to a few levels, the tokens of an image model.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import LABELS, PIXELS
-from polyformer.data.opening import opened_bytes, plain_name
+from polyformer.data.compressed_files import opened_bytes, plain_name
 
 Row = dict[str, Any]
 
@@ -60,7 +60,7 @@ def read_idx(path: Path, header: object = None) -> Iterator[Row]:
             label = {} if labels is None else {"label": str(labels[number])}
             yield {IMAGE: pixels, "height": height, "width": width, **label}
         if file.read(1):
-            raise InputError(f"{path}: damaged: it goes on after the {images} images that its head announces")
+            raise InputError(f"{path}: damaged: it has more data than the {images} images in its header")
 
 
 def labels_file(path: Path) -> Path | None:
@@ -89,7 +89,7 @@ def _idx_labels(path: Path) -> bytes:
             raise InputError(f"{path}: its head announces {count} labels, expected at most {LABELS}")
         labels = file.read(count + 1)
     if len(labels) != count:
-        raise InputError(f"{path}: damaged: its head announces {count} labels, and it does not hold as many")
+        raise InputError(f"{path}: damaged: its head announces {count} labels, got another number")
     return labels
 
 

@@ -11,7 +11,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.data.masking import check_masking, mask_tokens
 from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.words import word_starts
+from polyformer.data.word_boundaries import word_starts
 
 Row = dict[str, Any]
 

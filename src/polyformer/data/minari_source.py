@@ -119,7 +119,7 @@ def _opened(path: str) -> Any:
         not {"observation_space", "action_space"} <= metadata.keys()
     ):  # Minari would make the environment and run its code
         raise InputError(
-            f"{path}: {folder / METADATA} says nothing of its spaces; record it with Minari 0.4 on"
+            f"{path}: {folder / METADATA} does not describe its spaces; record it with Minari 0.4 or later"
         )
     try:
         return minari.MinariDataset(folder)

@@ -41,7 +41,7 @@ def share_of_epoch(rate: float, size: int, epoch: int) -> range:
     return range(round(exact * epoch), round(exact * (epoch + 1)))
 
 
-def drawn(count: int, places: range, seed: int, number: int) -> list[int]:
+def draw_order(count: int, places: range, seed: int, number: int) -> list[int]:
     """Return the examples at `places` of the endless sequence of data set `number` with `count` examples."""
     orders: dict[int, np.ndarray] = {}
     examples = []
@@ -70,7 +70,7 @@ class Mixture:
         return [
             part[example]
             for number, (part, rate) in enumerate(zip(self.parts, self.rates, strict=True))
-            for example in drawn(len(part), share_of_epoch(rate, self.size, epoch), self.seed, number)
+            for example in draw_order(len(part), share_of_epoch(rate, self.size, epoch), self.seed, number)
         ]
 
     def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
@@ -80,7 +80,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, eq=False)
-class OneAfterAnother:
+class Concatenation:
     """Batches of several data sets in sequence, for evaluation."""
 
     parts: Sequence[Batches]

@@ -2,7 +2,7 @@
 
 `polyformer datastore neighbours` writes them to a folder:
 
-    neighbours.json     description (`About`)
+    neighbours.json     description (`NeighbourInfo`)
     neighbours.int32    [tokens, k], a row for each token, documents end to end; -1 for missing neighbours
     documents.int64     [documents, 2], the digest of each document's tokens and the row of its first token
 
@@ -28,7 +28,7 @@ MAKE = "make them by polyformer datastore neighbours"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class About(Config):
+class NeighbourInfo(Config):
     """A description of neighbours.
 
     model: the fingerprint of the frozen model. entries: number of entries in the store. own: whether the
@@ -78,7 +78,7 @@ class Neighbours:
         self.places: dict[int, tuple[int, int]] = {}
         for number, name in enumerate(folders):
             folder = Path(name)
-            about = About.read(folder)
+            about = NeighbourInfo.read(folder)
             if about.tokens is None or about.documents is None:
                 raise InputError(f"{folder}: not finished; go on by the same polyformer datastore neighbours")
             if about.tokenizer != tokenizer.fingerprint:

@@ -5,7 +5,7 @@
     "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
     "train.{en,de}.gz"       two parallel files with matching lines: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
-    "pets/"                  a directory with a folder per label: texts or images (`polyformer.data.folders`)
+    "pets/"                  a directory with a folder per label: texts or images (`data.folder_sources`)
     "minari:cart/mixed-v0"   recorded episodes, local or downloaded by Minari; or the folder of such episodes
     "s3://bucket/a-*.csv"    remote files (`polyformer.data.remote`): s3://, hf://, http://, ...
     "prepared/"              a folder of `polyformer data prepare`, or mix.yaml of them (`data.prepared.text`)
@@ -24,7 +24,7 @@ from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError, reason_of
 from polyformer.core.files import read_json
 from polyformer.data.default_text import default_documents
-from polyformer.data.folders import folder_rows, has_images, label_folders
+from polyformer.data.folder_sources import folder_rows, has_images, label_folders
 from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.library_text import LIBRARY, library_documents, library_files
 from polyformer.data.minari_source import is_minari, minari_files, read_minari

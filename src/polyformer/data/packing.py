@@ -36,18 +36,18 @@ def pack(
     if not 0 <= overlap < length:
         raise InputError(f"overlap: expected 0 to {length - 1} for rows of {length} tokens, got {overlap}")
     pieces: list[tuple[np.ndarray, int]] = []
-    room = length
+    capacity = length
     for document in documents:
         ids = np.asarray(document, dtype=np.int32)
         start = repeated = 0
         while start + repeated < len(ids):
-            piece = ids[start : start + room]
+            piece = ids[start : start + capacity]
             pieces.append((piece, repeated))
-            room -= len(piece)
+            capacity -= len(piece)
             start, repeated = start + len(piece), 0
-            if room == 0:
+            if capacity == 0:
                 yield packed_row(pieces, length, pad_id, masked=last == "pad")
-                pieces, room = [], length
+                pieces, capacity = [], length
                 # A document that is cut continues in an empty row, which has space for the repeated tokens.
                 repeated = min(overlap, start)
                 start -= repeated

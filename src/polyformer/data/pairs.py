@@ -16,7 +16,7 @@ class Pair(NamedTuple):
     label: int
 
 
-def shares_of_room(first: int, second: int, length: int) -> tuple[int, int]:
+def shares_of_capacity(first: int, second: int, length: int) -> tuple[int, int]:
     """Return two lengths reduced to a sum of `length`.
 
     The longer length, or the second of equal lengths, is reduced by one repeatedly.
@@ -32,7 +32,7 @@ def cut_pair(first: Ids, second: Ids, length: int, generator: np.random.Generato
 
     Source: the released create_pretraining_data.py of BERT (Devlin et al. 2019).
     """
-    kept = shares_of_room(len(first), len(second), length)
+    kept = shares_of_capacity(len(first), len(second), length)
     return _cut(first, kept[0], generator), _cut(second, kept[1], generator)
 
 

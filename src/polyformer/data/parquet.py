@@ -12,7 +12,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, reason_of
 from polyformer.core.limits import EXPANDED, EXPANSION
-from polyformer.data.opening import too_large
+from polyformer.data.compressed_files import too_large
 from polyformer.data.parquet_pages import DELTA_BYTE_ARRAY, Chunk, chunks, pages
 from polyformer.data.remote import Remote
 from polyformer.data.tables import Row

@@ -30,11 +30,9 @@ def bytelevel(model: Any, split: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def wordpiece(
-    lowercase: bool, vocab: dict[str, int] | None = None, unknown: str = "[UNK]"
-) -> tokenizers.Tokenizer:
+def wordpiece(lowercase: bool, vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
     """Return the pipeline of WordPiece (BERT)."""
-    model = models.WordPiece(vocab, unk_token=unknown)
+    model = models.WordPiece(vocab, unk_token="[UNK]")
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -99,51 +97,39 @@ def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int | None]) ->
         backend.pre_tokenizer = apart if before is None else pre_tokenizers.Sequence([before, apart])
 
 
-def read_wordpiece(path: Path, unknown: str = "[UNK]") -> dict[str, int]:
-    """Return the ids of a vocab.txt, which has a token on each line."""
+def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
+    """Load BERT's pipeline from a vocab.txt, which has a token on each line.
+
+    By default texts are converted to lower case if no ordinary token has a capital letter.
+    """
     with reading(path):
         tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
-    if unknown not in vocab:
-        raise InputError(f"{path}: not a WordPiece vocabulary: it has no line {unknown}")
-    return vocab
-
-
-def without_capitals(vocab: Iterable[str]) -> bool:
-    """Return whether no ordinary token has a capital letter, so that texts are converted to lower case."""
-    return not any(token != token.lower() for token in vocab if not token.startswith("["))
-
-
-def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:
-    """Load BERT's pipeline from a vocab.txt."""
-    vocab = read_wordpiece(path)
-    lowercase = without_capitals(vocab) if lowercase is None else lowercase
+    if "[UNK]" not in vocab:
+        raise InputError(f"{path}: not a WordPiece vocabulary: it has no line [UNK]")
+    if lowercase is None:
+        lowercase = not any(token != token.lower() for token in vocab if not token.startswith("["))
     return with_special(wordpiece(lowercase, vocab), _known_special(vocab))
 
 
 def read_vocab(path: Path) -> dict[str, int]:
-    """Return the tokens of a vocab.json in the order of their ids, which must be 0, 1, ..."""
-    vocab = read_json(path)
-    if not isinstance(vocab, dict) or {*map(repr, vocab.values())} != {*map(repr, range(len(vocab)))}:
-        raise InputError(f"{path}: expected tokens with the ids 0, 1, ..., each once")
-    return dict(sorted(vocab.items(), key=lambda item: item[1]))
-
-
-def read_bpe(vocab: Path, merges: Path, **options: str) -> models.BPE:
-    """Return the BPE of a vocab.json and a merges.txt; `options` are the library's."""
-    if not merges.is_file():
-        raise InputError(f"{merges}: no such file; a vocab.json needs the merges of its BPE beside it")
-    ids = list(read_json(vocab, dict).values())
+    """Return the tokens of a vocab.json and their ids; raises `InputError` unless each id occurs once."""
+    vocab = read_json(path, dict)
+    ids = list(vocab.values())
     if not all(type(number) is int and 0 <= number <= SIZE for number in ids) or len({*ids}) < len(ids):
-        raise InputError(f"{vocab}: expected tokens with ids from 0 to {SIZE}, each once")
-    with reading(vocab):
-        tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
-        return models.BPE(tokens, pairs, **options)
+        raise InputError(f"{path}: expected tokens with ids from 0 to {SIZE}, each once")
+    return vocab
 
 
 def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """Load GPT-2's byte-level pipeline from vocab.json and merges.txt."""
-    backend = bytelevel(read_bpe(vocab, merges), split=True)
+    if not merges.is_file():
+        raise InputError(
+            f"{merges}: no such file; a vocab.json needs the merges.txt of its BPE in the same folder"
+        )
+    read_vocab(vocab)
+    with reading(vocab):
+        backend = bytelevel(models.BPE(*models.BPE.read_file(str(vocab), str(merges))), split=True)
     lines = merges.read_text(encoding="utf-8").splitlines()
     if 10 * sum(line.endswith("</w>") for line in lines) > len(lines):
         raise InputError(

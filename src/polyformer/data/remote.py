@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, reason_of
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://.")
 
@@ -39,7 +39,7 @@ class Remote:
         except OSError:
             raise
         except Exception as error:  # every file system raises different exceptions
-            raise OSError(_reason(error)) from error
+            raise OSError(reason_of(error)) from error
 
     @property
     def bytes(self) -> int:
@@ -74,14 +74,10 @@ def remote_files(address: str) -> list[Remote]:
             f"{address}: reading {protocol}:// needs a package that is not here: {way}"
         ) from error
     except ValueError as error:
-        raise InputError(f"{address}: {_reason(error)}") from error
+        raise InputError(f"{address}: {reason_of(error)}") from error
     try:
         pattern = any(sign in root for sign in "*?[")
         paths = sorted(system.glob(root)) if pattern else [root] if system.exists(root) else []
         return [Remote(system, path, system.unstrip_protocol(path)) for path in paths if system.isfile(path)]
     except Exception as error:
-        raise InputError(f"{address}: cannot be reached ({_reason(error)})") from error
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"{address}: cannot be reached ({reason_of(error)})") from error

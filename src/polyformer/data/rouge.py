@@ -11,7 +11,7 @@ UNKNOWN = "<unk>"
 """The token of rare words in WikiText, which does not count as a shared word."""
 
 
-class Words:
+class RougeTokenizer:
     """Words of any language, in lower case: the package's tokenizer keeps only a to z and digits."""
 
     def tokenize(self, text: str) -> list[str]:
@@ -25,7 +25,7 @@ def scorer(*kinds: str) -> Any:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise InputError(f"ROUGE: it needs rouge-score; pip install 'polyformer[rouge]' ({error})") from error
-    return RougeScorer([*kinds], tokenizer=Words())
+    return RougeScorer([*kinds], tokenizer=RougeTokenizer())
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

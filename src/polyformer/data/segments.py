@@ -21,7 +21,7 @@ from polyformer.data.batching import Batch, Position
 from polyformer.data.packing import IGNORED
 
 
-class Laid(NamedTuple):
+class SegmentLayout(NamedTuple):
     """The rows of an epoch, [rows, longest] each.
 
     ids: tokens. documents: the document number of each token. labels: the next tokens. places: index among
@@ -62,13 +62,13 @@ class Segments:
         number = Position(*position).batch
         for start in range(number * self.length, laid.ids.shape[1], self.length):
             number += 1
-            parts = Laid(*(table[:, start : start + self.length].astype(np.int64) for table in laid))
+            parts = SegmentLayout(*(table[:, start : start + self.length].astype(np.int64) for table in laid))
             batch = {"input_ids": parts.ids, "document_ids": parts.documents, "shift_labels": parts.labels}
             if self.neighbours is not None:
                 batch["neighbour_ids"] = rows_at(self.neighbours, parts.places)
             yield Position(0, number), {name: torch.from_numpy(part) for name, part in batch.items()}
 
-    def laid(self, epoch: int) -> Laid:
+    def laid(self, epoch: int) -> SegmentLayout:
         """Return all rows of an epoch."""
         count = len(self.documents)
         first = epoch * (count + 1)  # the extra number is for padding
@@ -84,7 +84,7 @@ class Segments:
         filling = np.array([[self.pad_id], [first + count], [IGNORED], [-1]])
         whole = np.stack([np.hstack([row, filling.repeat(longest - row.shape[1], 1)]) for row in rows])
         whole = whole[:, :, :-1]  # the last token of a row predicts nothing and is not needed as input
-        return Laid(whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3])
+        return SegmentLayout(whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3])
 
     def _cut(self, pieces: list[np.ndarray]) -> list[np.ndarray]:
         """Return rows of equal length; the last may be shorter."""

@@ -8,8 +8,8 @@ removal of extra spaces and its dummy prefix become a normalizer and `Metaspace`
 Kudo, Richardson: SentencePiece, a simple and language independent subword tokenizer, EMNLP 2018.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Pieces:
-    """The content of a model file, possibly in the order of a checkpoint's ids."""
+    """The content of a model file."""
 
     names: tuple[str, ...]
     scores: tuple[float, ...]
@@ -35,14 +35,6 @@ class Pieces:
     bytes_for_unknown: bool
     tidy_spaces: bool  # remove spaces at the ends and double spaces
     prefix: bool  # add a space before the text
-
-    def reordered(self, names: Sequence[str]) -> "Pieces":
-        """Return the same pieces with the ids of `names`; names that the model lacks are control pieces."""
-        known = {name: i for i, name in enumerate(self.names)}
-        places = [known.get(name) for name in names]
-        scores = tuple(0.0 if i is None else self.scores[i] for i in places)
-        kinds = tuple(CONTROL if i is None else self.kinds[i] for i in places)
-        return replace(self, names=tuple(names), scores=scores, kinds=kinds)
 
 
 def read_pieces(path: Path) -> Pieces:
@@ -96,27 +88,18 @@ def merges_of(
     return tuple(merges)
 
 
-def pipeline(
-    pieces: Pieces, *, before: Sequence[Any] = (), by_words: bool = False, table: Mapping[str, float] = {}
-) -> tokenizers.Tokenizer:
-    """Return the tokenizer of `pieces`; `before` are preceding normalizers, `table` contains changed scores.
-
-    `by_words` splits at any white space, as transformers does for some families, instead of only at spaces.
-    Without it the ids are SentencePiece's own.
-    """
-    backend = tokenizers.Tokenizer(_model(pieces, table))
-    steps = list(before)
-    if pieces.characters and not by_words:
-        steps.append(normalizers.NFC())  # the library's table has no separate accents
-    if pieces.characters:
-        steps.append(normalizers.Precompiled(pieces.characters))
-    if pieces.tidy_spaces and not by_words:
+def pipeline(pieces: Pieces) -> tokenizers.Tokenizer:
+    """Return the tokenizer of `pieces`; its ids are SentencePiece's own."""
+    backend = tokenizers.Tokenizer(_model(pieces))
+    steps: list[Any] = []
+    if pieces.characters:  # the library's table has no separate accents
+        steps += [normalizers.NFC(), normalizers.Precompiled(pieces.characters)]
+    if pieces.tidy_spaces:
         steps += [
             normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
             normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
         ]
-    if pieces.tidy_spaces or by_words:
-        _split_words(backend, pieces, by_words)
+        _split_words(backend, pieces)
     else:
         _keep_spaces(backend, pieces, steps)
     backend.normalizer = normalizers.Sequence(steps)
@@ -130,12 +113,10 @@ def pipeline(
     return backend
 
 
-def _split_words(backend: tokenizers.Tokenizer, pieces: Pieces, by_words: bool) -> None:
+def _split_words(backend: tokenizers.Tokenizer, pieces: Pieces) -> None:
     """Split words, each with the space before it: no piece crosses a word boundary."""
     scheme = "always" if pieces.prefix else "never"
-    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
-    backend.pre_tokenizer = split if by_words else space
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     blank = decoders.Metaspace(prepend_scheme=scheme)
     fallback = decoders.Sequence([decoders.ByteFallback(), blank])
     backend.decoder = fallback if pieces.bytes_for_unknown else blank
@@ -153,16 +134,15 @@ def _keep_spaces(backend: tokenizers.Tokenizer, pieces: Pieces, steps: list[Any]
     backend.decoder = decoders.Sequence([blank, decoders.ByteFallback(), decoders.Fuse(), *strip])
 
 
-def _model(pieces: Pieces, table: Mapping[str, float]) -> Any:
+def _model(pieces: Pieces) -> Any:
     if pieces.merges is not None:
         vocab = {name: i for i, name in enumerate(pieces.names)}
-        merges = [pair for pair in pieces.merges if {*pair, pair[0] + pair[1]} <= vocab.keys()]
         return models.BPE(
             vocab=vocab,
-            merges=merges,
+            merges=list(pieces.merges),
             unk_token=pieces.unknown,
             fuse_unk=True,
             byte_fallback=pieces.bytes_for_unknown,
         )
-    scores = [(name, table.get(name, score)) for name, score in zip(pieces.names, pieces.scores)]
+    scores = list(zip(pieces.names, pieces.scores))
     return models.Unigram(scores, pieces.names.index(pieces.unknown), pieces.bytes_for_unknown)

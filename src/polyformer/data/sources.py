@@ -14,10 +14,10 @@ from polyformer.core.limits import IMAGE_SIDE
 from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
-from polyformer.data.held_out import part, parted
+from polyformer.data.held_out import select_rows, split_rows
+from polyformer.data.image_decoding import Mode, decoded_rows
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
-from polyformer.data.pictures import Mode, decoded_rows
 from polyformer.data.prepared.text import PreparedText, is_prepared_source, open_prepared
 from polyformer.data.squad import are_answers
 
@@ -155,7 +155,9 @@ def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str 
 def _prepared_splits(config: DataConfig, needs: Sequence[str]) -> Splits:
     """Return the held-out part of prepared text, or the validation source that replaces it."""
     if config.test_fraction:
-        raise InputError(f"test_fraction: {config.path} is prepared text, of which no more is held out")
+        raise InputError(
+            f"test_fraction: {config.path} is prepared text, which has its own held-out part; set it to 0"
+        )
     assert config.path is not None
     train = _prepared(config.path, needs, "train")
     if config.validation is not None:
@@ -219,7 +221,7 @@ def _parted(
     config: DataConfig, needs: Sequence[str], rows: list[Row], fraction: float
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows to keep and the held-out rows."""
-    return parted(rows, needs, fraction, config.together)
+    return split_rows(rows, needs, fraction, config.together)
 
 
 def _needed(rows: list[Row], needs: Sequence[str]) -> list[Row]:
@@ -264,7 +266,7 @@ def _stream(
     config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, fraction: float, held: bool
 ) -> Iterator[Row]:
     rows = _rows(config, needs, path, split)
-    yield from part(rows, fraction, held) if fraction else rows
+    yield from select_rows(rows, fraction, held) if fraction else rows
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:

@@ -23,7 +23,7 @@ def span_counts(length: int, density: float = 0.15, mean_span: float = 3.0) -> t
     if mean_span < 1:
         raise InputError(f"mean_span: expected 1 token or more, got {mean_span}")
     if length < 2:
-        raise InputError(f"length: expected 2 tokens or more, one to keep and one to take, got {length}")
+        raise InputError(f"length: expected 2 tokens or more, one to keep and one to replace, got {length}")
     taken = min(max(round(length * density), 1), length - 1)
     return taken, min(max(round(taken / mean_span), 1), taken, length - taken)
 

@@ -17,7 +17,7 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
-from polyformer.data.opening import opened
+from polyformer.data.compressed_files import opened
 
 Row = dict[str, Any]
 

@@ -74,12 +74,12 @@ def documents_of(
             f"global_tokens, long_tokens: expected 1 or more, got {global_tokens} and {long_tokens}"
         )
     documents: list[list[Sequence[int]]] = []
-    room = 0
+    capacity = 0
     for whole in sentences:
         for piece in (whole[i : i + long_tokens] for i in range(0, len(whole), long_tokens)):
-            if not documents or len(piece) > room or len(documents[-1]) == global_tokens:
+            if not documents or len(piece) > capacity or len(documents[-1]) == global_tokens:
                 documents.append([])
-                room = long_tokens
+                capacity = long_tokens
             documents[-1].append(piece)
-            room -= len(piece)
+            capacity -= len(piece)
     return documents

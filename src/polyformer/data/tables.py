@@ -1,4 +1,8 @@
-"""Readers of tables: comma-, semicolon- and tab-separated values, and JSON as lines or as one list."""
+"""Readers of tables: comma-, semicolon- and tab-separated values, and JSON as lines or as one list.
+
+Not the readers of `datasets`: those fill short CSV rows with None, read "01" as a number and "NA" as None,
+name neither file nor line of damaged JSON, and write a copy of the data into a cache.
+"""
 
 import csv
 import itertools
@@ -9,7 +13,7 @@ from typing import Any
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
-from polyformer.data.opening import lines_of, opened
+from polyformer.data.compressed_files import lines_of, opened
 
 Row = dict[str, Any]
 Header = Sequence[str] | None

@@ -181,18 +181,19 @@ class Tokenizer:
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """Return `encode_for_model` of each text; several texts are encoded in parallel."""
-        if pairs is not None and len(pairs) != len(texts):
-            raise InputError(f"pairs: expected one for each of {len(texts)} texts, got {len(pairs)}")
+        self.check_pairs(texts, pairs)
         rows = list(texts) if pairs is None else list(zip(texts, pairs))
         try:
             encoded = self.marking.encode_batch_fast(rows)
         except TypeError:
             check_texts([*texts, *(pairs or [])])
             raise
-        pairs_of_ids = [(encoding.ids, encoding.type_ids) for encoding in encoded]
-        if language is None:
-            return pairs_of_ids
-        return [(self._spoken(ids, language), types) for ids, types in pairs_of_ids]
+        return self.in_language([(encoding.ids, encoding.type_ids) for encoding in encoded], language)
+
+    def check_pairs(self, texts: Sequence[str], pairs: Sequence[str] | None) -> None:
+        """Raise `InputError` if there is not a second text for each text."""
+        if pairs is not None and len(pairs) != len(texts):
+            raise InputError(f"pairs: expected one for each of {len(texts)} texts, got {len(pairs)}")
 
     @cached_property
     def marking(self) -> "tokenizers.Tokenizer":
@@ -211,15 +212,18 @@ class Tokenizer:
             if name[:2] == name[-2:] == "__" and name[2:-2]
         }
 
-    def _spoken(self, ids: list[int], language: str) -> list[int]:
+    def in_language(
+        self, encoded: list[tuple[list[int], list[int]]], language: str | None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Return the rows with the token of `language` as their first; unchanged if it is None."""
+        if language is None:
+            return encoded
         if not self.languages:
-            raise self._no_languages(language)
+            raise InputError(f"language: this tokenizer has no tokens of languages, got {quote(language)}")
         if language not in self.languages:
             raise unknown("language", language, self.languages)
-        return [self.languages[language], *ids[1:]] if ids[0] in self.languages.values() else ids
-
-    def _no_languages(self, language: str) -> InputError:
-        return InputError(f"language: this tokenizer has no tokens of languages, got {quote(language)}")
+        token, tokens = self.languages[language], {*self.languages.values()}
+        return [([token, *ids[1:]] if ids[0] in tokens else ids, types) for ids, types in encoded]
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """Return the text of `ids`, without special tokens unless kept.

@@ -22,10 +22,10 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer in `path`: a directory in the hub's layout, or a file of a tokenizer.
 
-    In a directory `tokenizer.json` is preferred; otherwise the family named by tokenizer_config.json or
-    config.json reads its own files (vocab.txt, vocab.json and merges.txt, a SentencePiece model). A single
-    file determines the kind. A `vocab.txt` is WordPiece, with `lowercase` by default true if no ordinary
-    token has a capital letter. A `vocab.json` (byte-level BPE) needs its `merges`, by default the
+    In a directory `tokenizer.json` is preferred; otherwise transformers (`pip install 'polyformer[hub]'`)
+    loads the class named by tokenizer_config.json or config.json. A single vocabulary file, also alone in a
+    directory, determines the kind. A `vocab.txt` is WordPiece, with `lowercase` by default true if no
+    ordinary token has a capital letter. A `vocab.json` (byte-level BPE) needs its `merges`, by default the
     `merges.txt` in the same folder. A `.model` is SentencePiece's, and a `.gguf` contains a tokenizer. With a
     `revision` (a commit, a tag or a branch), or as "owner/name@revision", `path` is a name on the hub, and
     its directory is fetched.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.data.pairs import shares_of_room
+from polyformer.data.pairs import shares_of_capacity
 
 
 def translation_row(
@@ -32,7 +32,7 @@ def translation_row(
     if length is not None:
         if length < 6:
             raise InputError(f"length: expected 6 tokens or more, a token of each text in four, got {length}")
-        kept = shares_of_room(len(source), len(target), length - 4)
+        kept = shares_of_capacity(len(source), len(target), length - 4)
         source, target = source[: kept[0]], target[: kept[1]]
     parts = [[begin_id, *ids, end_id] for ids in (source, target)]
     return {

@@ -18,9 +18,9 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import VECTOR_WIDTH, VECTOR_WORD
-from polyformer.data.opening import opened_bytes
+from polyformer.data.compressed_files import opened_bytes
 from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.words import word_starts
+from polyformer.data.word_boundaries import word_starts
 
 Row = tuple[bytes, bytes]
 """A word, and its numbers in the file's encoding."""
@@ -72,7 +72,7 @@ def read_word_vectors(path: str | Path, ids: Mapping[str, int]) -> WordVectors:
             if number is None:
                 continue
             if number in rows:
-                raise InputError(f"{path}: the word {quote(_text(word, path, count))} stands there twice")
+                raise InputError(f"{path}: the word {quote(_text(word, path, count))} occurs twice")
             vector = _binary_numbers(numbers) if binary else _text_numbers(numbers, path, count)
             if not np.isfinite(vector).all():
                 raise InputError(

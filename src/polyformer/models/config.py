@@ -7,7 +7,7 @@ from polyformer.attention.positions import LearnedConfig, LearnedPerLayerConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sizes import check_deviation, check_sizes
-from polyformer.models.plugins import Saved
+from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import EmbeddingConfig, StackConfig
@@ -15,34 +15,36 @@ from polyformer.nn.stack import EmbeddingConfig, StackConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens(Config):
-    """Ids of the tokens that mean something to the model; None where there is none."""
+    """Ids of the special tokens; None for a token that the model does not have."""
 
     pad: int | None = None
-    bos: int | None = None  # what an encoder-decoder's output starts from
-    eos: int | None = None  # where generation stops
+    bos: int | None = None  # the first token of an encoder-decoder's output
+    eos: int | None = None  # ends generation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OriginConfig(Config):
-    """Whose checkpoint a model was, so that it can be saved as one again."""
+    """The public checkpoint that a model was loaded from, so that it can be saved in the same format."""
 
     model_type: str
-    architecture: str  # transformers' class
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)  # options that change no number
+    architecture: str  # class name in transformers
+    fields: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # options without an effect on the computation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Saved):
-    """A model: with an encoder alone, a decoder alone, or both.
+class ModelConfig(ConfigWithImports):
+    """The configuration of an encoder, a decoder, or an encoder-decoder.
 
     `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
-    `initialize`). `weights`: "int8" where they are rounded to integers
-    (`polyformer.models.architectures.weights`); None for floating point, of the type that the files have.
+    `initialize`). `weights`: "int8" for rounded weights (`polyformer.models.architectures.weights`); None for
+    floating point, in the dtype of the files.
     """
 
     vocab_size: int
     hidden_size: int = 512
-    max_position_embeddings: int = 512  # of learned positions; the others take any length
+    max_position_embeddings: int = 512  # length of learned positions; other schemes take any
     embedding: EmbeddingConfig = EmbeddingConfig()
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
@@ -64,19 +66,18 @@ class ModelConfig(Saved):
             width = self.encoder.block.width(self.hidden_size)
             if width != self.hidden_size:
                 raise InputError(
-                    f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, and this "
-                    f"ends with {width}; set its join to 'mean'"
+                    f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, but this "
+                    f"block returns {width}; set its join to 'mean'"
                 )
         if self.encoder is not None:
             for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
                 if stack is not None and not isinstance(stack.memory, NoMemoryConfig):
                     raise InputError(
-                        f"{name}.memory: only a decoder alone reads a text by segments; set it to 'none'"
+                        f"{name}.memory: only a decoder-only model can have one; set it to 'none'"
                     )
         if self.encoder is not None and not self.encoder.depth.encoder:
             raise InputError(
-                f"encoder.depth: {quote(self.encoder.depth.kind)} is for decoders, which predict token "
-                "by token; use 'act', or 'fixed'"
+                f"encoder.depth: {quote(self.encoder.depth.kind)} is only for decoders; use 'act' or 'fixed'"
             )
         if self.encoder is not None and self.head.reruns_last_layer and not self.encoder.norm.tokenwise:
             raise InputError(
@@ -88,15 +89,15 @@ class ModelConfig(Saved):
             if not self.head.causal:
                 raise InputError(
                     f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "
-                    f"cannot; use it with an encoder alone"
+                    f"cannot; use it with an encoder-only model"
                 )
 
     def head_shape(self) -> HeadShape:
-        """What the head is built for."""
+        """Return the sizes with which the head is built."""
         last = self.decoder or self.encoder
         assert last is not None
         width, size = last.block.width(self.hidden_size), self.embedding.width(self.hidden_size)
-        wide = width != self.hidden_size and not self.embedding.tied  # token vectors of the head's own
+        wide = width != self.hidden_size and not self.embedding.tied  # the head has its own token vectors
         return HeadShape(
             hidden_size=width,
             vocab_size=self.vocab_size,
@@ -107,12 +108,12 @@ class ModelConfig(Saved):
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
-        """An encoder of one layer."""
+        """Return an encoder with one layer."""
         return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)
 
 
-def longest(config: ModelConfig) -> int | None:
-    """The most tokens of a text, where positions are learned; None for any number."""
+def max_positions(config: ModelConfig) -> int | None:
+    """Return the length of a model's learned positions; None without learned positions."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
     learned = any(isinstance(stack.position, LearnedConfig | LearnedPerLayerConfig) for stack in stacks)
     return config.max_position_embeddings if learned else None

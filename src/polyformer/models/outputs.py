@@ -1,4 +1,4 @@
-"""What a model returns: named fields."""
+"""The output of a model, and the state for its next call."""
 
 import copy
 import dataclasses
@@ -17,27 +17,27 @@ from polyformer.nn.stack import LayerState
 
 @dataclasses.dataclass(frozen=True)
 class ModelState(State):
-    """What a model needs to go on: its tokens so far, its layers' states, and what it reads from."""
+    """The state between two calls: the tokens so far, the states of the layers, and the encoder output."""
 
     tokens: Tokens
     layers: tuple[LayerState, ...]
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
-    source_share: SequenceShard | None = None  # which of its tokens `source` has, where processes share them
+    source_share: SequenceShard | None = None  # the part in `source`, with context parallelism
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
-        """As `reorder_`, for an index among rows of one input each: source and padding stay in place."""
+        """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
 
     def truncated_(self, count: int) -> "ModelState | None":
-        """As for every state."""
+        """Remove the last `count` tokens; see `State.truncated_`."""
         return self._parts_truncated(count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadOutput:
-    """Predictions that are there already."""
+class ComputedPredictions:
+    """Predictions that are already computed."""
 
     value: Tensor | tuple[Tensor, Tensor]
 
@@ -47,17 +47,17 @@ class HeadOutput:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelOutput:
-    """Fields that were not asked for are None.
+    """The output of a model; optional fields are None unless requested.
 
-    loss: mean over the labelled items; in training with the auxiliary losses of its layers, such as those on
+    loss: mean over the labelled items; in training with the auxiliary losses of the layers, such as those on
     spans. losses: the mean ("prediction") and each auxiliary loss by name, without gradients.
-    last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions and
-    cross_attentions: one [B, H, Tq, Tk] a layer. The `encoder_` fields are those of the encoder of an
-    encoder-decoder. state: pass it to the next call. slots: [T], which tokens of the sequence these are,
-    where processes share it (`context_parallel`).
+    last_hidden_state: [B, T, E]. hidden_states: the input of every layer and the final output. attentions,
+    cross_attentions: [B, H, Tq, Tk] per layer. The `encoder_` fields describe the encoder of an
+    encoder-decoder. state: pass it to the next call. slots: [T], the indices of these tokens in the sequence,
+    with context parallelism.
 
-    A pytree of its tensors, predictions among them: `torch.export` gives it back, without the state. Where
-    there is a loss they are computed when read in any case, unless a graph is traced.
+    This is a pytree of its tensors and predictions, so `torch.export` can return it, without the state. With
+    a loss, predictions are computed only when they are read, unless a graph is traced.
     """
 
     loss: Tensor | None
@@ -75,24 +75,24 @@ class ModelOutput:
 
     @property
     def logits(self) -> Tensor:
-        """The head's predictions, computed when read: with labels given, most callers need the loss alone."""
+        """Return the head's predictions, computed when read: training needs only the loss."""
         predictions = self.predictions()
         return predictions[0] if isinstance(predictions, tuple) else predictions
 
     @property
     def sentence_logits(self) -> Tensor | None:
-        """What the head `pretraining` predicts of the whole text [B, labels]; None from other heads."""
+        """Return the prediction [B, labels] of the head `pretraining` for the whole text, or None."""
         predictions = self.predictions()
         return predictions[1] if isinstance(predictions, tuple) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields with the predictions themselves: how to make them cannot be pickled."""
-        with torch.set_grad_enabled(self.last_hidden_state.requires_grad):  # as the other fields were made
-            return {**self.__dict__, "predictions": HeadOutput(self.predictions())}
+        """Return the fields with computed predictions, as their function cannot be pickled."""
+        with torch.set_grad_enabled(self.last_hidden_state.requires_grad):  # like the other fields
+            return {**self.__dict__, "predictions": ComputedPredictions(self.predictions())}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelOutput":
         """Return a copy of all values without the autograd graph, which torch does not copy."""
-        predictions = HeadOutput(tree_map(_detached, self.predictions()))
+        predictions = ComputedPredictions(tree_map(_detached, self.predictions()))
         values = {name: tree_map(_detached, value) for name, value in vars(self).items()}
         return ModelOutput(**copy.deepcopy({**values, "predictions": predictions}, memo))
 
@@ -102,8 +102,8 @@ def _detached(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rest:
-    """What of an output is no tensor."""
+class _NonTensorFields:
+    """The fields of an output that are not tensors."""
 
     predictions: Callable[[], Tensor | tuple[Tensor, Tensor]] | None
     state: ModelState | None
@@ -114,18 +114,18 @@ LEAVES = tuple(
 )
 
 
-def _flatten(output: ModelOutput) -> tuple[list[Any], _Rest | None]:
+def _flatten(output: ModelOutput) -> tuple[list[Any], _NonTensorFields | None]:
     leaves = [getattr(output, name) for name in LEAVES]
     if torch.compiler.is_compiling():
         return [output.predictions(), *leaves], None
     if output.loss is not None:
-        return [None, *leaves], _Rest(output.predictions, output.state)
-    return [output.predictions(), *leaves], _Rest(None, output.state)
+        return [None, *leaves], _NonTensorFields(output.predictions, output.state)
+    return [output.predictions(), *leaves], _NonTensorFields(None, output.state)
 
 
-def _unflatten(leaves: Iterable[Any], rest: _Rest | None) -> ModelOutput:
+def _unflatten(leaves: Iterable[Any], rest: _NonTensorFields | None) -> ModelOutput:
     predictions, *others = leaves
-    make = HeadOutput(predictions) if rest is None or rest.predictions is None else rest.predictions
+    make = ComputedPredictions(predictions) if rest is None or rest.predictions is None else rest.predictions
     state = None if rest is None else rest.state
     return ModelOutput(predictions=make, state=state, **dict(zip(LEAVES, others)))
 

@@ -1,8 +1,8 @@
-"""A user's own parts: which files to import for them, said by the user, and where saved parts came from.
+"""Users' own parts: importing their modules, and recording these modules in saved configurations.
 
-A part is registered when the module that defines it is imported. Users name such modules, by
-`--import mine.py` or `imports:` in a recipe that they train; what is saved names them too, so that an error
-can say what is missing. Nothing is ever imported because a checkpoint or a run's folder says so.
+A part is registered when the module that defines it is imported. Users name such modules with
+`--import mine.py`, or with `imports:` in a recipe. Saved configurations name them too, so that an error
+can name a missing module. A checkpoint or a run's folder never causes an import.
 """
 
 import contextlib
@@ -20,33 +20,33 @@ from polyformer.core.config import Config, decode
 from polyformer.core.errors import InputError, quote, shortened
 from polyformer.core.limits import QUOTED
 
-NAMED: dict[str, None] = {}
-"""What `import_named` has imported, files by their whole path: processes that are started import it too."""
+IMPORTED_NAMES: dict[str, None] = {}
+"""The modules imported by `import_named`, files by absolute path; worker processes import them too."""
 
 
-class Saved(Config):
-    """A configuration that is saved with the names of the modules that a user's own parts come from."""
+class ConfigWithImports(Config):
+    """A configuration that is saved with the names of the modules that define its user-defined parts."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; `imports` where there are parts that are not of this library."""
+        """Return plain data, with `imports` if there are parts from outside this library."""
         names = modules_of(self)
         return {**super().to_dict(), "imports": list(names)} if names else super().to_dict()
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
-        """The configuration that `data` describes; imports nothing."""
+        """Return the configuration that `data` describes, without importing anything."""
         if not isinstance(data, dict) or "imports" not in data:
             return super().from_dict(data, where)
         names = decode(tuple[str, ...], data["imports"], "imports")
-        with telling(names):
+        with add_missing_imports(names):
             return super().from_dict(
                 {name: value for name, value in data.items() if name != "imports"}, where
             )
 
 
 @contextlib.contextmanager
-def telling(names: Sequence[str]) -> Iterator[None]:
-    """Adds to an `InputError` which of the modules `names` are not imported yet, and how to."""
+def add_missing_imports(names: Sequence[str]) -> Iterator[None]:
+    """Add to an `InputError` the modules among `names` that are not imported, and how to import them."""
     try:
         yield
     except InputError as error:
@@ -60,40 +60,40 @@ def telling(names: Sequence[str]) -> Iterator[None]:
 
 
 def import_named(name: str) -> None:
-    """Import a file `mine.py`, a package's folder, or a module by its dotted name; once is enough.
+    """Import a file `mine.py`, a package's folder, or a module by its dotted name, unless it is imported.
 
-    The folder of a file joins `sys.path`, as a script's does. Raises `InputError` for what is not there, for
-    a name that another module has, and for what fails while it is imported.
+    The folder of a file is added to `sys.path`, as for a script. Raises `InputError` for a missing module, a
+    name that another module has, and an error during the import.
     """
-    _named(name)
-    NAMED[absolute(name)] = None
+    _import_name(name)
+    IMPORTED_NAMES[absolute_import(name)] = None
 
 
 def import_all(names: Sequence[str]) -> None:
-    """Import several: what another process had `NAMED`."""
+    """Import several modules, such as the `IMPORTED_NAMES` of another process."""
     for name in names:
         import_named(name)
 
 
 def is_imported(name: str) -> bool:
-    """Whether a module, by its dotted name or its file's, has been imported."""
+    """Return whether a module, named by its dotted name or its file, has been imported."""
     stem = Path(name).stem if name.endswith(".py") or "/" in name else name
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return stem in sys.modules or (main is not None and Path(main).stem == stem)
 
 
 def modules_of(config: Config) -> tuple[str, ...]:
-    """The modules, other than this library's, that define a part of `config`: `mine.py`, `package.module`."""
+    """Return the modules outside this library that define a part of `config`: `mine.py`, `package.module`."""
     names = {type(part).__module__: None for part in _parts(config)}
-    return tuple(_name(module) for module in names if module.partition(".")[0] != "polyformer")
+    return tuple(_import_name_of(module) for module in names if module.partition(".")[0] != "polyformer")
 
 
-def absolute(name: str) -> str:
-    """A file's name made independent of the working directory; a module's as it is."""
+def absolute_import(name: str) -> str:
+    """Return the absolute path of a file, or the name of a module unchanged."""
     return str(Path(name).absolute()) if name.endswith(".py") or Path(name).is_dir() else name
 
 
-def _named(name: str) -> None:
+def _import_name(name: str) -> None:
     path = Path(name)
     if not (name.endswith(".py") or path.is_dir()):
         return _import(name, name)
@@ -103,12 +103,10 @@ def _named(name: str) -> None:
     folder = file.parent.parent if path.is_dir() else file.parent
     module = path.resolve().stem
     if not module.isidentifier():
-        raise InputError(
-            f"--import {name}: {quote(module)} is no name that Python can import; rename the file"
-        )
+        raise InputError(f"--import {name}: {quote(module)} is not a valid module name; rename the file")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    importlib.invalidate_caches()  # the file may have been written since the last look
+    importlib.invalidate_caches()  # the file may be newer than the cached directory listing
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
         other = spec.origin if spec and spec.origin else "another module"
@@ -125,14 +123,14 @@ def _import(module: str, name: str) -> None:
                 f"--import {name}: it needs {quote(error.name)}, which is not installed"
             ) from error
         raise InputError(f"--import {name}: no such module; name a file as mine.py, or install it") from error
-    except Exception as error:  # whatever a user's code raises
+    except Exception as error:  # a user's code may raise anything
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{line.filename}, line {line.lineno}"
         raise InputError(f"--import {name}: {type(error).__name__}: {error} ({where})") from error
 
 
-def _name(module: str) -> str:
-    """How a user names a module: a file beside no package by its file."""
+def _import_name_of(module: str) -> str:
+    """Return the name by which a user imports a module: its file if it is not in a package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).name if file and "." not in module and Path(file).name != "__init__.py" else module
 

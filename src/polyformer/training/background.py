@@ -64,7 +64,9 @@ class CheckpointWriter:
     def raise_failure(self) -> None:
         """Raise the error of a checkpoint that failed in this process or in another process."""
         self.wait()
-        raise InputError("another process of this run could not write its checkpoint: look at what it said")
+        raise InputError(
+            "another process of this run could not write its checkpoint; see its output for the reason"
+        )
 
     def __enter__(self) -> Self:
         return self

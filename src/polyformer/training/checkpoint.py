@@ -262,6 +262,6 @@ def _way_out(path: Path) -> str:
     if whole is not None:
         return f"go on from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
     return (
-        "there is no whole checkpoint before it: begin again in another folder: "
+        "there is no intact checkpoint before it: start again in another folder: "
         f"polyformer train {run / 'recipe.yaml'} --out NEW"
     )

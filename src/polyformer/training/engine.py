@@ -47,7 +47,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise InputError(
-                "device: 'cuda' was asked for, but torch finds no CUDA device; use 'auto' or 'cpu'"
+                "device: 'cuda' was requested, but torch finds no CUDA device; use 'auto' or 'cpu'"
             )
         use_cuda = config.device != "cpu" and torch.cuda.is_available()
         self.config = config

@@ -13,8 +13,8 @@ from torch import nn
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
+from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.tuning import adopted
-from polyformer.core.ops.workers import threads
 from polyformer.training.activation_checkpointing import (
     activation_checkpointing,
     check_activation_checkpointing,

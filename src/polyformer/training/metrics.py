@@ -120,7 +120,7 @@ def _summary_writer() -> Any:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
         raise InputError(
-            "tensorboard: it was asked for but is not installed; pip install 'polyformer[tensorboard]', "
+            "tensorboard: not installed; pip install 'polyformer[tensorboard]', "
             "or leave it out: metrics.csv and metrics.jsonl are written anyway"
         ) from error
     return SummaryWriter

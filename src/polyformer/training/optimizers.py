@@ -140,7 +140,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that require gradients, tied parameters once. Raises `InputError` for none."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise InputError("model: no parameter asks for gradients, so there is nothing to train")
+        raise InputError("model: no parameter requires gradients, so there is nothing to train")
     return parameters
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from polyformer.core.ops.cpu_threads import suitable_threads
 from polyformer.core.ops.tuning import store
-from polyformer.core.ops.workers import usual_threads
 from polyformer.training.engine import Engine
 from polyformer.training.environment import PROCESSOR, THREADS, differences, versions
 
@@ -16,7 +16,7 @@ def choose_threads(engine: Engine, model: nn.Module, saved: dict[str, Any] | Non
     By default a resumed run uses the number of threads of its start: a sum split differently rounds
     differently.
     """
-    own = engine.config.threads or usual_threads(model)
+    own = engine.config.threads or suitable_threads(model)
     if saved is None:
         return own, []
     before = saved["machine"].get(THREADS, own)

@@ -82,7 +82,7 @@ class Signals:
         name = signal.Signals(number).name
         # os.write instead of print, because the signal may have interrupted a print.
         text = f"\npolyformer: {name}: stopping after this step" + (
-            " (once more to stop at once)\n" if number == signal.SIGINT else "\n"
+            " (again to stop immediately)\n" if number == signal.SIGINT else "\n"
         )
         with suppress(OSError):
             os.write(2, text.encode())

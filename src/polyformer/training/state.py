@@ -126,7 +126,8 @@ def check_progress(out: Path, progress: Progress, seed: int, steps: int) -> None
         raise InputError(f"seed: the run in {out} has {progress.seed}, got {seed}; use the same one")
     if progress.step > steps:
         raise InputError(
-            f"steps: the run in {out} has made {progress.step}, got {steps}; expected as many or more"
+            f"steps: the run in {out} is already at step {progress.step}, got {steps}; "
+            "expected as many or more"
         )
 
 

@@ -20,12 +20,12 @@ from polyformer.core.ops.pooling import pool
 from polyformer.data import Collate
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.record import RECIPE
-from polyformer.models.architectures.saving import CONFIG
+from polyformer.models.architectures.pretrained import CONFIG
+from polyformer.models.architectures.training_record import RECIPE
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.models.checkpoints.load import WRAPPED
 from polyformer.models.checkpoints.sentence import embedding_head
-from polyformer.models.config import ModelConfig, longest
+from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 from polyformer.training.recipes.reader import LABELLED, MARKS, set_special_tokens
 from polyformer.training.recipes.run import Run
@@ -159,7 +159,7 @@ def _missing_pooling(folder: Path) -> InputError:
 
 def _length(folder: Path, config: ModelConfig, asked: int | None) -> int | None:
     """Return the most tokens per text; None for no limit."""
-    most = longest(config)
+    most = max_positions(config)
     if asked is not None:
         if most is not None and asked > most:
             raise InputError(f"max_length: expected at most {most}, the limit of {folder}, got {asked}")

@@ -1,6 +1,6 @@
 """ROUGE-L of two texts: F1 of their longest common subsequence of words (Lin 2004)."""
 
-from polyformer.data.rouge import Words, scorer
+from polyformer.data.rouge import RougeTokenizer, scorer
 
 
 class RougeL:
@@ -11,6 +11,6 @@ class RougeL:
 
     def __call__(self, target: str, text: str) -> float:
         """Return ROUGE-L from 0 to 1; 1 if neither text has a word."""
-        if not Words().tokenize(target) and not Words().tokenize(text):
+        if not RougeTokenizer().tokenize(target) and not RougeTokenizer().tokenize(text):
             return 1.0
         return self.scorer.score(target, text)["rougeL"].fmeasure

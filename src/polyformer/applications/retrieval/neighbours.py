@@ -31,7 +31,7 @@ from polyformer.applications.retrieval.windows import Window, windows
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, remove_partials, write_json, writing
 from polyformer.data.fingerprint import data_changes
-from polyformer.data.neighbours import ABOUT, DOCUMENTS, ROWS, About, digest
+from polyformer.data.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest
 from polyformer.training.lock import LOCK, MARKER, sole_writer
 
 Text = tuple[dict[str, object], ...]
@@ -46,7 +46,7 @@ def find(
     neighbours: int,
     folder: Path,
     report: Report = lambda progress: None,
-) -> About:
+) -> NeighbourInfo:
     """Write the `neighbours` nearest to each token of `texts` to `folder`, or resume there.
 
     Raises `InputError` for a model that is no run of the task lm (the documents could not be found again),
@@ -61,7 +61,7 @@ def find(
         )
     if not isinstance(store, FolderStore):
         raise InputError("--datastore: expected a store in a folder, got one of a server")
-    about = About(
+    about = NeighbourInfo(
         neighbours=neighbours,
         tokenizer=reader.fingerprints["tokenizer"],
         model=reader.fingerprints["model"],
@@ -89,7 +89,7 @@ def is_own(store: FolderStore, text: Text) -> bool:
     return False
 
 
-def begin(folder: Path, about: About) -> About:
+def begin(folder: Path, about: NeighbourInfo) -> NeighbourInfo:
     """Return the description in `folder`; if there is none, write `about` first."""
     remove_partials(folder)
     if not (folder / ABOUT).exists():
@@ -98,7 +98,7 @@ def begin(folder: Path, about: About) -> About:
             raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
         write_json(folder / ABOUT, about.to_dict())
         return about
-    begun = About.read(folder)
+    begun = NeighbourInfo.read(folder)
     same = dataclasses.replace(begun, tokens=None, documents=None, text=about.text)
     changes = data_changes({"text": list(begun.text)}, {"text": list(about.text)})
     if same != about or changes or len(begun.text) != len(about.text):
@@ -130,10 +130,10 @@ def write(
     reader: ContextReader,
     texts: Iterable[str],
     store: FolderStore,
-    about: About,
+    about: NeighbourInfo,
     folder: Path,
     report: Report,
-) -> About:
+) -> NeighbourInfo:
     """Search the neighbours of the remaining tokens."""
     reading, documents = store.manifest.reading, Documents()
     all_windows = windows(documents.watched(reader.documents(texts)), reading)
@@ -170,7 +170,7 @@ def write(
 
 
 def rows_of(
-    store: FolderStore, queries: Tensor, first: int | None, batch: Sequence[Window], about: About
+    store: FolderStore, queries: Tensor, first: int | None, batch: Sequence[Window], about: NeighbourInfo
 ) -> np.ndarray:
     """Return the tokens [n, k] that followed the neighbours of queries [n, D], -1 if there are fewer entries.
 

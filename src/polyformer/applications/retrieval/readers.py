@@ -18,12 +18,12 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.paths import checked_path
+from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.saving import CONFIG
-from polyformer.models.attached.loading import load_by_transformers
+from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.models.checkpoints.load import family_of
-from polyformer.models.config import longest
+from polyformer.models.config import max_positions
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 from polyformer.training.recipes.reader import Reader as Checkpoint
 from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
@@ -98,7 +98,7 @@ class OwnReader(ContextReader):
             raise InputError(f"{folder}: expected a decoder alone that predicts the next token")
         settings = changed_settings(dataclasses.replace(config, origin=None))
         super().__init__(folder, tokenizer, model, settings)
-        self.dimension, self.longest = config.hidden_size, longest(config)
+        self.dimension, self.longest = config.hidden_size, max_positions(config)
 
     @torch.no_grad()
     def read(self, ids: Tensor, documents: Tensor | None) -> Read:

@@ -25,16 +25,18 @@ class Retrieval:
     store: Store
     neighbours: int = 4
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
+    def start(
+        self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
+    ) -> tuple[Tensor, ModelState]:
         """Read the prompt [N, T]; return the neighbours [N, 1, k] of its last token and the state.
 
-        `room` tokens will be generated after it. Raises `InputError` if the model cannot read that many
+        `max_new_tokens` tokens follow. Raises `InputError` if the model cannot read that many
         tokens.
         """
         assert self.model.decoder is not None
         if self.neighbours < 1:
             raise InputError(f"--neighbours: expected 1 or more, got {self.neighbours}")
-        length = input_ids.shape[1] + room
+        length = input_ids.shape[1] + max_new_tokens
         limit = self.model.decoder.position.max_positions
         if limit is not None and length > limit:
             raise InputError(

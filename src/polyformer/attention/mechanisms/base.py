@@ -93,16 +93,16 @@ class MechanismConfig(Config):
             return {"kind": "softmax", "pattern": pattern}
         if isinstance(data, str) and (name := first_name(data)) not in cls.kinds:
             error = unknown(f"mechanism or pattern of {where}", name, {*cls.kinds, *Pattern.registry})
-            raise InputError(f"{error}; expected {cls.ways()}")
+            raise InputError(f"{error}; expected {cls.notations()}")
         # Configs saved before `backend` replaced `plain` must still load.
         if isinstance(data, dict) and data.get("kind", cls.kind) in LEGACY_PLAIN_KINDS:
             data = _with_backend(data)
         return super().expanded(data, where)
 
     @classmethod
-    def ways(cls) -> str:
+    def notations(cls) -> str:
         """Return the accepted forms of a mechanism in a configuration, for error messages."""
-        return f"{super().ways()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
+        return f"{super().notations()}; or a pattern, as 'Window(64) | Global(1)' or a Pattern"
 
     def build(self, num_heads: int, head_size: int) -> "Mechanism":
         """Return the module for `num_heads` query heads of size `head_size`."""

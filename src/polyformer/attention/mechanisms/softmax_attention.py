@@ -43,11 +43,13 @@ class SoftmaxConfig(MechanismConfig):
             object.__setattr__(self, "causal", False)
             object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
 
-    def changed(self, value: object, where: str) -> Config | None:
+    def with_value(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
         pattern = Pattern.parse(value)
         return (
-            super().changed(value, where) if pattern is None else dataclasses.replace(self, pattern=pattern)
+            super().with_value(value, where)
+            if pattern is None
+            else dataclasses.replace(self, pattern=pattern)
         )
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
+from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.dropout import dropout
-from polyformer.core.ops.room import room
 from polyformer.core.ops.softmax import softmax
 
 
@@ -77,9 +77,9 @@ def max_elements(q: Tensor, terms: PairTerms) -> int:
     v and the scheme's tables, so small groups would be slower.
     """
     if not torch.is_grad_enabled():
-        return room(q)
+        return cache_capacity(q)
     tables = () if terms.relative is None else terms.relative.tables.values()
-    return max(room(q), q.numel() // 2, *(2 * x.numel() for x in tables if x.requires_grad))
+    return max(cache_capacity(q), q.numel() // 2, *(2 * x.numel() for x in tables if x.requires_grad))
 
 
 def _gather_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -32,15 +32,15 @@ class AnswerOptions:
 def run(options: AnswerOptions) -> None:
     """Print the answers."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
-    from polyformer.data.opening import opened
+    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.data.compressed_files import opened
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import QuestionAnswering
 
     with opened(Path(options.source)) as file:
         context = file.read()
     task, model = reader(options.run, QuestionAnswering, options.device)
-    with suited(model):
+    with model_threads(model):
         for questions in input_lines(options.text):
             rows = [{"question": question, "context": context} for question in questions]
             for answer in task.answer(model, rows):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
-from polyformer.core.memory_use import MIB, high_water, reset_high_water
-from polyformer.core.timing import stopwatch
+from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.core.timing import time_once
 from polyformer.data import Tokenizer
 from polyformer.data.masking import mask_tokens
 from polyformer.models.architectures import Transformer
@@ -195,9 +195,9 @@ def measure(
     """Return values, time and memory over `pieces`, or the reason why the model cannot read them."""
     values: list[Tensor] = []
     model.eval()
-    resident = reset_high_water()
+    resident = reset_peak_memory()
     try:
-        seconds = stopwatch(lambda: values.extend(read.values(model, piece) for piece in pieces))
+        seconds = time_once(lambda: values.extend(read.values(model, piece) for piece in pieces))
     except InputError as error:
         return str(error)
     return TextMeasurement(torch.cat(values), seconds, length * len(pieces), (high_water() - resident) / MIB)

@@ -66,9 +66,9 @@ def run(options: CalibrateOptions) -> None:
     from polyformer.applications.exits.calibrate import check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
 
     for name in ("texts", "prompt", "new_tokens"):
         if getattr(options, name) < 1:

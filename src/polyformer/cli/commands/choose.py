@@ -33,14 +33,14 @@ class ChooseOptions:
 def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import MultipleChoice
 
     choices = None if options.choices is None else listed(options.choices, "--choices")
     task, model = reader(options.run, MultipleChoice, options.device)
-    with suited(model):
+    with model_threads(model):
         for lines in input_lines(options.text):
             questions = [_question(line, choices) for line in lines]
             for question, shares in zip(questions, task.choose(model, questions)):

@@ -42,7 +42,7 @@ def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities."""
     from polyformer.cli.commands.classify_images import classified_images
     from polyformer.cli.commands.input_lines import input_lines, split_at_tabs
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.reader import Reader
     from polyformer.training.recipes.run import reader
@@ -58,7 +58,7 @@ def run(options: ClassifyOptions) -> None:
         return
     task, model = reader(options.run, Classification, options.device)
     tabs = isinstance(task, PairClassification) and not options.text and options.pair is None
-    with suited(model):
+    with model_threads(model):
         unknown = isinstance(task, Reader) and not options.text and options.pair is None
         for lines in input_lines(options.text):
             if unknown and all(line.count("\t") == 1 for line in lines):

@@ -14,7 +14,7 @@ def classified_images(
 ) -> Iterator[dict[str, float]]:
     """Yield the probability of each label for each file; raise `InputError` for a file that is no image."""
     from polyformer.data import read
-    from polyformer.data.pictures import SUFFIXES
+    from polyformer.data.image_decoding import SUFFIXES
     from polyformer.training.recipes.classifier import brought
 
     for file in files:

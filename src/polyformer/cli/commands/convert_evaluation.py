@@ -7,7 +7,7 @@ from polyformer.cli.commands.before_after import compare, comparison_table, qual
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import SIZE
 from polyformer.core.sizes import check_most
-from polyformer.data.opening import opened
+from polyformer.data.compressed_files import opened
 from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer

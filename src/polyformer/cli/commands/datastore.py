@@ -109,7 +109,7 @@ def build_store(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.milvus_store import build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, read
     from polyformer.data.fingerprint import fingerprint
 
@@ -124,7 +124,7 @@ def build_store(options: DatastoreOptions) -> None:
     manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
     texts = (str(dict(row)["text"]) for row in rows)
     address, folder = Address.of(options.out), part_folder(Path(options.out), part, parts)
-    with suited(reader.model):
+    with model_threads(reader.model):
         if address is None:
             count = build(reader, texts, manifest, folder, report).count
         else:
@@ -184,7 +184,7 @@ def find_neighbours(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, read
     from polyformer.data.fingerprint import fingerprint
 
@@ -200,7 +200,7 @@ def find_neighbours(options: DatastoreOptions) -> None:
     reader = open_reader(options.name, options.device)
     store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
     neighbours = 4 if options.neighbours is None else options.neighbours
-    with suited(reader.model):
+    with model_threads(reader.model):
         about = find(reader, texts, files, store, neighbours, Path(options.out), report)
     print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
 

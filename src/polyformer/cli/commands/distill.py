@@ -107,7 +107,9 @@ def comparison(fitted: "Fitted", folder: str) -> str:
     scores = {f"teacher, {name}": fitted.task.score(models["teacher"], rows) for name, rows in held.items()}
     scores |= {f"student, {name}": metrics for name, metrics in fitted.scores.items()}
     last = [*held.values()][-1]
-    seconds = in_turn({name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS)
+    seconds = time_interleaved(
+        {name: _passes(fitted, model, last) for name, model in models.items()}, REPEATS
+    )
     medians = {name: median(times) for name, times in seconds.items()}
     counts = {name: sum(tensor.numel() for tensor in model.parameters()) for name, model in models.items()}
     faster = medians["teacher"] / medians["student"]

@@ -67,7 +67,7 @@ def run(options: EmbedOptions) -> None:
     from polyformer.applications.encode.texts import Texts
     from polyformer.core import launcher
     from polyformer.core.errors import InputError
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import choose_device
 
     if options.out is None:
@@ -93,7 +93,7 @@ def run(options: EmbedOptions) -> None:
         max_length=options.max_length,
         batch_tokens=options.batch_tokens,
     )
-    with suited(encoder.model):
+    with model_threads(encoder.model):
         progress = embed(
             encoder,
             texts,

@@ -149,7 +149,7 @@ def run(options: EvaluateOptions) -> None:
 def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run; the processes share its held-out data."""
     from polyformer.cli.commands.evaluate_progress import report, resumable
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, load, read
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
@@ -183,7 +183,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    with suited(model), searched(options, run, files, parts) as task:
+    with model_threads(model), searched(options, run, files, parts) as task:
         if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"

@@ -21,7 +21,7 @@ def measure(options: Any, shared: "Workers") -> None:
     from polyformer.applications.retrieval.windows import windows
     from polyformer.cli.commands.evaluate_datastore import check, texts_of
     from polyformer.cli.commands.evaluate_progress import report, resumable
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.report import table
     from polyformer.training.tasks.metrics import perplexity_metrics
 
@@ -39,7 +39,7 @@ def measure(options: Any, shared: "Workers") -> None:
         return torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64)
 
     zero = torch.zeros(2, dtype=torch.float64, device=next(reader.model.parameters()).device)
-    with suited(reader.model):
+    with model_threads(reader.model):
         batches = batched(every, reading.length, options.tokens)
         nats, count = shared.total(sums, batches, zero)
     report(shared)

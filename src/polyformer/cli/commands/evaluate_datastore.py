@@ -17,7 +17,7 @@ def measure(options: Any) -> None:
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.scoring import measured
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.report import table
 
     check(options)
@@ -25,7 +25,7 @@ def measure(options: Any) -> None:
     store = open_store(options.datastore or "", reader.fingerprints, options.search or "auto")
     sources = {} if options.tune and not options.data else measured_texts(options)
     rows: list[tuple[str, dict[str, float]]] = []
-    with suited(reader.model):
+    with model_threads(reader.model):
         config = tuned(options, reader, store, rows) if options.tune else chosen(options, store)
         for name, texts in sources.items():
             counts, temperatures = (config.neighbours,), (config.temperature,)
@@ -78,7 +78,7 @@ def chosen(options: Any, store: "Store") -> "MixtureConfig":
 def measured_texts(options: Any) -> dict[str, Iterator[str]]:
     """Return the texts to evaluate on: --data, or validation and test data of the run's recipe."""
     from polyformer.data import load
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     if options.data is not None:

@@ -74,7 +74,7 @@ def by_patches(options: Any, name: str, task: "ImageClassification", model: Any)
     """Read images with a Vision Transformer of polyformer, converted to its size and colors."""
     from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
     from polyformer.data import DataConfig
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     check_images(options)

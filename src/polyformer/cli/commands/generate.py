@@ -178,7 +178,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
-    with suited(model):
+    with model_threads(model):
         for prompt in in_turn(options.prompt):
             write(task, model, config, prompt, draft, mixture, retrieval)
 
@@ -223,7 +223,7 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.errors import InputError
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import TextStreamer
 
     for name in ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers"):
@@ -234,7 +234,7 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
             )
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
-    with suited(reader.model):
+    with model_threads(reader.model):
         for prompt in in_turn(options.prompt):
             show = printer_after(prompt)
             streamer = TextStreamer(reader.tokenizer.decode, stop, show)
@@ -333,9 +333,9 @@ def printer_after(prompt: str) -> Callable[[str], None]:
 def generation_config(settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":
     """Return `settings` with the defaults of polyformer."""
     from polyformer.models.generation import GenerationConfig
-    from polyformer.models.generation.settings import changed
+    from polyformer.models.generation.setting_names import with_settings
 
-    return changed(GenerationConfig(stop=() if stop is None else (stop,)), settings)
+    return with_settings(GenerationConfig(stop=() if stop is None else (stop,)), settings)
 
 
 def checkpoint_config(task: "Writer", settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":

@@ -37,7 +37,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     """
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.training.recipes.find import with_data
     from polyformer.training.recipes.run import Run, choose_device, is_checkpoint

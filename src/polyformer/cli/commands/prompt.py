@@ -85,7 +85,7 @@ class PromptOptions:
 def run(options: PromptOptions) -> None:
     """Print the answers and the table."""
     from polyformer.applications.prompting import read_examples, split_examples
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import LanguageModelling
 

@@ -139,12 +139,12 @@ def _guessed(options: TrainOptions, recipe: dict[str, Any]) -> dict[str, Any]:
 def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Import the modules that `recipe` names; return it with the imported `names` added."""
     from polyformer.core.config import decode
-    from polyformer.models.plugins import absolute, import_named
+    from polyformer.models.plugins import absolute_import, import_named
 
     own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
     for name in own:
         import_named(name)
-    both = dict.fromkeys(map(absolute, (*own, *names)))
+    both = dict.fromkeys(map(absolute_import, (*own, *names)))
     return {**recipe, "imports": list(both)} if both else recipe
 
 

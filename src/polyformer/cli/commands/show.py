@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.cli.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.cost import Cost
@@ -118,7 +118,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         model = build_model(config)
         plain = build_model(replace(config, weights=None)) if rounded else model
     weights = 4 * parameters(plain)
-    print(f"{name}: {parameters(plain):,} parameters, {size(weights)} in float32")
+    print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
         print(f"weights in int8: {size(stored)}; int8 weights cannot be trained\n")
@@ -138,7 +138,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
     """Return the configuration of a preset with `overrides`, or of the model in a directory."""
     from polyformer.models.architectures import read_config
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.models.presets import model_config
 
     if not Path(name).is_dir():
@@ -152,13 +152,13 @@ def longest_text(config: "ModelConfig") -> int:
     """Return the largest number of tokens per text: the learned positions, or the last of `LENGTHS`."""
     from polyformer.models.config import longest
 
-    return longest(config) or LENGTHS[-1]
+    return max_positions(config) or LENGTHS[-1]
 
 
 def costs(rows: "list[Cost]") -> str:
     """Return the costs as a table with one row per length."""
     lines = [f"{'tokens':>8}{'forward FLOPs':>16}{'activations':>14}{'cache':>12}"]
     for row in rows:
-        cache = "" if row.cache is None else size(row.cache)
-        lines.append(f"{row.length:>8}{row.flops:>16.3g}{size(row.activations):>14}{cache:>12}")
+        cache = "" if row.cache is None else format_bytes(row.cache)
+        lines.append(f"{row.length:>8}{row.flops:>16.3g}{format_bytes(row.activations):>14}{cache:>12}")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.units import size
+from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     """
     from rich.console import Console
 
-    from polyformer.models.config import ModelConfig, longest
+    from polyformer.models.config import ModelConfig, max_positions
     from polyformer.training.distributed.predict import TrainingSetup, parse_mesh, predict
 
     name = options.subject
@@ -97,7 +97,7 @@ def report(
         memory.add_column(heading, justify="left" if heading == "what" else "right")
     kept = prediction.memory
     for what in ("parameters", "gradients", "optimizer"):
-        memory.add_row(what, *2 * [size(getattr(kept, what))])
+        memory.add_row(what, *2 * [format_bytes(getattr(kept, what))])
     if kept.gathered:
         memory.add_row("gathered weights (shard)", *2 * [size(kept.gathered)])
     memory.add_row("activations", size(kept.activations), size(kept.recomputed), end_section=True)
@@ -108,7 +108,7 @@ def report(
     for heading in ("along", "what", "activations kept", "activation checkpointing"):
         traffic.add_column(heading, justify="right" if "a" in heading[:2] and heading != "along" else "left")
     for row, again in zip(prediction.exchanges, prediction.exchanges_again):
-        traffic.add_row(row.dimension, row.what, size(row.sent), size(again.sent))
+        traffic.add_row(row.dimension, row.what, format_bytes(row.sent), format_bytes(again.sent))
     return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
 
 

@@ -33,12 +33,12 @@ class TagOptions:
 def run(options: TagOptions) -> None:
     """Print words and tags."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             sentences = [WORD.findall(text) for text in batch]
             for words, tags in zip(sentences, task.tag(model, sentences)):

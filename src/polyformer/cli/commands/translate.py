@@ -43,7 +43,7 @@ class TranslateOptions:
 def run(options: TranslateOptions) -> None:
     """Print the translations."""
     from polyformer.cli.commands.input_lines import input_lines
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
@@ -58,6 +58,6 @@ def run(options: TranslateOptions) -> None:
             f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
         )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    with suited(model):
+    with model_threads(model):
         for batch in input_lines(options.text):
             print("\n".join(task.translate(model, batch, beam)), flush=True)

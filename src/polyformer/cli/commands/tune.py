@@ -37,22 +37,22 @@ def run(options: TuneOptions) -> None:
     """Measure or show the choices."""
     from polyformer.core.files import write_output
     from polyformer.core.ops.tuning import store
-    from polyformer.core.ops.tuning.machine import described
+    from polyformer.core.ops.tuning.machine import description
 
     if options.show and (options.threads or options.out):
         raise InputError("--show: does not measure; leave out --threads and --out")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"--threads: expected 1 or more, got {options.threads}")
-    for name, value in described().items():
+    for name, value in description().items():
         print(f"{name}: {value}")
     pinned = store.pinned()
     if options.show:
-        choices = store.kept() if pinned is None else pinned
+        choices = store.stored() if pinned is None else pinned
     else:
-        choices = {**store.kept(), **_measured(options.threads)}
+        choices = {**store.stored(), **_measured(options.threads)}
         _save(store.path(), choices)
         if options.out is not None:
-            write_output(options.out, store.encoded(choices))
+            write_output(options.out, store.as_json(choices))
     where = f"{store.PIN}={os.environ[store.PIN]}" if pinned is not None else str(store.path())
     print(f"choices: {where}")
     _print(choices)
@@ -62,8 +62,8 @@ def _measured(number: int | None) -> dict[str, dict[str, object]]:
     import torch
 
     import polyformer.models.architectures  # noqa: F401 - all parts that ask for choices
+    from polyformer.core.ops.cpu_threads import threads
     from polyformer.core.ops.tuning.section import remeasured
-    from polyformer.core.ops.workers import threads
 
     choices: dict[str, dict[str, object]] = {}
     for count in sorted({1, torch.get_num_threads()} if number is None else {number}):

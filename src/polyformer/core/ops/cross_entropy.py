@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.core.ops.linear import input_gradient, linear, weight_gradient
 from polyformer.core.ops.precision import without_autocast
-from polyformer.core.ops.product_ways import ROW_STEP
+from polyformer.core.ops.product_kernels import ROW_STEP
 from polyformer.core.ops.second_order import WHOLE, refuse_second_order
 
 CHUNK_ENTRIES = 1 << 25
@@ -27,7 +27,7 @@ The gradient of the weights is in memory anyway. The limit depends on memory onl
 """
 
 
-class Rows(Protocol):
+class VocabularyShard(Protocol):
     """The `vocab` rows of weight and bias, divided among processes with the same hidden states and labels.
 
     Each process has at most `most` of the rows: `polyformer.training.distributed.vocabulary_parallel`.
@@ -57,7 +57,7 @@ def linear_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     smoothing: float = 0.0,
-    rows: Rows | None = None,
+    rows: VocabularyShard | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy of softmax(hidden weight^T + bias) over the labelled tokens.
 
@@ -88,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         tokens: Tensor | None,
         smoothing: float,
-        rows: Rows | None,
+        rows: VocabularyShard | None,
     ) -> Tensor:
         """Return -sum_t log softmax(hidden_t weight^T + bias)[label_t] / count; compute its gradients too."""
         inputs = hidden, weight, bias, labels  # for second-order gradients
@@ -110,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         count, *saved = ctx.saved_tensors  # type: ignore[attr-defined]
         gradients, inputs = saved[:3], saved[3:]
         tokens: Tensor | None = ctx.tokens  # type: ignore[attr-defined]
-        rows: Rows | None = ctx.rows  # type: ignore[attr-defined]
+        rows: VocabularyShard | None = ctx.rows  # type: ignore[attr-defined]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             if rows is not None:
                 refuse_second_order("a vocabulary divided among processes", WHOLE)
@@ -185,7 +185,7 @@ def _chunks(
     labels: Tensor,
     smoothing: float,
     wanted: list[bool],
-    rows: Rows | None,
+    rows: VocabularyShard | None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the summed loss, and its gradients with respect to hidden, weight and bias if wanted."""
     loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
@@ -228,7 +228,7 @@ def _sum(total: Tensor | None, term: Tensor) -> Tensor:
 
 
 def _chunk(
-    logits: Tensor, labels: Tensor, smoothing: float, gradient: bool, rows: Rows | None
+    logits: Tensor, labels: Tensor, smoothing: float, gradient: bool, rows: VocabularyShard | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the summed loss of one chunk and its gradient by the logits, for all tokens or for `rows`."""
     labelled = labels != IGNORED
@@ -257,7 +257,7 @@ def _chunk(
     return total, slope.index_fill_(0, (~labelled).nonzero().squeeze(1), 0.0)
 
 
-def _over_processes(logits: Tensor, wanted: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def _over_processes(logits: Tensor, wanted: Tensor, rows: VocabularyShard) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-sum-exp and the label logits over all processes, [n] each, and the local softmax [n, v].
 
     logits: the local logits [n, v], which are overwritten. wanted: the local part of the label logits.

@@ -33,10 +33,10 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     if x.device.type != "cpu" or x.numel() < LARGE or torch.compiler.is_compiling():
         return F.dropout(x, rate, True)
     seed = int(torch.randint(1 << 62, ()))
-    return _Dropped.apply(x, kept(x.shape, rate, np.random.SFC64(seed)), scale(rate))
+    return _Dropped.apply(x, keep_mask(x.shape, rate, np.random.SFC64(seed)), scale(rate))
 
 
-def kept(shape: tuple[int, ...], rate: float, bits: np.random.SFC64) -> Tensor:
+def keep_mask(shape: tuple[int, ...], rate: float, bits: np.random.SFC64) -> Tensor:
     """Return bools, False with probability `rate`, rounded to a multiple of 1 / `STEPS`."""
     count = math.prod(shape)
     words = np.atleast_1d(bits.random_raw(-(-count // 4)))
@@ -44,7 +44,7 @@ def kept(shape: tuple[int, ...], rate: float, bits: np.random.SFC64) -> Tensor:
 
 
 def scale(rate: float) -> float:
-    """Return the scale that compensates for the elements that `kept` drops."""
+    """Return the scale that compensates for the elements that `keep_mask` drops."""
     return STEPS / (STEPS - _threshold(rate))
 
 

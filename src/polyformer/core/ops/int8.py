@@ -2,16 +2,17 @@
 
     W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
 
-with one scale per output channel; only weights are rounded. `plainly` is the definition. On a CPU there are
-three more ways, and the fastest for each number of rows is measured. No way lets one row depend on another.
+with one scale per output channel; only weights are rounded. `dequantized_product` is the definition. CPUs
+have three more methods, and the fastest for each number of rows is measured. In none does a row depend on
+another.
 
-`in_halves`: x and y rounded to bfloat16, sums in float32; not for the logits, as their differences matter.
-`in_integers`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is approximated by
+`bfloat16_product`: x and y rounded to bfloat16, sums in float32; not for logits, whose differences matter.
+`integer_product`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is approximated by
 
     m / 63 (hi + lo / 126),    hi, lo in -63 .. 63,
 
 with an error of at most m / 15876; the two integer products are exact. Seven bits each, because AVX2 adds
-pairs of products in 16 bits. `in_chunks`: float products with a few rows of W each, for a prompt.
+pairs of products in 16 bits. `chunked_product`: float products with a few rows of W each, for a prompt.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ VECTOR = 32
 """Inputs that torch's product in bfloat16 reads together, even beyond the end of shorter inputs."""
 
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
-"""Numbers of rows for which the ways are compared."""
+"""Numbers of rows for which the methods are compared."""
 
 FEW, MOST_READ = 8, 128 << 20
 """The most rows for which a weight is measured as read from memory; the bytes read before, to empty the
@@ -65,7 +66,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     largest = exact.abs().amax(1) if exact.shape[1] else exact.new_zeros(len(exact))
     if not weight.is_meta and not bool(largest.isfinite().all()):
-        raise InputError("weights: cannot become int8, for they hold NaN or infinity; the model is damaged")
+        raise InputError("weights: contain NaN or infinity, so they cannot become int8; the model is damaged")
     bits = (largest / LEVELS).float().view(torch.int32)
     scale = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32).to(exact.dtype)
     steps = (exact / scale.where(scale > 0, 1).unsqueeze(1)).round()
@@ -85,8 +86,8 @@ class Int8Config(Config):
     integers: int = 64
 
 
-class Joined:
-    """Weights with the same input, stacked, in the formats of the fast ways.
+class StackedWeights:
+    """Weights with the same input, stacked, in the formats of the fast methods.
 
     Args:
         weights: integers [O, I] each. scales: [O] each. biases: [O] each or None.
@@ -113,32 +114,34 @@ class Joined:
     @functools.cached_property
     def packed(self) -> Any:
         """The weights in FBGEMM's format."""
-        with warnings.catch_warnings():  # torch deprecates these tensors; `packs` checks that they exist
+        with (
+            warnings.catch_warnings()
+        ):  # torch deprecates these tensors; `has_integer_product` checks that they exist
             warnings.simplefilter("ignore", UserWarning)
             scale, zeros = self.scale.double() / HIGH, torch.zeros(len(self.weight), dtype=torch.int64)
             tensor = torch._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)  # type: ignore[attr-defined]
             return torch.ops.quantized.linear_prepack(tensor, None)
 
 
-def product(x: Tensor, joined: Joined, exact: bool) -> Tensor:
-    """Return x [..., I] times the weights, plus the bias: [..., O]; see `takes`. exact: not in bfloat16."""
+def product(x: Tensor, joined: StackedWeights, exact: bool) -> Tensor:
+    """Return x [..., I] times the weights, plus the bias: [..., O]; exact: not in bfloat16."""
     rows = x.numel() // x.shape[-1]
     config = SECTION()
     if rows <= config.halves and not exact and x.shape[-1] % VECTOR == 0:
-        return in_halves(x, joined)
-    if rows <= config.integers and x.shape[-1] <= WIDEST and packs():
-        return in_integers(x, joined)
-    return in_chunks(x, joined)
+        return bfloat16_product(x, joined)
+    if rows <= config.integers and x.shape[-1] <= WIDEST and has_integer_product():
+        return integer_product(x, joined)
+    return chunked_product(x, joined)
 
 
-def in_halves(x: Tensor, joined: Joined) -> Tensor:
+def bfloat16_product(x: Tensor, joined: StackedWeights) -> Tensor:
     """Compute with torch's product of bfloat16 with int8."""
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
     y = torch.ops.aten._weight_int8pack_mm(rows, joined.weight, joined.halves).view(*x.shape[:-1], -1)
     return (y if joined.bias is None else torch.add(y, joined.bias)).to(x.dtype)
 
 
-def in_integers(x: Tensor, joined: Joined) -> Tensor:
+def integer_product(x: Tensor, joined: StackedWeights) -> Tensor:
     """Compute with FBGEMM's exact products of integers."""
     rows = x.reshape(-1, x.shape[-1]).float()
     largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
@@ -151,7 +154,7 @@ def in_integers(x: Tensor, joined: Joined) -> Tensor:
     return y.view(*x.shape[:-1], -1).to(x.dtype)
 
 
-def in_chunks(x: Tensor, joined: Joined) -> Tensor:
+def chunked_product(x: Tensor, joined: StackedWeights) -> Tensor:
     """Compute with float products, each with the rows of W that fit into a core's cache."""
     weight = joined.weight
     y = x.new_empty(*x.shape[:-1], len(weight))
@@ -163,13 +166,13 @@ def in_chunks(x: Tensor, joined: Joined) -> Tensor:
     return y if joined.bias is None else y.add_(joined.bias)
 
 
-def plainly(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def dequantized_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the definition, on any device; gradients reach x."""
     return F.linear(x, dequantized(weight, scale).to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Return whether another way than the definition may compute this: eager on a CPU, outside autograd and
+def has_fast_product(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a faster method than the definition applies: eager on a CPU, outside autograd and
     autocast.
     """
     return (
@@ -185,45 +188,54 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def packs() -> bool:
+def has_integer_product() -> bool:
     """Return whether torch has the integer products, and the current engine can pack for them."""
-    return torch.backends.quantized.engine in ENGINES and _can_pack()
+    return torch.backends.quantized.engine in ENGINES and _can_multiply_integers()
 
 
 @functools.cache
-def _can_pack() -> bool:
+def _can_multiply_integers() -> bool:
     try:
-        y = in_integers(torch.ones(1, 8), _ones(1, 8))
+        y = integer_product(torch.ones(1, 8), _ones(1, 8))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return bool((y == 8).all())
 
 
-def _ones(outputs: int, inputs: int) -> Joined:
-    return Joined([torch.ones(outputs, inputs, dtype=torch.int8)], [torch.ones(outputs)], [None])
+def _ones(outputs: int, inputs: int) -> StackedWeights:
+    return StackedWeights([torch.ones(outputs, inputs, dtype=torch.int8)], [torch.ones(outputs)], [None])
 
 
 def _measure() -> Int8Config:
-    """Return the fastest way for each number of rows; for a few rows the weight is read from memory.
+    """Return the fastest method for each number of rows; for a few rows the weight is read from memory.
 
     A few rows take as long as reading the weight, and every weight of a model has left the caches when a loop
     returns to it. (Float products read four times as much, so they are not tried.) More rows take as long as
     the multiplications.
     """
     joined = _ones(4096, 1024)
-    ways = [in_halves, in_integers, in_chunks] if packs() else [in_halves, in_chunks]
-    most = dict.fromkeys(ways, 0)
+    methods = (
+        [bfloat16_product, integer_product, chunked_product]
+        if has_integer_product()
+        else [bfloat16_product, chunked_product]
+    )
+    most = dict.fromkeys(methods, 0)
     other = torch.ones(min(2 * last_cache(), MOST_READ) // 4)
     for rows in ROWS:
         x = torch.ones(rows, 1024)
-        calls = {way: functools.partial(way, x, joined) for way in (ways if rows > FEW else ways[:-1])}
+        calls = {
+            method: functools.partial(method, x, joined)
+            for method in (methods if rows > FEW else methods[:-1])
+        }
         times = least_seconds(calls, 3, before=other.sum if rows <= FEW else None)
-        best = min(calls, key=lambda way: times[way])
-        ways = ways[ways.index(best) :]
-        if best is in_chunks:
+        best = min(calls, key=lambda method: times[method])
+        methods = methods[methods.index(best) :]
+        if best is chunked_product:
             break
         most[best] = rows
-    return Int8Config(halves=most[in_halves], integers=max(most.values()) if packs() else 0)
+    return Int8Config(
+        halves=most[bfloat16_product], integers=max(most.values()) if has_integer_product() else 0
+    )
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:

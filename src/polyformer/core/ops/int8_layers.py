@@ -5,14 +5,21 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from polyformer.core.ops.int8 import Joined, dequantized, plainly, product, quantized, takes
+from polyformer.core.ops.int8 import (
+    StackedWeights,
+    dequantized,
+    dequantized_product,
+    has_fast_product,
+    product,
+    quantized,
+)
 from polyformer.core.ops.linear import linear
 
 
 class Int8Weight(nn.Module):
     """A weight [O, I]: integers `weight` [O, I] and `scale` [O]; see `polyformer.core.ops.int8`.
 
-    joined: the formats of the fast ways, by the number of layers that share them; built when first needed and
+    joined: the formats of the fast methods, by the number of layers that share them; built when needed and
     not part of the module's state.
     """
 
@@ -24,7 +31,7 @@ class Int8Weight(nn.Module):
         integers, scale = quantized(weight)
         self.register_buffer("weight", integers)
         self.register_buffer("scale", scale)
-        self.joined: dict[int, Joined] = {}
+        self.joined: dict[int, StackedWeights] = {}
 
     def dequantized(self) -> Tensor:
         """Return the weight [O, I] in floating point."""
@@ -32,17 +39,17 @@ class Int8Weight(nn.Module):
 
     def product(self, x: Tensor, bias: Tensor | None = None, exact: bool = True) -> Tensor:
         """Return x [..., I] times the weight transposed, plus bias [O]: [..., O]. exact: not in bfloat16."""
-        if not takes(x, self.weight):
-            return plainly(x, self.weight, self.scale, bias)
+        if not has_fast_product(x, self.weight):
+            return dequantized_product(x, self.weight, self.scale, bias)
         return product(x, self.join([self], [bias]), exact)
 
-    def join(self, layers: "Sequence[Int8Weight]", biases: Sequence[Tensor | None]) -> Joined:
-        """Return the weights of `layers`, beginning with this one, in the formats of the fast ways."""
+    def join(self, layers: "Sequence[Int8Weight]", biases: Sequence[Tensor | None]) -> StackedWeights:
+        """Return the weights of `layers`, beginning with this one, in the formats of the fast methods."""
         weights, scales = [layer.weight for layer in layers], [layer.scale for layer in layers]
         sources = [*weights, *scales, *(bias for bias in biases if bias is not None)]
         joined = self.joined.get(len(layers))
         if joined is None or len(sources) != len(joined.sources) or not joined.is_of(sources):
-            joined = self.joined[len(layers)] = Joined(weights, scales, biases)
+            joined = self.joined[len(layers)] = StackedWeights(weights, scales, biases)
         return joined
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,7 +78,7 @@ class Int8Linear(Int8Weight):
     def together(x: Tensor, layers: "Sequence[nn.Module]") -> list[Tensor] | None:
         """Return the outputs of layers for the same x, from one product; None if they must run separately."""
         own = [layer for layer in layers if type(layer) is Int8Linear and not _is_watched(layer)]
-        if len(own) < len(layers) or not takes(x, own[0].weight):
+        if len(own) < len(layers) or not has_fast_product(x, own[0].weight):
             return None
         y = product(x, own[0].join(own, [layer.bias for layer in own]), exact=False)
         return list(y.split([len(layer.weight) for layer in own], -1))

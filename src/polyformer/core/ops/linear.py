@@ -1,4 +1,4 @@
-"""The linear layer, computed by the library that is fastest on this processor (`product_ways`)."""
+"""The linear layer, computed by the library that is fastest on this processor (`product_kernels`)."""
 
 import contextvars
 import copy
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.ops import product_ways
+from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
-from polyformer.core.ops.precision import as_written
-from polyformer.core.ops.product_ways import BLAS, PLAIN, PRODUCTS, Ways, onednn_product
+from polyformer.core.ops.precision import autocast_disabled
+from polyformer.core.ops.product_kernels import BLAS, PLAIN, PRODUCTS, LayerKernels, onednn_product
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,7 +25,7 @@ microseconds.
 """
 
 
-class Reader(Protocol):
+class LinearBackend(Protocol):
     """An object that computes products outside autograd while it is set:
     `polyformer.core.ops.packed_weights`.
     """
@@ -43,24 +43,24 @@ class Reader(Protocol):
         ...
 
 
-reader: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader", default=None)
+active_backend: contextvars.ContextVar[LinearBackend | None] = contextvars.ContextVar("reader", default=None)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [..., I] times weight [O, I] transposed, plus bias [O]: [..., O]."""
     if torch.compiler.is_compiling():  # a graph serves all sizes
         return F.linear(x, weight, bias)
-    other = reader.get()
+    other = active_backend.get()
     if other is not None and not torch.is_grad_enabled():
         return other.linear(x, weight, bias)
-    ways = _ways(x, weight)
-    if ways == PLAIN:
+    kernels = _kernels(x, weight)
+    if kernels == PLAIN:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Linear.apply(x, weight, bias, ways)
-    return F.linear(x, weight, bias) if ways.forward == BLAS else onednn_linear(x, weight, bias)
+        return _Linear.apply(x, weight, bias, kernels)
+    return F.linear(x, weight, bias) if kernels.forward == BLAS else onednn_linear(x, weight, bias)
 
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
@@ -71,7 +71,7 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     joint = None if together is None else together(x, layers)
     if joint is not None:
         return joint
-    other = None if torch.compiler.is_compiling() else reader.get()
+    other = None if torch.compiler.is_compiling() else active_backend.get()
     if other is None or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
     return other.linears(x, layers)
@@ -79,7 +79,7 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
 
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
     """Return the activation, given by name, of layer(x); inside `PackedWeights` in one step."""
-    other = None if torch.compiler.is_compiling() else reader.get()
+    other = None if torch.compiler.is_compiling() else active_backend.get()
     if other is None or torch.is_grad_enabled():
         return ACTIVATIONS[activation](layer(x))
     return other.activated(x, layer, activation)
@@ -89,8 +89,8 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     """Return grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiable."""
     if not onednn_takes(grad, weight):
         return grad @ weight
-    ways = PRODUCTS().ways(len(grad), weight.shape[1], weight.shape[0])
-    return product_ways.grad_input(grad, weight, ways.grad_input)
+    kernels = PRODUCTS().kernels(len(grad), weight.shape[1], weight.shape[0])
+    return product_kernels.grad_input(grad, weight, kernels.grad_input)
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
@@ -99,7 +99,9 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """
     if not onednn_takes(grad, x):
         return grad.T @ x
-    return product_ways.grad_weight(grad, x, PRODUCTS().ways(len(x), x.shape[1], grad.shape[1]).grad_weight)
+    return product_kernels.grad_weight(
+        grad, x, PRODUCTS().kernels(len(x), x.shape[1], grad.shape[1]).grad_weight
+    )
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -135,36 +137,38 @@ def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN may compute this product and is the faster library for it."""
-    return _ways(x, weight).forward != BLAS
+    return _kernels(x, weight).forward != BLAS
 
 
-def _ways(x: Tensor, weight: Tensor) -> Ways:
+def _kernels(x: Tensor, weight: Tensor) -> LayerKernels:
     if x.numel() * weight.shape[0] <= SMALL or not onednn_takes(x, weight):
         return PLAIN
-    return PRODUCTS().layer_ways(x, weight)
+    return PRODUCTS().layer_kernels(x, weight)
 
 
 class _Linear(torch.autograd.Function):
     """The same product with its two gradients, each by the library that is fastest for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: LayerKernels) -> Tensor:
         """Return y = x weight^T + bias."""
         ctx.save_for_backward(x, weight)
-        ctx.ways = ways
-        return shaped(product_ways.forward(x.reshape(-1, x.shape[-1]), weight, bias, ways.forward), x)
+        ctx.kernels = kernels
+        return shaped(product_kernels.forward(x.reshape(-1, x.shape[-1]), weight, bias, kernels.forward), x)
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return grad_x = grad weight, grad_weight = sum_rows grad^T x and grad_bias = sum_rows grad."""
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        ways: Ways = PLAIN if torch.is_grad_enabled() else ctx.ways  # oneDNN's are not differentiable
+        kernels: LayerKernels = (
+            PLAIN if torch.is_grad_enabled() else ctx.kernels
+        )  # oneDNN's are not differentiable
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
-            product_ways.grad_input(rows, weight, ways.grad_input).view_as(x) if for_x else None,
-            product_ways.grad_weight(rows, inputs, ways.grad_weight) if for_weight else None,
+            product_kernels.grad_input(rows, weight, kernels.grad_input).view_as(x) if for_x else None,
+            product_kernels.grad_weight(rows, inputs, kernels.grad_weight) if for_weight else None,
             rows.sum(0) if for_bias else None,
             None,
         )

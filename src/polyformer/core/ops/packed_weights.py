@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.huge_pages import use_huge_pages
-from polyformer.core.ops.linear import by_onednn, is_plain, onednn_linear, onednn_takes, reader
-from polyformer.core.ops.product_ways import ROW_STEP
+from polyformer.core.ops.linear import active_backend, by_onednn, is_plain, onednn_linear, onednn_takes
+from polyformer.core.ops.product_kernels import ROW_STEP
 
 PACKED_LIMIT = 2 << 30
 """The most bytes of packed copies per model."""
@@ -43,7 +43,7 @@ FUSED: dict[str, tuple[str, str | None]] = {
 """Activations that oneDNN fuses with a product: its names and variants."""
 
 
-class Copies:
+class PackedCopies:
     """Copies of weights in oneDNN's memory layout, which it reads up to twice as fast for few rows.
 
     A copy costs its weight's memory and the time of about twenty products. The owner of this object keeps the
@@ -52,7 +52,7 @@ class Copies:
 
     def __init__(self, limit: int = PACKED_LIMIT):
         self.limit = limit
-        self.kept: dict[tuple[int, ...], _Copy] = {}  # by the ids of the weights
+        self.kept: dict[tuple[int, ...], _PackedCopy] = {}  # by the ids of the weights
 
     def of(self, *weights: Tensor) -> Tensor | None:
         """Return one copy of the stacked weights [O, I]; None if it would exceed the limit."""
@@ -78,7 +78,7 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Copy:
+class _PackedCopy:
     """A copy. packed: the stacked weights. sums: checksums of their bits. size: in bytes."""
 
     weights: tuple[Tensor, ...]
@@ -90,13 +90,13 @@ class _Copy:
         return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.weights))
 
 
-def _copied(weights: tuple[Tensor, ...], size: int) -> _Copy:
+def _copied(weights: tuple[Tensor, ...], size: int) -> _PackedCopy:
     """Copy the weights into the layout for many rows, which is the fastest for a single row too."""
     sums = [_sums(weight) for weight in weights]  # before copying, so that a write in between is detected
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
     packed = torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP)
     use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
-    return _Copy(weights, sums, packed, size)
+    return _PackedCopy(weights, sums, packed, size)
 
 
 def _sums(weight: Tensor) -> Tensor:
@@ -116,12 +116,12 @@ def _sums(weight: Tensor) -> Tensor:
     return torch.cat([runs, words[len(runs) * RUN :].sum(0, keepdim=True)])
 
 
-_kept: "WeakKeyDictionary[nn.Module, Copies]" = WeakKeyDictionary()
+_copies_of: "WeakKeyDictionary[nn.Module, PackedCopies]" = WeakKeyDictionary()
 
 
-def kept_copies(model: nn.Module) -> Copies:
+def packed_copies(model: nn.Module) -> PackedCopies:
     """Return the copies that live as long as the model, without copies of changed weights."""
-    copies = _kept.setdefault(model, Copies())
+    copies = _copies_of.setdefault(model, PackedCopies())
     copies.drop_changed(model.parameters())
     return copies
 
@@ -129,21 +129,21 @@ def kept_copies(model: nn.Module) -> Copies:
 class PackedWeights:
     """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
 
-    Inside `with packed:` every product outside autograd uses the way chosen for the first product of its
+    Inside `with packed:` every product outside autograd uses the library chosen for the first product of its
     weight, without choosing again: with `copies` of the weights, made when first needed, or without copies
     from the weights themselves. Layers that read the same input (`linears`) are one product.
     """
 
-    def __init__(self, copies: Copies | None):
+    def __init__(self, copies: PackedCopies | None):
         self.copies = copies
         self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: separately
-        self.ways: dict[int, Tensor | Literal[False]] = {}  # by id: the tensor for oneDNN, False for BLAS
+        self.choices: dict[int, Tensor | Literal[False]] = {}  # by id: the tensor for oneDNN, False for BLAS
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
-        read = self.ways.get(id(weight))
+        read = self.choices.get(id(weight))
         if read is None:
-            read = self._way(x, weight)
+            read = self._choose(x, weight)
         return F.linear(x, weight, bias) if read is False else _product(x, read, bias)
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
@@ -158,16 +158,15 @@ class PackedWeights:
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`; in one step if oneDNN computes the product."""
         if is_plain(layer):
-            read = self.ways.get(id(layer.weight))
+            read = self.choices.get(id(layer.weight))
             if read is None:
-                read = self._way(x, layer.weight)
+                read = self._choose(x, layer.weight)
             if read is not False:
                 return _product(x, read, layer.bias, activation)
         return ACTIVATIONS[activation](layer(x))
 
-    def _way(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
-        """Choose the way of a weight and store it in `ways`; judged by one row, as a long prompt is not
-        typical.
+    def _choose(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
+        """Choose how to compute with a weight; judged by one row, as a long prompt is not typical.
 
         Weights that are not parameters may be freed and their ids reused, so they are not stored. An empty
         input (of an expert without tokens) says nothing about later inputs.
@@ -176,7 +175,7 @@ class PackedWeights:
         if not isinstance(weight, nn.Parameter) or not x.numel():
             return weight if takes else False
         copy = self._copy(x, weight)
-        read = self.ways[id(weight)] = (weight if takes else False) if copy is None else copy
+        read = self.choices[id(weight)] = (weight if takes else False) if copy is None else copy
         return read
 
     def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
@@ -208,10 +207,10 @@ class PackedWeights:
         return joint
 
     def __enter__(self) -> None:
-        self.token = reader.set(self)
+        self.token = active_backend.set(self)
 
     def __exit__(self, *error: object) -> None:
-        reader.reset(self.token)
+        active_backend.reset(self.token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
     least 1.
     """
     if not hidden.shape[1]:
-        raise InputError("input_ids: one vector for a text is made of 1 token or more, and there is none")
+        raise InputError("input_ids: pooling needs at least 1 token per text, got none")
     if mask is None:
         wholes = {"first": lambda: hidden[:, 0], "last": lambda: hidden[:, -1], "max": lambda: hidden.amax(1)}
         return wholes.get(how, lambda: hidden.mean(1))()

@@ -29,12 +29,12 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(autocast_device(x), enabled=False)
 
 
-def as_written(function: Callable[P, R]) -> Callable[P, R]:
+def autocast_disabled(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate the passes of an autograd function, so that they run without autocast.
 
     Autocast computes products in half precision but does not convert the tensors that they are written to. A
-    backward pass may be called inside autocast, and the threads of `ops/workers.py` do not inherit it in any
-    case.
+    backward pass may be called inside autocast, and the threads of `parallel_map` never
+    inherit it.
     """
 
     @functools.wraps(function)

@@ -83,14 +83,14 @@ def prepare(
         raise InputError(f"workers: expected 1 or more, got {workers}")
     tokenizer = load_tokenizer(folder / TOKENIZER)
     sources = sources_of(names)
-    manifest = _begun(folder, tokenizer, settings, tuple(source for _, source in sources))
+    manifest = _resume(folder, tokenizer, settings, tuple(source for _, source in sources))
     if manifest.place is None:
         return manifest
     _remove_unknown(folder, manifest)
     return _Preparing(folder, manifest, report).run([name for name, _ in sources], workers)
 
 
-def _begun(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tuple[Source, ...]) -> Manifest:
+def _resume(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tuple[Source, ...]) -> Manifest:
     """Return the manifest of the folder, with the sources to read; create it if there is none."""
     size = 1 + max(tokenizer.backend.get_vocab(with_added_tokens=True).values())
     if not is_prepared(folder):
@@ -107,7 +107,7 @@ def _begun(folder: Path, tokenizer: Tokenizer, settings: Settings, sources: tupl
     done = place.source + (place.row > 0)
     for before, now in zip(manifest.sources[:done], sources):
         if (before.bytes, before.sha256) != (now.bytes, now.sha256):
-            raise InputError(f"{folder}: holds text of {before.name}, which is no longer what it was; {way}")
+            raise InputError(f"{folder}: holds text of {before.name}, which has changed since; {way}")
     if len(sources) < min(done, len(manifest.sources)) or (
         manifest.place is None and len(sources) > len(manifest.sources)
     ):

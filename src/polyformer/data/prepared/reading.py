@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyformer.data.fingerprint import of_file
 from polyformer.data.formats import PIECE
-from polyformer.data.held_out import Due
+from polyformer.data.held_out import EvenSelection
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.origins import HUB, matching, source_files
 from polyformer.data.prepared.manifest import Place, Settings, Source
@@ -64,7 +64,7 @@ def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) 
     """Yield blocks of about `size` characters from `start` to the end."""
     share = settings.validation if settings.validation < 1 else 0.0
     first = int(settings.validation) if settings.validation >= 1 else 0
-    due, documents = Due(share, start.due), start.documents
+    due, documents = EvenSelection(share, start.due), start.documents
     texts: list[str] = []
     held: list[bool] = []
     characters = 0
@@ -109,9 +109,9 @@ def sample(names: Sequence[str], settings: Settings, characters: int) -> Iterato
     """Yield texts to train a tokenizer on: the beginning of each source, about `characters` in total."""
     sources = [name for name, _ in sources_of(names)]
     for source in sources:
-        room = characters // len(sources)
+        capacity = characters // len(sources)
         for piece in (piece for text in texts_of(source, settings) for piece in pieces(text)):
             yield piece
-            room -= len(piece)
-            if room <= 0:
+            capacity -= len(piece)
+            if capacity <= 0:
                 break

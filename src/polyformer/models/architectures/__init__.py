@@ -1,6 +1,6 @@
 """Whole models: a `Transformer` reads tokens; other models read images, recorded steps or observations."""
 
-from polyformer.models.architectures.kinds import (
+from polyformer.models.architectures.model_types import (
     AnyConfig,
     AnyModel,
     build_model,

@@ -90,23 +90,23 @@ class Labels:
         """Raise `InputError` for labels that `head` does not take."""
         if self.sentence_labels is not None and not head.predicts_sentence:
             raise InputError(
-                "sentence_labels: this model's head predicts nothing of the whole text; leave "
+                "sentence_labels: this model's head predicts no class of the whole text; leave "
                 "them out, or use the head 'pretraining'"
             )
         if self.neighbour_ids is not None and not head.reads_neighbours:
-            raise InputError("neighbour_ids: this model's head reads none; use the head 'semiparametric'")
+            raise InputError("neighbour_ids: this model's head takes none; use the head 'semiparametric'")
         if self.score_positions is not None and not head.reads_choices:
-            raise InputError("score_positions: this model's head chooses among no texts; leave them out")
+            raise InputError("score_positions: only heads of multiple choice take them; leave them out")
         check_labels(self.labels, self.sentence_labels, head.predicts_next)
         if self.shift_labels is None:
             return
         if self.labels is not None or has_encoder or not head.predicts_next:
             raise InputError(
-                "shift_labels: a decoder's language-model head takes them in place of labels; "
-                "give labels alone"
+                "shift_labels: only a decoder's language-model head takes them, and instead of labels; "
+                "pass only labels"
             )
 
-    def of_choices(self, head: Head, inputs: ModelInputs) -> "tuple[ModelInputs, Labels]":
+    def flatten_choices(self, head: Head, inputs: ModelInputs) -> "tuple[ModelInputs, Labels]":
         """Return inputs and labels for the head. Texts [B, C, T] of multiple choice become rows [B C, T] with
         `choices` C; so do their labels if the head predicts the next tokens."""
         ids = inputs.input_ids
@@ -141,7 +141,7 @@ class Labels:
             return self
         return Labels(None if self.labels is None else share.take(self.labels))
 
-    def beside(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
+    def add_to(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
         """Return `inputs` of the head with all fields of this class except `labels`; raises `InputError` for
         values that do not fit the inputs."""
         check_neighbours(self.neighbour_ids, inputs.hidden.shape[:2], vocab_size)
@@ -169,7 +169,7 @@ class OutputOptions:
     output_hidden_states: bool = False
 
 
-NOTHING_MORE = OutputOptions()
+NO_EXTRA_OUTPUTS = OutputOptions()
 
 
 def documented_by(*groups: type) -> Callable[[Function], Function]:

@@ -36,7 +36,7 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
         raise expected_ids(name, ids)
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
-    if _looks(ids):
+    if _can_check_values(ids):
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
@@ -74,7 +74,7 @@ def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
         shape = tuple(near.shape) if isinstance(near, Tensor) else quote(near)
         raise InputError(f"neighbour_ids: expected [batch, length, neighbours], got {shape}")
     _check_numbers("neighbour_ids", near, (*tokens, near.shape[2]), least=-1)
-    if _looks(near) and int(near.max()) >= vocab_size:
+    if _can_check_values(near) and int(near.max()) >= vocab_size:
         raise InputError(
             f"neighbour_ids: expected ids below {vocab_size}, or -1 for none, got {int(near.max())}"
         )
@@ -87,7 +87,7 @@ def check_score_positions(positions: object, inputs: HeadInput, choices: int | N
     rows, length = inputs.hidden.shape[:2]
     shapes = [(1, rows), (rows,)] if choices is None else [(rows // choices, choices)]
     positions = _check_numbers("score_positions", positions, *shapes, least=0)
-    if not _looks(positions):
+    if not _can_check_values(positions):
         return
     if int(positions.max()) >= length:
         raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(positions.max())}")
@@ -109,7 +109,7 @@ def refuse(model: str, **arguments: Any) -> None:
 def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
     """Raise `InputError` unless `mask` has one of the `shapes` and, if checked, only ones and zeros."""
     mask = _check_shape(name, mask, shapes)
-    if not _looks(mask) or mask.dtype == torch.bool:
+    if not _can_check_values(mask) or mask.dtype == torch.bool:
         return
     strange = (mask != 0) & (mask != 1)
     if bool(strange.any()):
@@ -124,7 +124,7 @@ def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: 
     numbers = _check_shape(name, numbers, shapes)
     if numbers.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
-    if least is not None and _looks(numbers) and int(numbers.min()) < least:
+    if least is not None and _can_check_values(numbers) and int(numbers.min()) < least:
         raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
     return numbers
 
@@ -138,6 +138,6 @@ def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...])
     return tensor
 
 
-def _looks(tensor: Tensor) -> bool:
+def _can_check_values(tensor: Tensor) -> bool:
     """Return whether values may be read: reading synchronizes a GPU and breaks the graph of compiled code."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0

@@ -8,7 +8,7 @@ observations (Schulman et al. 2015); -1 and 1 are the environment's bounds.
 
 With a trunk of gated decoder layers this is GTrXL (Parisotto et al. 2019, section 3); with layers of the
 block `post` it is the Transformer-XL that the paper compares with. The state is passed in and returned: see
-`polyformer.models.architectures.trunks`.
+`polyformer.models.architectures.policy_trunks`.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.core.state import State
-from polyformer.models.architectures.saving import PretrainedMixin
-from polyformer.models.architectures.trunks import DecoderTrunkConfig, Trunk, TrunkConfig
-from polyformer.models.plugins import Saved
+from polyformer.models.architectures.policy_trunks import DecoderTrunkConfig, Trunk, TrunkConfig
+from polyformer.models.architectures.pretrained import PretrainedMixin
+from polyformer.models.plugins import ConfigWithImports
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolicyConfig(Saved):
+class PolicyConfig(ConfigWithImports):
     """The configuration of a policy; the environment determines the sizes of observations and actions."""
 
     observation_size: int = 4

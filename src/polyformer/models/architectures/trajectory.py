@@ -29,9 +29,9 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.core.state import State
 from polyformer.models.architectures.checks import check_mask
-from polyformer.models.architectures.saving import PretrainedMixin
+from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
-from polyformer.models.plugins import Saved
+from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.stack import AttentionConfig, LayerState, Stack, StackConfig
@@ -62,7 +62,7 @@ def _decoder() -> StackConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrajectoryConfig(Saved):
+class TrajectoryConfig(ConfigWithImports):
     """The sizes of a Decision Transformer; by default as for OpenAI Gym in the paper (appendix A): three
     layers of width 128 with one head.
 

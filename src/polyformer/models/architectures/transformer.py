@@ -15,17 +15,17 @@ from polyformer.core.ops.int8_layers import Int8Embedding, Int8Weight
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import arguments
-from polyformer.models.architectures.arguments import NOTHING_MORE, DecoderInputs, Labels, OutputOptions
+from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs, Labels, OutputOptions
 from polyformer.models.architectures.checks import refuse
-from polyformer.models.architectures.frozen import freeze_around_alone
-from polyformer.models.architectures.judge import HeadJudge
-from polyformer.models.architectures.saving import PretrainedMixin
-from polyformer.models.architectures.side import Side, SideOutput
-from polyformer.models.architectures.spreading import loss_of_whole
+from polyformer.models.architectures.context_parallel import mean_loss_over_group
+from polyformer.models.architectures.exit_loss import ExitLoss
+from polyformer.models.architectures.freezing import freeze_pretrained_parameters
+from polyformer.models.architectures.pretrained import PretrainedMixin
+from polyformer.models.architectures.stack_runner import StackOutput, StackRunner
 from polyformer.models.architectures.weights import round_weights
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.heads import HeadInput
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
@@ -61,7 +61,7 @@ class Transformer(PretrainedMixin):
         initialize(self, config.initializer_range)
         if config.weights == "int8":
             round_weights(self)
-        freeze_around_alone(self, self.decoder)
+        freeze_pretrained_parameters(self, self.decoder)
 
     @property
     def supports_recurrence(self) -> bool:
@@ -143,18 +143,18 @@ class Transformer(PretrainedMixin):
     ) -> ModelOutput:
         """Run the sides that the model has, one after the other, and its head."""
         decoder_inputs = target.as_inputs()
-        inputs, labels = labels.of_choices(self.head, inputs)
+        inputs, labels = labels.flatten_choices(self.head, inputs)
         labels.check(self.head, self.encoder is not None)
         with training_pass(self):
             if self.encoder is not None and self.decoder is not None:
                 return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
-            target.check_absent("an encoder alone" if self.encoder else "a decoder alone")
+            target.check_absent("an encoder-only model" if self.encoder else "a decoder-only model")
             if self.decoder is None:
-                refuse("an encoder alone", state=state, use_cache=use_cache or None)
-                encoded = self._side("encoder").run(inputs, options, unpads=self.unpads)
+                refuse("an encoder-only model", state=state, use_cache=use_cache or None)
+                encoded = self.runner("encoder").run(inputs, options, unpads=self.unpads)
                 return self._finish(encoded, labels, options, inputs.text_ids)
             state = state or (self.new_state() if use_cache else None)
-            decoded = self._side("decoder").run(inputs, options, state, unpads=self.unpads)
+            decoded = self.runner("decoder").run(inputs, options, state, unpads=self.unpads)
             labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens, self.config.vocab_size)
             return self._finish(decoded, labels, options, inputs.text_ids, state)
 
@@ -185,7 +185,7 @@ class Transformer(PretrainedMixin):
             mask = inputs.attention_mask if own is None else own
             shifted = self.shifted_right(inputs.input_ids, mask)
             decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted, attention_mask=mask)
-        decoded = self._side("decoder").run(decoder_inputs, options, state, cached)
+        decoded = self.runner("decoder").run(decoder_inputs, options, state, cached)
         return self._finish(decoded, labels, options, inputs.text_ids, state, encoded)
 
     def encode(
@@ -204,10 +204,10 @@ class Transformer(PretrainedMixin):
         source = ModelInputs(input_ids, attention_mask, **inputs)
         return _source_state(self.read_source(source), self.decoder.new_states(reserve))
 
-    def read_source(self, inputs: ModelInputs, options: OutputOptions = NOTHING_MORE) -> SideOutput:
+    def read_source(self, inputs: ModelInputs, options: OutputOptions = NO_EXTRA_OUTPUTS) -> StackOutput:
         """Return the output of the encoder of an encoder-decoder for the source."""
         refuse("an encoder-decoder", document_ids=inputs.document_ids)
-        return self._side("encoder").run(inputs, options, unpads=self.unpads)
+        return self.runner("encoder").run(inputs, options, unpads=self.unpads)
 
     def new_state(self, reserve: int = 0) -> ModelState:
         """Return the state of a decoder before its first token, with a KV cache for `reserve` tokens."""
@@ -255,7 +255,7 @@ class Transformer(PretrainedMixin):
             raise InputError("decoder_input_ids or labels: an encoder-decoder needs one of them")
         if self.config.special.bos is None:
             raise InputError(
-                "special.bos: this model does not know what its output starts from; set it in the config"
+                "special.bos: an encoder-decoder needs a start token for its output; set it in the config"
             )
         start, pad = self.config.special.bos, self.config.special.pad or 0
         later = torch.cat(
@@ -264,7 +264,7 @@ class Transformer(PretrainedMixin):
         # With padding on the left, the start token belongs at the first real token of each row.
         return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
 
-    def _side(self, name: str) -> Side:
+    def runner(self, name: str) -> StackRunner:
         """Return the encoder or the decoder with its present modules."""
         encoder = name == "encoder"
         stack, embedding = (
@@ -274,7 +274,7 @@ class Transformer(PretrainedMixin):
         assert embedding is not None
         table = self.tokens if encoder else self._output_table()
         predict = None if encoder else self.predictions
-        return Side(name, self.config, table, embedding, stack, self.head, predict)
+        return StackRunner(name, self.config, table, embedding, stack, self.head, predict)
 
     def _output_weight(self) -> Tensor | Int8Weight | AdaptiveEmbedding:
         """Return the matrix [V, E] of a tied head. A pipeline's last stage has it only for such a head."""
@@ -288,51 +288,51 @@ class Transformer(PretrainedMixin):
 
     def _finish(
         self,
-        ran: SideOutput,
+        output: StackOutput,
         labels: Labels,
         options: OutputOptions,
         ids: Tensor | None,
         state: ModelState | None = None,
-        encoded: SideOutput | None = None,
+        encoded: StackOutput | None = None,
     ) -> ModelOutput:
         """Return predictions, the loss and all requested outputs, from the output of the last side.
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.local_part(ran.share)
-        valid, table = ran.own_tokens.new_valid(ran.hidden.shape[1]), self._output_weight()
-        head_input = labels.beside(
-            HeadInput(ran.hidden, valid, table, ran.last_layer, ids=ids), self.config.vocab_size
+        labels = labels.local_part(output.share)
+        valid, table = output.output_tokens.new_valid(output.hidden.shape[1]), self._output_weight()
+        head_input = labels.add_to(
+            HeadInput(output.hidden, valid, table, output.last_layer, ids=ids), self.config.vocab_size
         )
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:
-            loss = loss_of_whole(loss, labels.labels, ran.share)
+            loss = mean_loss_over_group(loss, labels.labels, output.share)
             losses = {"prediction": loss.detach()}
             others = encoded.auxiliary_losses if encoded else {}
             own = {}
-            if self.training and ran.halting is not None and labels.labels is not None:
-                own = ran.halting.losses(loss, HeadJudge(self.head, head_input, labels.labels))
-            for name, term in sum_auxiliary_losses(ran.auxiliary_losses, others, own).items():
+            if self.training and output.halting is not None and labels.labels is not None:
+                own = output.halting.losses(loss, ExitLoss(self.head, head_input, labels.labels))
+            for name, term in sum_auxiliary_losses(output.auxiliary_losses, others, own).items():
                 losses[name] = term.detach()
                 loss = loss + term if self.training else loss  # evaluation measures only predictions
         both = self.encoder is not None and self.decoder is not None
-        attentions = tuple(ran.attentions) if options.output_attentions else None
+        attentions = tuple(output.attentions) if options.output_attentions else None
         cross_attentions = None
         if both and attentions is not None:  # a layer records self-attention, then cross-attention
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
-        if state is not None and ran.layer_states is not None:
+        if state is not None and output.layer_states is not None:
             assert self.decoder is not None
-            tokens, depth = self.decoder.remembered_tokens(ran.tokens), self.decoder.depth
+            tokens, depth = self.decoder.remembered_tokens(output.tokens), self.decoder.depth
             # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
-            next_state = dataclasses.replace(state, tokens=tokens, layers=ran.layer_states, source=source)
+            next_state = dataclasses.replace(state, tokens=tokens, layers=output.layer_states, source=source)
         return ModelOutput(
             loss,
-            ran.hidden,
+            output.hidden,
             predictions,
-            ran.hidden_states,
+            output.hidden_states,
             attentions,
             cross_attentions,
             encoder_last_hidden_state=encoded.hidden if encoded else None,
@@ -340,11 +340,11 @@ class Transformer(PretrainedMixin):
             encoder_attentions=tuple(encoded.attentions) if encoded and options.output_attentions else None,
             state=next_state,
             losses=losses,
-            slots=ran.slots,
+            slots=output.slots,
         )
 
 
-def _source_state(encoded: SideOutput, layers: tuple[LayerState, ...]) -> ModelState:
+def _source_state(encoded: StackOutput, layers: tuple[LayerState, ...]) -> ModelState:
     """Return the state of a decoder that has read the source and no token of the target."""
     tokens = encoded.tokens
     return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.share)

@@ -28,10 +28,10 @@ from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.core.sizes import check_deviation, check_sizes
-from polyformer.models.architectures.saving import PretrainedMixin
+from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
 from polyformer.models.outputs import ModelOutput
-from polyformer.models.plugins import Saved
+from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig, HeadInput, HeadShape
@@ -51,7 +51,7 @@ def _encoder() -> StackConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VisionConfig(Saved):
+class VisionConfig(ConfigWithImports):
     """The configuration of a Vision Transformer; by default ViT-Base/16 for images of 224 x 224.
 
     `image_size`, `patch_size`: (height, width). `dropout`: of the patches' vectors with their positions.
@@ -203,12 +203,12 @@ class VisionTransformer(PretrainedMixin):
 
         Raises `InputError` for images with another number of channels, another size or integers.
         """
-        image = self._image_of(pixel_values, interpolate_pos_encoding)
+        image = self._image_tokens(pixel_values, interpolate_pos_encoding)
         x = self.patches(patches(pixel_values.to(self.patches.weight.dtype), self.config.patch_size))
         before = [token.weight for token in (self.class_token, self.distillation_token) if token is not None]
         x = torch.cat([*(token.expand(len(x), 1, -1).to(x.dtype) for token in before), x], 1)
         pos = torch.arange(image.length, device=x.device)
-        x = self.dropout(self._positioned(x, pos, image))
+        x = self.dropout(self._add_positions(x, pos, image))
         context = Context(image.length, image.length, image=image)
         collect: list[Tensor] | None = [] if output_hidden_states else None
         recording = recorded() if output_attentions else contextlib.nullcontext([])
@@ -233,7 +233,7 @@ class VisionTransformer(PretrainedMixin):
             losses=losses,
         )
 
-    def _image_of(self, pixels: Tensor, interpolate: bool) -> Image:
+    def _image_tokens(self, pixels: Tensor, interpolate: bool) -> Image:
         """Return the tokens of the images; raises `InputError` for images that the model does not take."""
         config = self.config
         if not pixels.is_floating_point():
@@ -260,7 +260,7 @@ class VisionTransformer(PretrainedMixin):
             raise InputError(f"pixel_values: {height} x {width} pixels are less than a patch")
         return image
 
-    def _positioned(self, x: Tensor, pos: Tensor, image: Image) -> Tensor:
+    def _add_positions(self, x: Tensor, pos: Tensor, image: Image) -> Tensor:
         """Return x [B, T, E] with the positions of its tokens, interpolated for another size of images."""
         position = self.encoder.position
         if image[1:] == self.grid or position.max_positions is None:

@@ -38,7 +38,9 @@ def with_weights(model: M, weights: str) -> M:
         raise unknown("weights", weights, WEIGHTS)
     if weights == "int8":
         if not isinstance(model.config, ModelConfig):
-            raise InputError(f"weights: a {type(model).__name__} has none in int8; take float32 or bfloat16")
+            raise InputError(
+                f"weights: a {type(model).__name__} does not support int8; use float32 or bfloat16"
+            )
         if model.config.weights != "int8":
             model.config = dataclasses.replace(model.config, weights="int8")
             round_weights(model)
@@ -46,7 +48,10 @@ def with_weights(model: M, weights: str) -> M:
     if getattr(model.config, "weights", None) == "int8":
         model = _in_floating_point(model)
     if weights == "bfloat16" and not computes_bfloat16():
-        warnings.warn("this processor has no bfloat16: such weights are slow here; int8 is not", stacklevel=2)
+        warnings.warn(
+            "this CPU has no bfloat16 instructions, so bfloat16 weights are slow; int8 is faster",
+            stacklevel=2,
+        )
     return model.to(getattr(torch, weights)).eval()
 
 
@@ -83,8 +88,8 @@ def check_trainable(model: nn.Module) -> None:
     """Raise `InputError` for a model with weights in int8."""
     if any(isinstance(module, Int8Weight) for module in model.modules()):
         raise InputError(
-            "weights: they are int8, which cannot be trained; train the model in floating point and convert "
-            'the result, or take this one\'s as they are: from_pretrained(..., weights="float32")'
+            "weights: int8 weights cannot be trained; train in floating point and convert the result, or "
+            'load these in floating point: from_pretrained(..., weights="float32")'
         )
 
 

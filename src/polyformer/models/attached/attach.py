@@ -8,9 +8,9 @@ from torch import nn
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.models.attached.find import attention_layers
+from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
+from polyformer.models.attached.attention_layers import attention_layers
 from polyformer.models.attached.layer import NAME, attached
-from polyformer.models.attached.setting import IMPLEMENTATION, SAVED, Which, apply, setting
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,7 +46,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"attach: expected a model of transformers first, got {quote(model)}")
-    call = setting(attention, layers, position, score_mod)
+    call = parse_settings(attention, layers, position, score_mod)
     dispatching = attention_layers(model)
     if not dispatching:
         raise InputError(

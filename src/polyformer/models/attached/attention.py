@@ -18,20 +18,21 @@ from polyformer.core.token_records import SINK, record_mark
 from polyformer.models.attached.dense import Table, added, as_entries, soft_capped
 from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask
-from polyformer.models.attached.mask_functions import both
-from polyformer.models.attached.packed import packed
+from polyformer.models.attached.mask_functions import combine
+from polyformer.models.attached.mask_tensors import Table, add_bias, soft_cap, split_mask
+from polyformer.models.attached.packed_sequences import with_packed_sequences
 
-REFUSED = {
-    "cache": "continuous batching keeps keys in pages; generate with `model.generate`",
-    "indices": "the layer itself chooses the keys of each query, and no mask says which",
-    "block_indices": "the layer itself chooses the blocks of each query, and no mask says which",
-    "sinks": "each query has a sink of its own",
+UNSUPPORTED_ARGUMENTS = {
+    "cache": "continuous batching stores keys in pages; generate with `model.generate`",
+    "indices": "the layer selects the keys of each query itself, which no mask describes",
+    "block_indices": "the layer selects the blocks of each query itself, which no mask describes",
+    "sinks": "sinks per query are not supported",
 }
 """Arguments of a layer that `attend` would ignore, with the reason to refuse them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class AttentionCall:
     """The attended pairs of one call, and the bias that its mask adds to the scores."""
 
     context: Context
@@ -74,17 +75,17 @@ def forward(
     if len(query) != len(key):  # learned queries, the same for all rows
         query = query.expand(len(key), -1, -1, -1)
     past = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    inside = attached(module)
-    seen = _seen(attention_mask, query, key, past, options, alone=inside is None)
-    mods = [] if softcap is None else [soft_capped(softcap)]
-    mods += [added(bias) for bias in (seen.bias, _cropped(position_bias, key)) if bias is not None]
+    attachment = attached(module)
+    seen = _describe_call(attention_mask, query, key, past, options, no_attachment=attachment is None)
+    mods = [] if softcap is None else [soft_cap(softcap)]
+    mods += [add_bias(bias) for bias in (seen.bias, _cropped(position_bias, key)) if bias is not None]
     settings: dict[str, Any] = {"context": seen.context, "pattern": seen.pattern, "scale": scaling}
-    if inside is not None:
-        unread = isinstance(seen.context.offset, Tensor)
-        settings |= _own_terms(inside, query, key, seen, scaling, late=bool(mods) or unread)
+    if attachment is not None:
+        traced_offset = isinstance(seen.context.offset, Tensor)
+        settings |= _attached_terms(attachment, query, key, seen, scaling, late=bool(mods) or traced_offset)
         mods += settings.pop("mods")
-        if unread:
-            settings |= _tabled(settings["pattern"], seen.context, query)
+        if traced_offset:
+            settings |= _pattern_as_table(settings["pattern"], seen.context, query)
     settings |= {"score_mod": chain_score_mods(mods), "dropout": dropout}
     if not _wants_weights(options):
         out, _ = _with_sink(query, key, value, s_aux, settings)
@@ -97,7 +98,7 @@ def forward(
 
 def _refuse(options: dict[str, Any]) -> None:
     """Raise `InputError` for arguments that would be ignored."""
-    for name, why in REFUSED.items():
+    for name, why in UNSUPPORTED_ARGUMENTS.items():
         if options.get(name) is not None:
             raise InputError(f"{name}: {why}; run this model with attn_implementation='sdpa' or 'eager'")
 
@@ -118,12 +119,12 @@ def _with_sink(
     return (out * share).to(out.dtype), share
 
 
-def _own_terms(
-    inside: Attached, q: Tensor, k: Tensor, seen: Seen, scale: float | None, late: bool
+def _attached_terms(
+    attachment: Attached, q: Tensor, k: Tensor, seen: AttentionCall, scale: float | None, late: bool
 ) -> dict[str, Any]:
     """Return the attachments of the layer; `late`: all terms as functions, to follow other functions."""
-    pattern = both(seen.pattern, inside.pattern, lambda mask, own: mask & own)
-    relative, mods = inside.relative(q, k, seen.context), inside.mods(q, k, seen.context)
+    pattern = combine(seen.pattern, attachment.pattern, lambda mask, own: mask & own)
+    relative, mods = attachment.relative(q, k, seen.context), attachment.mods(q, k, seen.context)
     if relative is not None and late:
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         factor = q.shape[3] ** -0.5 if scale is None else scale
@@ -131,7 +132,7 @@ def _own_terms(
     return {"pattern": pattern, "relative": relative, "mods": mods}
 
 
-def _tabled(pattern: Pattern, context: Context, q: Tensor) -> dict[str, Any]:
+def _pattern_as_table(pattern: Pattern, context: Context, q: Tensor) -> dict[str, Any]:
     """Return a pattern as its entries [B, H, Tq, Tk], for a graph that cannot read the first slot."""
     b = torch.arange(q.shape[0], device=q.device).view(-1, 1, 1, 1)
     h = torch.arange(q.shape[1], device=q.device).view(-1, 1, 1)
@@ -140,40 +141,42 @@ def _tabled(pattern: Pattern, context: Context, q: Tensor) -> dict[str, Any]:
     return {"pattern": Table(entries), "context": Context(context.q_len, context.kv_len)}
 
 
-def _seen(
-    mask: Tensor | None, q: Tensor, k: Tensor, is_causal: bool, options: dict[str, Any], alone: bool
-) -> Seen:
-    """Return the description of a call from a layer's mask; `alone`: nothing was attached to the layer."""
+def _describe_call(
+    mask: Tensor | None, q: Tensor, k: Tensor, is_causal: bool, options: dict[str, Any], no_attachment: bool
+) -> AttentionCall:
+    """Return the description of a call from a layer's mask; `no_attachment`: the layer has no attachment."""
     q_length, kv_length = q.shape[2], k.shape[2]
     if isinstance(mask, Mask):
         description = mask.description.cropped(kv_length)
         if torch.compiler.is_compiling():
-            return _seen_in_graph(description, is_causal, options, alone, len(q))
-        return Seen(packed(description.context, options, len(q)), description.pattern)
+            return _describe_call_in_graph(description, is_causal, options, no_attachment, len(q))
+        return AttentionCall(with_packed_sequences(description.context, options, len(q)), description.pattern)
     if mask is None:
         past = is_causal and q_length > 1
         context = Context(q_length, kv_length, past, q_start=0 if past else None)
-        return Seen(packed(context, options, len(q)))
-    entries, bias = as_entries(mask, kv_length)
-    return Seen(Context(q_length, kv_length), None if entries is None else Table(entries), bias)
+        return AttentionCall(with_packed_sequences(context, options, len(q)))
+    entries, bias = split_mask(mask, kv_length)
+    return AttentionCall(Context(q_length, kv_length), None if entries is None else Table(entries), bias)
 
 
-def _seen_in_graph(
-    description: Description, is_causal: bool, options: dict[str, Any], alone: bool, rows: int
-) -> Seen:
+def _describe_call_in_graph(
+    description: Description, is_causal: bool, options: dict[str, Any], no_attachment: bool, rows: int
+) -> AttentionCall:
     """Return the entries of a mask, and the places of tokens if an attachment requires them."""
     seen = Table(description.dense())
     options = options if description.attention_mask is None else {}  # padding takes precedence over packing
-    if alone:
-        return Seen(packed(Context(description.q_length, description.kv_length), options, rows), seen)
-    context = description.placed()
+    if no_attachment:
+        return AttentionCall(
+            with_packed_sequences(Context(description.q_length, description.kv_length), options, rows), seen
+        )
+    context = description.make_context()
     if description.entries is not None:  # the layer's `is_causal` replaces the mask's function
         context = dataclasses.replace(context, causal=is_causal)
         at = options.get("position_ids")
         if is_causal and at is not None and at.dim() == 2 and at.shape[1] == context.q_len == context.kv_len:
             at = at.expand(rows, -1)
             context = dataclasses.replace(context, q_pos=at, kv_pos=at)
-    return Seen(packed(context, options, rows), seen)
+    return AttentionCall(with_packed_sequences(context, options, rows), seen)
 
 
 def _cropped(bias: Tensor | None, k: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.find import Layer, attention_layers
+from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached
 
 

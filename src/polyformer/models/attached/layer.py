@@ -32,7 +32,7 @@ class Attached(nn.Module):
     ):
         super().__init__()
         self.index, self.pattern, self.score_mod = index, pattern, score_mod
-        self.position = None if position is None else built(position, num_heads)
+        self.position = None if position is None else build_scheme(position, num_heads)
         self.position_config = position
         self.site = Site(index, _no_projection, _no_projection)
 
@@ -51,10 +51,12 @@ class Attached(nn.Module):
 
     def extra_repr(self) -> str:
         """Return a description of the attachments."""
-        return described(self.pattern, self.position_config, self.score_mod)
+        return describe_layer(self.pattern, self.position_config, self.score_mod)
 
 
-def described(pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None) -> str:
+def describe_layer(
+    pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None
+) -> str:
     """Return the attachments of a layer in one line."""
     parts = [] if pattern is None else [text_of(pattern)]
     if position is not None:
@@ -73,7 +75,7 @@ def text_of(pattern: Pattern) -> str:
         return "a mask_mod"
 
 
-def built(config: PositionConfig, num_heads: int) -> Position:
+def build_scheme(config: PositionConfig, num_heads: int) -> Position:
     """Return the module of a scheme for one layer, its parameters 0.
 
     Raises `InputError` for a scheme that requires more than scores: the input, or the layer's projections.
@@ -103,8 +105,8 @@ def _is_bias(position: Position, num_heads: int) -> bool:
 
 def attached(module: nn.Module) -> Attached | None:
     """Return the attachments of a layer, or None."""
-    inside = module._modules.get(NAME)
-    return inside if isinstance(inside, Attached) else None
+    attachment = module._modules.get(NAME)
+    return attachment if isinstance(attachment, Attached) else None
 
 
 def _options(config: PositionConfig) -> dict[str, object]:

@@ -17,9 +17,9 @@ from polyformer.attention.functional.request import is_traced
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.window import Window
 from polyformer.core.sequence.context import Context, positions_from_mask
-from polyformer.models.attached.mask_functions import Place, Rule, both, rule_of
+from polyformer.models.attached.mask_functions import MaskRule, SlotIndex, combine, rule_of
 
-LOOKS = {
+METADATA_FUNCTIONS = {
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
     Tensor.device.__get__,  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ LOOKS = {
 }
 """Functions that only read the type and the shape."""
 
-SAME = {Tensor.to, Tensor.contiguous, Tensor.detach, Tensor.bool}
+IDENTITY_FUNCTIONS = {Tensor.to, Tensor.contiguous, Tensor.detach, Tensor.bool}
 """Functions that return the tensor itself if no change is required."""
 
 
@@ -62,7 +62,7 @@ class Description:
     attention_mask: Tensor | None
     use_vmap: bool
     device: torch.device
-    rule: Rule
+    rule: MaskRule
     entries: Tensor | None = None
 
     def dense(self) -> Tensor:
@@ -89,7 +89,7 @@ class Description:
         return self if kv_length == self.kv_length else dataclasses.replace(self, kv_length=kv_length)
 
     @property
-    def reach(self) -> int:
+    def num_slots(self) -> int:
         """The number of slots of keys and queries. Only in a static cache do the keys include all queries."""
         if isinstance(self.q_offset, Tensor):
             return self.kv_length
@@ -106,14 +106,14 @@ class Description:
     @functools.cached_property
     def context(self) -> Context:
         """The slots, positions, documents and padding of queries and keys, the same object for all layers."""
-        return dataclasses.replace(self, q_offset=int(self.q_offset)).placed()
+        return dataclasses.replace(self, q_offset=int(self.q_offset)).make_context()
 
-    def placed(self) -> Context:
+    def make_context(self) -> Context:
         """Return `context`, newly computed. A compiled graph reads no tensor for it: `q_start` may be one."""
         tokens, keys = self._tokens, slice(self.kv_length)
         start: Any = self.q_offset - self.kv_offset
         queries = start + torch.arange(self.q_length, device=self.device)
-        valid = both(
+        valid = combine(
             None if tokens is None else tokens[:, self.kv_offset :], self.rule.valid, torch.logical_and
         )
         tables: dict[str, Any] = {} if valid is None else {"kv_valid": valid[:, keys]}
@@ -125,10 +125,10 @@ class Description:
     @property
     def _tokens(self) -> Tensor | None:
         """Return the mask of real tokens, including those before the first slot; None if all are real."""
-        mask = theirs.prepare_padding_mask(self.attention_mask, self.reach, self.kv_offset)
+        mask = theirs.prepare_padding_mask(self.attention_mask, self.num_slots, self.kv_offset)
         if mask is None:
             return None
-        mask = mask[:, : self.kv_offset + self.reach].bool()
+        mask = mask[:, : self.kv_offset + self.num_slots].bool()
         return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
     def _positions(self, tokens: Tensor | None) -> Tensor | None:
@@ -136,13 +136,13 @@ class Description:
         if tokens is not None and (torch.compiler.is_compiling() or not bool(tokens[:, 0].all())):
             return positions_from_mask(tokens)[:, self.kv_offset :]
         if self.rule.documents is not None:
-            return counted(self.rule.documents)
+            return positions_in_documents(self.rule.documents)
         if not self.kv_offset:
             return None
-        return torch.arange(self.reach, device=self.device) + self.kv_offset
+        return torch.arange(self.num_slots, device=self.device) + self.kv_offset
 
 
-def counted(documents: Tensor) -> Tensor:
+def positions_in_documents(documents: Tensor) -> Tensor:
     """Return positions that restart with every document, [B, Tk]."""
     slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.diff(documents, prepend=documents[:, :1] - 1) != 0
@@ -169,14 +169,14 @@ class Mask(Tensor):
     ) -> Any:
         """Return type and shape from the tensor itself; compute all other functions with the entries."""
         kwargs = kwargs or {}
-        if function in LOOKS:
+        if function in METADATA_FUNCTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         mask = args[0] if args else None
         if isinstance(mask, Mask):
             if function is Tensor.__getitem__ and (description := _sliced(mask.description, args[1])):
                 return mask if description is mask.description else Mask.of(description)
-            if function in SAME and _is_unchanged(mask.description, args[1:], kwargs):
+            if function in IDENTITY_FUNCTIONS and _is_unchanged(mask.description, args[1:], kwargs):
                 return mask
         with torch._C.DisableTorchFunctionSubclass():
             return function(*_entries(args), **{name: _entries(value) for name, value in kwargs.items()})
@@ -250,12 +250,12 @@ def create_mask(
         attention_mask,
         use_vmap,
         torch.device(device),
-        Rule(),
+        MaskRule(),
     )
     if is_traced():
         entries = description.dense()
         if not torch.compiler.is_dynamo_compiling():
             return entries
         return Mask.of(dataclasses.replace(description, entries=entries))
-    rule = rule_of(mask_function, Place(batch_size, description.reach, kv_offset, description.device))
+    rule = rule_of(mask_function, SlotIndex(batch_size, description.num_slots, kv_offset, description.device))
     return Mask.of(dataclasses.replace(description, rule=rule))

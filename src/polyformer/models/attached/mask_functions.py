@@ -22,7 +22,7 @@ UNLIMITED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Place:
+class SlotIndex:
     """The place of a call's keys: slots 0 .. kv_length - 1 are tokens kv_offset, kv_offset + 1, ..."""
 
     batch_size: int
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rule:
+class MaskRule:
     """The rule for attended pairs: every condition that is set must allow a key.
 
     documents: [B, Tk], numbers that do not decrease along a row; tokens with equal numbers see each other.
@@ -49,59 +49,61 @@ class Rule:
     valid: Tensor | None = None
     pattern: Pattern | None = None
 
-    def __and__(self, other: "Rule") -> "Rule":
-        return Rule(
+    def __and__(self, other: "MaskRule") -> "MaskRule":
+        return MaskRule(
             self.causal or other.causal,
-            both(self.documents, other.documents, _both_documents),
-            both(self.valid, other.valid, torch.logical_and),
-            both(self.pattern, other.pattern, lambda mine, more: mine & more),
+            combine(self.documents, other.documents, _both_documents),
+            combine(self.valid, other.valid, torch.logical_and),
+            combine(self.pattern, other.pattern, lambda mine, more: mine & more),
         )
 
 
-def both(mine: Any, more: Any, join: Callable[[Any, Any], Any]) -> Any:
+def combine(mine: Any, more: Any, join: Callable[[Any, Any], Any]) -> Any:
     """Return the two joined, or the value that is not None."""
     if mine is None or more is None:
         return more if mine is None else mine
     return join(mine, more)
 
 
-def rule_of(function: MaskMod, place: Place, positions: Tensor | None = None) -> Rule:
+def rule_of(function: MaskMod, place: SlotIndex, positions: Tensor | None = None) -> MaskRule:
     """Return the rule of a mask function for the keys at `place`.
 
     positions: [B, Tk], the numbers that the function uses instead of token numbers (packed sequences).
     """
     if function is theirs.causal_mask_function:
-        return Rule(causal=True)
+        return MaskRule(causal=True)
     if function is theirs.bidirectional_mask_function:
-        return Rule()
+        return MaskRule()
     own = dict(_captured(function))
     match _name(function):
         case "and_masks":
             parts = own["mask_functions"]
-            packed = positions is not None or any(
+            with_packed_sequences = positions is not None or any(
                 _name(part) == "packed_sequence_mask_function" for part in parts
             )
-            return _all(parts, place, positions, packed)
+            return _all(parts, place, positions, with_packed_sequences)
         case "sliding_window_overlay":
-            return Rule(pattern=Window(own["sliding_window"] - 1, UNLIMITED))
+            return MaskRule(pattern=Window(own["sliding_window"] - 1, UNLIMITED))
         case "sliding_window_bidirectional_overlay":
-            return Rule(pattern=Window(own["sliding_window"], own["sliding_window"]))
+            return MaskRule(pattern=Window(own["sliding_window"], own["sliding_window"]))
         case "chunked_overlay":
             tokens = place.tokens if positions is None else positions
             chunks = (tokens - own["left_padding"].view(-1, 1)) // own["chunk_size"]
-            return Rule(documents=chunks.expand(place.batch_size, -1))
+            return MaskRule(documents=chunks.expand(place.batch_size, -1))
         case "padding_mask_function":
-            return Rule(valid=own["padding_mask"][:, place.tokens].bool())
+            return MaskRule(valid=own["padding_mask"][:, place.tokens].bool())
         case "packed_sequence_mask_function":
-            return Rule(documents=own["packed_sequence_mask"].expand(place.batch_size, -1))
-    return Rule(pattern=_as_pattern(function, place, positions))
+            return MaskRule(documents=own["packed_sequence_mask"].expand(place.batch_size, -1))
+    return MaskRule(pattern=_as_pattern(function, place, positions))
 
 
-def _all(parts: tuple[MaskMod, ...], place: Place, positions: Tensor | None, packed: bool) -> Rule:
+def _all(
+    parts: tuple[MaskMod, ...], place: SlotIndex, positions: Tensor | None, with_packed_sequences: bool
+) -> MaskRule:
     """Return the combined rule of several functions."""
-    rule = Rule()
+    rule = MaskRule()
     for part in parts:
-        if packed and _name(part) == "remap_positions_for_packed_sequence":
+        if with_packed_sequences and _name(part) == "remap_positions_for_packed_sequence":
             own = dict(_captured(part))  # positions rise by 1 per slot within a sequence
             rule &= rule_of(own["mask_function"], place, own["position_ids"])
         else:
@@ -109,7 +111,7 @@ def _all(parts: tuple[MaskMod, ...], place: Place, positions: Tensor | None, pac
     return rule
 
 
-def _as_pattern(function: MaskMod, place: Place, positions: Tensor | None) -> Pattern:
+def _as_pattern(function: MaskMod, place: SlotIndex, positions: Tensor | None) -> Pattern:
     """Return any function of token numbers (or positions) as a pattern of slots."""
     first = place.kv_offset
     if positions is not None:

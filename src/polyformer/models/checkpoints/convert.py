@@ -167,7 +167,9 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
 def with_memory(config: ModelConfig, memory: MemoryConfig) -> ModelConfig:
     """Return the configuration with a memory in its decoder. It no longer belongs to its former family."""
     if config.decoder is None or config.encoder is not None:
-        raise InputError("memory: only a decoder alone reads a text in segments; this model has an encoder")
+        raise InputError(
+            "memory: only a decoder-only model reads a text in segments; this model has an encoder"
+        )
     stack = dataclasses.replace(config.decoder, memory=memory)
     origin = config.origin if stack == config.decoder else None
     return dataclasses.replace(config, decoder=stack, origin=origin)

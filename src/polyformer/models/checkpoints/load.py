@@ -19,8 +19,8 @@ from polyformer.core.paths import checked_path
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
-from polyformer.models.architectures.kinds import MARKS
-from polyformer.models.architectures.saving import CONFIG, read_generation
+from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
+from polyformer.models.architectures.pretrained import CONFIG, read_generation
 from polyformer.models.architectures.weights import WEIGHTS, check_trainable, with_weights
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import keep_scores
@@ -83,7 +83,7 @@ def _read(
     allow_pickle: bool,
 ) -> Transformer:
     saved, stored = _described(folder, dtype)
-    if "model_type" not in saved and MARKS.keys() & saved.keys() and head is None:
+    if "model_type" not in saved and IDENTIFYING_OPTIONS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
         return other
     if saved.get("model_type", WRAPPED) == WRAPPED:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import read_json, write_json
-from polyformer.models.config import ModelConfig, longest
+from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
 MODULES = "modules.json"
@@ -70,7 +70,7 @@ def write_modules(config: ModelConfig, folder: Path) -> bool:
     write_json(
         folder / "1_Pooling" / "config.json", {"word_embedding_dimension": config.hidden_size, **modes}
     )
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest(config)})
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_positions(config)})
     write_json(folder / MODULES, modules)
     return True
 

@@ -15,7 +15,7 @@ from polyformer.models.generation.decoder import Mixture, Retrieval
 from polyformer.models.generation.draft import Draft
 from polyformer.models.generation.drafter import Drafter, Drafts
 from polyformer.models.generation.generate import generate
-from polyformer.models.generation.generated import Drafted, Generated
+from polyformer.models.generation.results import DraftStatistics, Generated
 from polyformer.models.generation.stopping import Decode
 from polyformer.models.generation.streaming import TextStreamer
 
@@ -26,7 +26,7 @@ __all__ = [
     "Decode",
     "DolaConfig",
     "Draft",
-    "Drafted",
+    "DraftStatistics",
     "Drafter",
     "Drafts",
     "Generated",

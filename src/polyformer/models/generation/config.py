@@ -29,7 +29,7 @@ class SamplingConfig(Config):
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise InputError(
                 f"temperature: expected a number above 0, got {self.temperature}; "
-                "for the likeliest token every time leave do_sample out"
+                "for greedy search leave do_sample out"
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k: expected 1 or more, or None for no limit, got {self.top_k}")
@@ -58,7 +58,7 @@ class BeamConfig(Config):
     "never": stop when no later text can win.
 
     With groups, each has num_beams / num_beam_groups of the beams, and is penalized for the tokens of earlier
-    groups (`generation/groups.py`).
+    groups (`generation/diverse_beam_search.py`).
     """
 
     num_beams: int = 1
@@ -96,8 +96,8 @@ class BeamConfig(Config):
             raise InputError(f"diversity_penalty: expected a number of 0 or more, got {penalty}")
         if (groups > 1) != (penalty > 0):
             raise InputError(
-                f"num_beam_groups and diversity_penalty: groups differ by the penalty alone, got {groups} "
-                f"and {penalty:g}; give 2 groups or more and a penalty above 0, or neither"
+                f"num_beam_groups and diversity_penalty: expected 2 groups or more and a penalty above 0, "
+                f"or neither, got {groups} and {penalty:g}"
             )
 
     def divisor(self, length: int) -> float:
@@ -108,7 +108,7 @@ class BeamConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(Config):
-    """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive.py`)."""
+    """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive_search.py`)."""
 
     penalty_alpha: float = 0.0  # weight of the similarity to the text so far, against the probability
     candidates: int = 4  # the number of most likely tokens, each read once; transformers' `top_k`
@@ -268,20 +268,21 @@ class GenerationConfig(Config):
         if self.contrastive.penalty_alpha:
             for name in (name for name, chosen in others.items() if chosen):
                 raise InputError(
-                    f"penalty_alpha and {name}: contrastive search chooses among the likeliest tokens by "
-                    "itself; leave one of them out"
+                    f"penalty_alpha and {name}: contrastive search already chooses among the most likely "
+                    "tokens; leave one of them out"
                 )
         if others["dola_layers"] and others["num_beams"]:
             raise InputError(
-                "dola_layers and num_beams: beams compare probabilities of whole texts, and contrasts of "
-                "layers are none; leave one of them out"
+                "dola_layers and num_beams: beams compare probabilities of whole texts, but contrasts of "
+                "layers are not probabilities; leave one of them out"
             )
 
     def _check_count(self) -> None:
         count = self.num_return_sequences
         if self.method in ("greedy", "contrastive") and count > 1:
             raise InputError(
-                f"num_return_sequences: {self.method} search has one answer, got {count}; sample or use beams"
+                f"num_return_sequences: {self.method} search returns one text, got {count}; "
+                "sample or use beams"
             )
         if self.method == "beam" and count > self.beam.num_beams:
             raise InputError(

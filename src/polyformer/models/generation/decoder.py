@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.packed_weights import Copies, PackedWeights, kept_copies
+from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.dola import Dola
@@ -22,7 +22,7 @@ PACK_FOR_STEPS = 16
 """Weights are packed if at least this many tokens may be generated; fewer would not repay the copies."""
 
 
-GOING_ON = "token_type_ids", "langs"
+COPIED_INPUTS = "token_type_ids", "langs"
 """Inputs that every new token of a decoder-only model copies from the last prompt token.
 
 The state continues positions, documents and segments.
@@ -32,7 +32,7 @@ The state continues positions, documents and segments.
 S = TypeVar("S", bound=State)
 
 
-class Writer(Protocol):
+class GenerativeModel(Protocol):
     """The interface that generation requires of a model; `polyformer.models.architectures.Transformer`
     implements it.
     """
@@ -79,7 +79,7 @@ class Writer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Start(Generic[S]):
+class DecodingStart(Generic[S]):
     """The state after reading the input, before generating.
 
     logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding as
@@ -92,7 +92,7 @@ class Start(Generic[S]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress(State):
+class DecodingState(State):
     """The model's state during generation.
 
     numbers: [N, 1] by argument in `names`, inputs that are the same for every new token. retrieval: the state
@@ -104,14 +104,14 @@ class Progress(State):
     numbers: tuple[Tensor, ...] = ()
     retrieval: ModelState | None = None
 
-    def truncated_(self, count: int) -> "Progress | None":
+    def truncated_(self, count: int) -> "DecodingState | None":
         """Remove the last `count` tokens."""
         return self._parts_truncated(count)
 
-    def reorder_beams(self, index: Tensor) -> "Progress":
+    def reorder_beams(self, index: Tensor) -> "DecodingState":
         """Reorder as `reorder_`, for an index among rows of the same input, which share their numbers."""
-        finding = None if self.retrieval is None else self.retrieval.reorder_beams(index)
-        return dataclasses.replace(self, model=self.model.reorder_beams(index), retrieval=finding)
+        retrieval_state = None if self.retrieval is None else self.retrieval.reorder_beams(index)
+        return dataclasses.replace(self, model=self.model.reorder_beams(index), retrieval=retrieval_state)
 
 
 Mixture = Callable[[Tensor, Tensor], Tensor]
@@ -125,7 +125,9 @@ Used for nearest neighbours (`polyformer.applications.retrieval.Mixture`).
 class Retrieval(Protocol):
     """A source of neighbours for a head that reads them: `polyformer.applications.retrieval.Retrieval`."""
 
-    def start(self, input_ids: Tensor, attention_mask: Tensor | None, room: int) -> tuple[Tensor, ModelState]:
+    def start(
+        self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
+    ) -> tuple[Tensor, ModelState]:
         """Return the neighbours of the last token of a prompt [N, T], [N, 1, k], and a state that has read
         the prompt.
         """
@@ -139,10 +141,10 @@ class Retrieval(Protocol):
 
 
 class Decoder:
-    """A reader of the input and of the new tokens with `model`; generates at most `room` tokens.
+    """Runs `model` on the input, then on at most `max_new_tokens` new tokens.
 
-    With a `mixture` all passes must happen inside `watched`. hidden: [N, T, E], the last states of the tokens
-    of the latest pass. With `dola` its contrasts replace the model's logits.
+    With a `mixture` all passes must happen inside `recording`. hidden: [N, T, E], the last states of the
+    tokens of the latest pass. With `dola` its contrasts replace the model's logits.
 
     Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
     decoder as long as the model lives, unless the model is in training mode, where its weights are about to
@@ -151,23 +153,28 @@ class Decoder:
 
     def __init__(
         self,
-        model: Writer,
-        room: int,
+        model: GenerativeModel,
+        max_new_tokens: int,
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
         dola: Dola | None = None,
     ):
-        self.model, self.room, self.mixture, self.retrieval = model, room, mixture, retrieval
+        self.model, self.max_new_tokens, self.mixture, self.retrieval = (
+            model,
+            max_new_tokens,
+            mixture,
+            retrieval,
+        )
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
-            raise InputError("retrieval: it is for a decoder alone with the head 'semiparametric'")
+            raise InputError("retrieval: requires a decoder-only model with the head 'semiparametric'")
         self.dola = dola
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:
             self.last = LastFeedForwardInput(model.decoder)
-        self.keeper = model if isinstance(model, nn.Module) and not model.training else None
+        self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
         self.packed = PackedWeights(None)
 
-    def watched(self) -> contextlib.AbstractContextManager[object]:
+    def recording(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of all passes, in which the mixture's input is recorded."""
         return contextlib.nullcontext() if self.last is None else self.last
 
@@ -177,52 +184,56 @@ class Decoder:
         attention_mask: Tensor | None,
         first: int | None,
         inputs: Mapping[str, Tensor],
-    ) -> "Start[Progress]":
+    ) -> DecodingStart[DecodingState]:
         """Read the prompt, or the source and the start token `first` of every output.
 
         inputs: further inputs of the model, by argument.
         """
-        if self.room >= PACK_FOR_STEPS:
-            self.packed = PackedWeights(Copies() if self.keeper is None else kept_copies(self.keeper))
+        if self.max_new_tokens >= PACK_FOR_STEPS:
+            self.packed = PackedWeights(
+                PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
+            )
         if self.model.encoder is None:
-            state = self.model.new_state(input_ids.shape[1] + self.room)
-            near, finding = None, None
+            state = self.model.new_state(input_ids.shape[1] + self.max_new_tokens)
+            neighbours, retrieval_state = None, None
             if self.retrieval is not None:
-                near, finding = self.retrieval.start(input_ids, attention_mask, self.room)
+                neighbours, retrieval_state = self.retrieval.start(
+                    input_ids, attention_mask, self.max_new_tokens
+                )
             with self.packed, full_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
-                logits, state = self._next(output, near)
+                logits, state = self._last_logits(output, neighbours)
             history = input_ids
             if attention_mask is not None:
                 history = input_ids.masked_fill(attention_mask == 0, -1)
-            going_on = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in GOING_ON}
-            progress = Progress(state, tuple(going_on), tuple(going_on.values()), finding)
-            return Start(logits, progress, history)
+            copied = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in COPIED_INPUTS}
+            progress = DecodingState(state, tuple(copied), tuple(copied.values()), retrieval_state)
+            return DecodingStart(logits, progress, history)
         assert first is not None, "check_inputs asks for it"
-        state = self.model.encode(input_ids, attention_mask, self.room, **inputs)
+        state = self.model.encode(input_ids, attention_mask, self.max_new_tokens, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
         with self.packed:
-            logits, state = self._next(self._run(decoder_input_ids=history, state=state))
-        return Start(logits, Progress(state), history)
+            logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
+        return DecodingStart(logits, DecodingState(state), history)
 
-    def step(self, tokens: Tensor, state: Progress) -> tuple[Tensor, Progress]:
+    def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read tokens [N] after `state`: return the logits [N, V] of the next token, and the next state."""
         logits, after = self.read(tokens.unsqueeze(1), state, 1)
         return logits.squeeze(1), after
 
-    def read(self, tokens: Tensor, state: Progress, last: int) -> tuple[Tensor, Progress]:
+    def read(self, tokens: Tensor, state: DecodingState, last: int) -> tuple[Tensor, DecodingState]:
         """Read tokens [N, T] after `state`: return the next-token logits [N, K, V] of the `last` K tokens,
         and the next state.
         """
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
-        going_on = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
-        near, finding = None, None
+        copied = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
+        neighbours, retrieval_state = None, None
         if self.retrieval is not None and state.retrieval is not None:
-            near, finding = self.retrieval.read(tokens, state.retrieval, last)
+            neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
         with self.packed:
-            output = self._run(**{name: tokens}, state=state.model, **going_on)
-            logits, after = self._checked(output, last, near)
-        return logits, dataclasses.replace(state, model=after, retrieval=finding)
+            output = self._run(**{name: tokens}, state=state.model, **copied)
+            logits, after = self._logits_and_state(output, last, neighbours)
+        return logits, dataclasses.replace(state, model=after, retrieval=retrieval_state)
 
     def _run(self, **inputs: Any) -> ModelOutput:
         """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
@@ -230,19 +241,23 @@ class Decoder:
             return self.model(**inputs)
         return self.model(**inputs, output_hidden_states=True)
 
-    def _next(self, output: ModelOutput, near: Tensor | None = None) -> tuple[Tensor, ModelState]:
+    def _last_logits(
+        self, output: ModelOutput, neighbours: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
         """Return the logits [N, V] after everything read, and the state."""
-        logits, state = self._checked(output, 1, near)
+        logits, state = self._logits_and_state(output, 1, neighbours)
         return logits.squeeze(1), state
 
-    def _checked(self, output: ModelOutput, last: int, near: Tensor | None) -> tuple[Tensor, ModelState]:
+    def _logits_and_state(
+        self, output: ModelOutput, last: int, neighbours: Tensor | None
+    ) -> tuple[Tensor, ModelState]:
         assert output.state is not None, "a model that was given a state returns one"
         self.hidden = output.last_hidden_state
-        logits = self.model.logits_at(output, slice(-last, None), near)
+        logits = self.model.logits_at(output, slice(-last, None), neighbours)
         if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
             raise InputError(
                 "generate: the model's scores are NaN, so no token can be chosen; its weights are "
-                "damaged, or overflow in this precision: take float32 or bfloat16"
+                "damaged, or overflow in this precision; use float32 or bfloat16"
             )
         if self.dola is not None and output.hidden_states is not None:
             logits = self.dola(logits, output.hidden_states)
@@ -251,7 +266,7 @@ class Decoder:
         return logits, output.state
 
 
-def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
+def prompt_or_start_token(model: GenerativeModel, input_ids: Tensor | None, first: int | None) -> Tensor:
     """Return `input_ids`, or without them the token `first` that begins a text of a decoder."""
     if input_ids is not None and not isinstance(input_ids, Tensor):
         raise expected_ids("input_ids", input_ids)
@@ -261,13 +276,13 @@ def begun(model: Writer, input_ids: Tensor | None, first: int | None) -> Tensor:
         raise InputError("input_ids: expected the source [batch, length], got None")
     if first is None:
         raise InputError(
-            "input_ids: expected token ids [batch, length], got None; a text with nothing before it begins "
-            "with special.bos, which this model has not: set it in the config, or give start=ID"
+            "input_ids: expected token ids [batch, length], got None; without a prompt a text begins "
+            "with special.bos, which this model does not define: set it in the config, or pass start=ID"
         )
     return torch.full((1, 1), first, device=next(model.parameters()).device)
 
 
-def check_shape(model: Writer, input_ids: Tensor) -> None:
+def check_shape(model: GenerativeModel, input_ids: Tensor) -> None:
     """Raise `InputError` for a model that cannot generate and for ids that are not a batch."""
     if model.decoder is None or not model.head.predicts_next:
         raise InputError(
@@ -280,7 +295,11 @@ def check_shape(model: Writer, input_ids: Tensor) -> None:
 
 
 def check_inputs(
-    model: Writer, input_ids: Tensor, attention_mask: Tensor | None, first: int | None, max_new_tokens: int
+    model: GenerativeModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    first: int | None,
+    max_new_tokens: int,
 ) -> None:
     """Raise `InputError` for inputs that the model cannot continue.
 
@@ -299,7 +318,7 @@ def check_inputs(
             )
     elif first is None:
         raise InputError(
-            "special.bos: this model does not know what its output starts from; set it in the config, or "
+            "special.bos: an encoder-decoder needs a start token for its output; set it in the config, or "
             "special.start of the generation"
         )
     limit = model.decoder.position.max_positions

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from polyformer.models.generation.constraints import Processor
-from polyformer.models.generation.decoder import Decoder, Writer
+from polyformer.models.generation.decoder import Decoder, GenerativeModel
+from polyformer.models.generation.draft_state import DraftState
 from polyformer.models.generation.drafter import Drafts
 from polyformer.models.generation.processors import process
-from polyformer.models.generation.reading import Reading
 from polyformer.models.generation.search import Choose, distribution
 
 
@@ -24,9 +24,14 @@ class DraftModel:
     """
 
     def __init__(
-        self, model: Writer, room: int, processors: Sequence[Processor], choose: Choose, samples: bool
+        self,
+        model: GenerativeModel,
+        max_new_tokens: int,
+        processors: Sequence[Processor],
+        choose: Choose,
+        samples: bool,
     ):
-        self.decoder = Decoder(model, room)
+        self.decoder = Decoder(model, max_new_tokens)
         self.processors, self.choose, self.samples = processors, choose, samples
 
     def start(
@@ -35,18 +40,18 @@ class DraftModel:
         attention_mask: Tensor | None,
         first: int | None,
         inputs: Mapping[str, Tensor],
-    ) -> Reading:
+    ) -> DraftState:
         """Read the prompt or the source."""
         start = self.decoder.start(input_ids, attention_mask, first, inputs)
-        return Reading.of(start.state, start.history.shape[1])
+        return DraftState.of(start.state, start.history.shape[1])
 
-    def propose(self, text: Tensor, count: int, memory: Reading) -> tuple[Drafts, Reading]:
+    def propose(self, text: Tensor, count: int, memory: DraftState) -> tuple[Drafts, DraftState]:
         """Propose `count` tokens, one after another."""
         width, probabilities = text.shape[1], []
-        memory, sure = memory.upto(width - 1), None
+        memory, sure = memory.truncated_to(width - 1), None
         for _ in range(count):
             logits, state = self.decoder.read(text[:, memory.length :], memory.state, 1)
-            memory = Reading.of(state, text.shape[1], sure)
+            memory = DraftState.of(state, text.shape[1], sure)
             sure = sure or memory
             logits = process(self.processors, logits.squeeze(1), text)
             token = self.choose(logits)

@@ -9,28 +9,28 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
-from polyformer.models.generation.beam import beam_search
+from polyformer.models.generation.beam_search import beam_search
 from polyformer.models.generation.config import GenerationConfig
-from polyformer.models.generation.contrastive import contrastive_search
+from polyformer.models.generation.contrastive_search import contrastive_search
 from polyformer.models.generation.decoder import (
     Decoder,
+    GenerativeModel,
     Mixture,
     Retrieval,
-    Writer,
-    begun,
     check_inputs,
     check_shape,
+    prompt_or_start_token,
 )
+from polyformer.models.generation.diverse_beam_search import group_beam_search
 from polyformer.models.generation.dola import Dola, candidate_layers
-from polyformer.models.generation.draft import Draft, check_draft, drafter, evaluated
-from polyformer.models.generation.generated import Drafted, Generated, SearchResult
-from polyformer.models.generation.groups import group_beam_search
-from polyformer.models.generation.largest import likeliest
+from polyformer.models.generation.draft import Draft, check_draft, in_evaluation_mode, make_drafter
 from polyformer.models.generation.processors import processors
-from polyformer.models.generation.search import Rules, drawn, search
-from polyformer.models.generation.settings import changed
+from polyformer.models.generation.results import DraftStatistics, Generated, SearchResult
+from polyformer.models.generation.search import SearchSettings, sampler, search
+from polyformer.models.generation.setting_names import with_settings
 from polyformer.models.generation.speculation import Speculator
 from polyformer.models.generation.stopping import Decode, Stopping
+from polyformer.models.generation.topk import blockwise_argmax
 
 INPUTS = (
     "position_ids",
@@ -45,7 +45,7 @@ INPUTS = (
 
 
 def generate(
-    model: Writer,
+    model: GenerativeModel,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     config: GenerationConfig | None = None,
@@ -63,15 +63,14 @@ def generate(
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
             threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
-            If it is already in that mode, it keeps faster copies of its weights for the next call.
+            A model that is already in that mode keeps faster copies of its weights for the next call.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
             decoder-only model begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
-        config: by default 64 tokens, greedy, up to the model's `special.eos`; options given by name,
-            `max_new_tokens=20`, override it.
+        config: by default 64 tokens, greedy; options by name, such as `max_new_tokens=20`, override it.
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
         decode: token ids to text, as in a tokenizer; needed for `config.stop`.
-        generator: the generator for sampling, instead of a `seed`; by default torch's for the device.
+        generator: for sampling, instead of a `seed`; by default torch's for the device.
         draft: proposes `draft_tokens` tokens per pass, for speed (see `models.generation.speculation`):
             a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
             Greedy texts stay the same up to rounding, samples follow the same distribution.
@@ -83,26 +82,27 @@ def generate(
             segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
     Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
-    right of a prompt, more tokens than learned positions, a prompt beyond `max_length`, stop strings without
-    `decode`, a streamer or draft with beams, ids outside the vocabulary, an unknown setting, and a model or
-    draft that cannot generate or does not read the given inputs.
+    right of a prompt, too many tokens for the positions or `max_length`, stop strings without `decode`, a
+    streamer or draft with beams, ids outside the vocabulary, an unknown setting, and unsuitable models.
     """
     inputs, config = _inputs_and_settings(inputs_and_settings, config)
     special = _special_ids(model, config)
-    input_ids = begun(model, input_ids, special.start)
+    input_ids = prompt_or_start_token(model, input_ids, special.start)
     check_shape(model, input_ids)
     width = input_ids.shape[1] if model.encoder is None else 1
-    _, room = config.lengths(width)
-    check_inputs(model, input_ids, attention_mask, special.start, room)
+    _, max_new_tokens = config.lengths(width)
+    beginning = input_ids, attention_mask, special.start
+    check_inputs(model, *beginning, max_new_tokens)
     _check_options(model, config, special, streamer, decode)
-    check_draft(draft, config, model, input_ids, attention_mask, special.start, room)
+    check_draft(draft, config, model, *beginning, max_new_tokens)
     generator = _generator(config, generator, input_ids.device)
-    decoder = Decoder(model, room, mixture, retrieval, _dola(model, config, mixture or retrieval))
-    with evaluating(model), evaluated(draft), decoder.watched(), torch.no_grad():
-        shaping = processors(config, special.eos, width, input_ids.device)
-        rules = Rules(room, special.fill, shaping, Stopping(special.eos, config.stop, decode), streamer)
-        reads = input_ids, attention_mask, special.start, inputs
-        result = _written(decoder, reads, rules, config, generator, draft)
+    dola = _layer_contrast(model, config, mixture or retrieval)
+    decoder = Decoder(model, max_new_tokens, mixture, retrieval, dola)
+    with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
+        active = processors(config, special.eos, width, input_ids.device)
+        stopping = Stopping(special.eos, config.stop, decode)
+        settings = SearchSettings(max_new_tokens, special.fill, active, stopping, streamer)
+        result = _search(decoder, (*beginning, inputs), settings, config, generator, draft)
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
 
 
@@ -111,21 +111,21 @@ def _inputs_and_settings(
 ) -> tuple[dict[str, Tensor], GenerationConfig]:
     """Return the inputs per token, and `config` with the settings among `more`."""
     inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
-    return inputs, changed(config or GenerationConfig(), more)
+    return inputs, with_settings(config or GenerationConfig(), more)
 
 
 Reads: TypeAlias = tuple[Tensor, Tensor | None, int | None, Mapping[str, Tensor]]
 """The arguments of `Decoder.start`."""
 
 
-def _written(
+def _search(
     decoder: Decoder,
     reads: Reads,
-    rules: Rules,
+    rules: SearchSettings,
     config: GenerationConfig,
     generator: torch.Generator | None,
     draft: Draft | None,
-) -> tuple[SearchResult, Drafted | None]:
+) -> tuple[SearchResult, DraftStatistics | None]:
     """Return the result of the search that `config` selects, and the statistics of a draft."""
     count = config.num_return_sequences
     if config.method == "beam":
@@ -133,16 +133,18 @@ def _written(
         return by_beams(decoder, decoder.start(*reads), rules, config.beam, count), None
     if config.method == "contrastive":
         return contrastive_search(decoder, decoder.start(*reads), rules, config.contrastive), None
-    choose = drawn(generator) if config.method == "sample" else likeliest
+    choose = sampler(generator) if config.method == "sample" else blockwise_argmax
     if draft is None:
         return search(decoder, decoder.start(*reads), rules, choose, count), None
-    proposing = drafter(draft, decoder.model, decoder.room, rules.processors, choose, config)
+    proposing = make_drafter(draft, decoder.model, decoder.max_new_tokens, rules.processors, choose, config)
     speculator = Speculator(decoder, proposing, config.speculation.most(draft == "lookup"), choose, generator)
     result = search(speculator, speculator.start(*reads), rules, speculator.choose, count)
     return result, speculator.drafted
 
 
-def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | None) -> Dola | None:
+def _layer_contrast(
+    model: GenerativeModel, config: GenerationConfig, mixes: Mixture | Retrieval | None
+) -> Dola | None:
     """Return the contrast of the layers in `config`, if any; `mixes`: another change of the
     logits, if any.
     """
@@ -150,17 +152,17 @@ def _dola(model: Writer, config: GenerationConfig, mixes: Mixture | Retrieval | 
     if layers is None or stack is None:
         return None
     if mixes is not None:
-        raise InputError("dola_layers: neighbours change the same logits; leave one of them out")
+        raise InputError("dola_layers: a mixture or retrieval changes the same logits; leave one of them out")
     if stack.depth is not None:
         raise InputError(
-            "dola_layers: layers that a token may leave out (depth) are not contrasted; leave it out"
+            "dola_layers: not supported with a depth policy, which may skip layers; leave it out"
         )
     depth = model.config.decoder.num_hidden_layers
     candidates = candidate_layers(layers, depth, model.config.embedding.tied)
     return Dola(candidates, model.predictions, stack.final_norm)
 
 
-def _with_prompt(prompt: Tensor, result: SearchResult, drafted: Drafted | None) -> Generated:
+def _with_prompt(prompt: Tensor, result: SearchResult, drafted: DraftStatistics | None) -> Generated:
     """Return the texts of a search with their prompts [B, T]; each prompt has the same number of texts."""
     prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
     sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
@@ -177,7 +179,7 @@ def _generator(
     if config.method != "sample":
         raise InputError("generator: only sampling uses it; set do_sample, or leave it out")
     if config.sampling.seed is not None:
-        raise InputError("generator and seed: either says what is drawn; leave one of them out")
+        raise InputError("generator and seed: sampling uses only one of them; leave the other out")
     return generator
 
 
@@ -190,7 +192,7 @@ class _SpecialIds:
     fill: int
 
 
-def _special_ids(model: Writer, config: GenerationConfig) -> _SpecialIds:
+def _special_ids(model: GenerativeModel, config: GenerationConfig) -> _SpecialIds:
     """Return the special tokens of the generation config, with the model's as defaults."""
     own, asked = model.config.special, config.special
     eos = asked.eos
@@ -201,10 +203,14 @@ def _special_ids(model: Writer, config: GenerationConfig) -> _SpecialIds:
 
 
 def _check_options(
-    model: Writer, config: GenerationConfig, special: _SpecialIds, streamer: object, decode: Decode | None
+    model: GenerativeModel,
+    config: GenerationConfig,
+    special: _SpecialIds,
+    streamer: object,
+    decode: Decode | None,
 ) -> None:
     if config.stop and decode is None:
-        raise InputError("decode: stop strings are looked for in text; give the tokenizer's decode")
+        raise InputError("decode: stop strings require it; pass the tokenizer's decode")
     if streamer is not None and config.method == "beam":
         raise InputError(
             "streamer: beam search knows its text only at the end; leave the streamer or num_beams out"

@@ -21,19 +21,19 @@ SHORTEST = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Before(State):
+class SourceTokens(State):
     """Tokens before the texts that may be copied: [N, S], padding as -1."""
 
     tokens: Tensor
 
 
 class Lookup:
-    """A drafter that searches for at most the last `ngram` tokens; `paired`: also in an encoder-decoder's
+    """A drafter that searches for at most the last `ngram` tokens; `has_source`: also in an encoder-decoder's
     source.
     """
 
-    def __init__(self, ngram: int, paired: bool):
-        self.ngram, self.paired = ngram, paired
+    def __init__(self, ngram: int, has_source: bool):
+        self.ngram, self.has_source = ngram, has_source
 
     def start(
         self,
@@ -41,15 +41,17 @@ class Lookup:
         attention_mask: Tensor | None,
         first: int | None,
         inputs: Mapping[str, Tensor],
-    ) -> Before:
+    ) -> SourceTokens:
         """Return the source of an encoder-decoder; no tokens for a decoder-only model, as its texts begin
         with the prompt.
         """
-        if not self.paired:
-            return Before(input_ids[:, :0])
-        return Before(input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, -1))
+        if not self.has_source:
+            return SourceTokens(input_ids[:, :0])
+        return SourceTokens(
+            input_ids if attention_mask is None else input_ids.masked_fill(attention_mask == 0, -1)
+        )
 
-    def propose(self, text: Tensor, count: int, memory: Before) -> tuple[Drafts, State]:
+    def propose(self, text: Tensor, count: int, memory: SourceTokens) -> tuple[Drafts, State]:
         """Propose `count` tokens if the last tokens of every row occurred before, else none."""
         text = torch.cat([memory.tokens, text], 1)
         back = self.repeats(text)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from polyformer.core.state import State
 from polyformer.models.generation.constraints import Processor
-from polyformer.models.generation.decoder import Start
-from polyformer.models.generation.generated import SearchResult
+from polyformer.models.generation.decoder import DecodingStart
 from polyformer.models.generation.processors import process
+from polyformer.models.generation.results import SearchResult
 from polyformer.models.generation.stopping import Stopping
 
 S = TypeVar("S", bound=State)
@@ -25,13 +25,13 @@ def distribution(logits: Tensor) -> Tensor:
     return logits.float().softmax(-1)
 
 
-def drawn(generator: torch.Generator | None) -> Choose:
+def sampler(generator: torch.Generator | None) -> Choose:
     """Return a function that samples with a generator, by default torch's for the device."""
     return lambda logits: torch.multinomial(distribution(logits), 1, generator=generator).squeeze(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rules:
+class SearchSettings:
     """Settings that hold at every step. `pad` fills finished texts; `streamer` receives each step's tokens
     [N].
     """
@@ -43,7 +43,7 @@ class Rules:
     streamer: Callable[[Tensor], None] | None = None
 
 
-class Steps(Protocol[S]):
+class StepDecoder(Protocol[S]):
     """The interface of the model in a search."""
 
     def step(self, tokens: Tensor, state: S) -> tuple[Tensor, S]:
@@ -51,10 +51,10 @@ class Steps(Protocol[S]):
         ...
 
 
-class Texts:
+class GrowingTexts:
     """The texts of a search: one text after each row of `history` [N, T]; a row leaves when its text ends."""
 
-    def __init__(self, history: Tensor, rules: Rules, dtype: torch.dtype):
+    def __init__(self, history: Tensor, rules: SearchSettings, dtype: torch.dtype):
         count, self.prompt = history.shape
         self.rules, self.step = rules, 0
         self.text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
@@ -65,7 +65,7 @@ class Texts:
         self.alive: Tensor | slice = slice(None)  # the active rows; an index tensor is slower than a slice
 
     @property
-    def so_far(self) -> Tensor:
+    def tokens(self) -> Tensor:
         """The active rows, including the prompt."""
         return self.text[:, : self.prompt + self.step]
 
@@ -97,15 +97,17 @@ class Texts:
         return SearchResult(self.output, self.lengths, self.scores)
 
 
-def search(decoder: Steps[S], start: Start[S], rules: Rules, choose: Choose, copies: int) -> SearchResult:
+def search(
+    decoder: StepDecoder[S], start: DecodingStart[S], rules: SearchSettings, choose: Choose, copies: int
+) -> SearchResult:
     """Generate `copies` texts for every input, each token by `choose`. A finished row leaves the batch."""
     logits, state, history = start.logits, start.state, start.history
     if copies > 1:
         rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
         logits, state, history = logits[rows], state.reorder(rows), history[rows]
-    texts = Texts(history, rules, logits.dtype)
+    texts = GrowingTexts(history, rules, logits.dtype)
     while True:
-        token = choose(process(rules.processors, logits, texts.so_far))
+        token = choose(process(rules.processors, logits, texts.tokens))
         stay = texts.add(token, logits)
         if stay is None:
             return texts.result()

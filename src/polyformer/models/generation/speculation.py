@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from polyformer.core.state import State
-from polyformer.models.generation.decoder import Decoder, Start
+from polyformer.models.generation.decoder import Decoder, DecodingStart
+from polyformer.models.generation.draft_state import DraftState
 from polyformer.models.generation.drafter import Drafter, Drafts
-from polyformer.models.generation.generated import Drafted
-from polyformer.models.generation.reading import Reading
+from polyformer.models.generation.results import DraftStatistics
 from polyformer.models.generation.search import Choose, distribution
 
-MOST_AGAIN = 16
+MAX_REREAD_TOKENS = 16
 """The most tokens that a pass reads again together with drafts; more are read in a separate pass."""
 
 
@@ -50,7 +50,7 @@ class Speculation(State):
     """
 
     text: Tensor
-    reading: Reading
+    reading: DraftState
     logits: Tensor
     drafts: Drafts
     place: int
@@ -68,15 +68,15 @@ class Speculator:
         self,
         decoder: Decoder,
         drafter: Drafter,
-        most: int,
+        max_drafts: int,
         choose: Choose,
         generator: torch.Generator | None = None,
     ):
-        self.decoder, self.drafter, self.most = decoder, drafter, most
-        self.ordinary, self.generator = choose, generator
+        self.decoder, self.drafter, self.max_drafts = decoder, drafter, max_drafts
+        self.fallback, self.generator = choose, generator
         self.end = 0
         self.proposed: tuple[Tensor, Tensor] | None = None
-        self.drafted = Drafted()
+        self.drafted = DraftStatistics()
 
     def start(
         self,
@@ -84,22 +84,22 @@ class Speculator:
         attention_mask: Tensor | None,
         first: int | None,
         inputs: Mapping[str, Tensor],
-    ) -> Start[Speculation]:
+    ) -> DecodingStart[Speculation]:
         """Read the inputs as `Decoder.start` does."""
         start = self.decoder.start(input_ids, attention_mask, first, inputs)
         memory = self.drafter.start(input_ids, attention_mask, first, inputs)
         width = start.history.shape[1]
-        self.end = width + self.decoder.room
+        self.end = width + self.decoder.max_new_tokens
         drafts = Drafts(start.history[:, :0])
-        reading = Reading(start.state, width)
+        reading = DraftState(start.state, width)
         state = Speculation(start.history, reading, start.logits.unsqueeze(1), drafts, 0, memory)
-        return Start(start.logits, state, start.history)
+        return DecodingStart(start.logits, state, start.history)
 
     def step(self, tokens: Tensor, state: Speculation) -> tuple[Tensor, Speculation]:
         """Read tokens as `Decoder.step` does."""
         text, drafts, place = torch.cat([state.text, tokens.unsqueeze(1)], 1), state.drafts, state.place
         if place < drafts.tokens.shape[1] and torch.equal(tokens, drafts.tokens[:, place]):
-            self.drafted = self.drafted.plus(accepted=len(tokens))
+            self.drafted = self.drafted.add(accepted=len(tokens))
             state = dataclasses.replace(state, text=text, place=place + 1)
         else:
             state = self._pass(text, state)
@@ -112,24 +112,24 @@ class Speculator:
     def choose(self, logits: Tensor) -> Tensor:
         """Return one token per row [N] for the processed logits [N, V] of the last step."""
         if self.proposed is None:
-            return self.ordinary(logits)
-        return kept_or_drawn(distribution(logits), *self.proposed, self.generator)
+            return self.fallback(logits)
+        return accept_or_resample(distribution(logits), *self.proposed, self.generator)
 
     def _pass(self, text: Tensor, state: Speculation) -> Speculation:
         """Propose drafts, and read the unread part of the texts and the drafts."""
-        reading, width = state.reading.upto(text.shape[1] - 1), text.shape[1]
-        count = min(self.most, self.end - width - 1)
-        if width - reading.length > MOST_AGAIN:
+        reading, width = state.reading.truncated_to(text.shape[1] - 1), text.shape[1]
+        count = min(self.max_drafts, self.end - width - 1)
+        if width - reading.length > MAX_REREAD_TOKENS:
             count = 0
         drafts, memory = self.drafter.propose(text, count, state.memory)
         count = drafts.tokens.shape[1]
         unread = torch.cat([text[:, reading.length :], drafts.tokens], 1)
         logits, after = self.decoder.read(unread, reading.state, count + 1)
-        self.drafted = self.drafted.plus(proposed=drafts.tokens.numel(), passes=1)
-        return Speculation(text, Reading.of(after, width + count, reading), logits, drafts, 0, memory)
+        self.drafted = self.drafted.add(proposed=drafts.tokens.numel(), passes=1)
+        return Speculation(text, DraftState.of(after, width + count, reading), logits, drafts, 0, memory)
 
 
-def kept_or_drawn(p: Tensor, drafts: Tensor, q: Tensor, generator: torch.Generator | None) -> Tensor:
+def accept_or_resample(p: Tensor, drafts: Tensor, q: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return tokens [N] distributed as p [N, V], using the `drafts` [N] drawn from q [N, V] if accepted."""
     index = drafts.unsqueeze(1)
     chance = torch.rand(index.shape, generator=generator, dtype=p.dtype, device=p.device)

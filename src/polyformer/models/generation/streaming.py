@@ -24,7 +24,7 @@ class TextStreamer:
     ):
         self.decode, self.stop, self.write = decode, tuple(stop), write
         self.tokens: list[int] = []
-        self.shown = 0
+        self.written_length = 0
 
     def __call__(self, tokens: Tensor) -> None:
         """Receive the next token, [1]."""
@@ -33,20 +33,20 @@ class TextStreamer:
         self.tokens += tokens.tolist()
         text = self.decode(self.tokens)
         whole = cut(text, self.stop)
-        self._show(whole, len(whole) - (_unsure(text, self.stop) if whole == text else 0))
+        self._show(whole, len(whole) - (_unstable_suffix(text, self.stop) if whole == text else 0))
 
     def finish(self) -> None:
         """Show the rest of the text."""
         whole = cut(self.decode(self.tokens), self.stop)
         self._show(whole, len(whole))
 
-    def _show(self, text: str, upto: int) -> None:
-        if upto > self.shown:
-            self.write(text[self.shown : upto])
-            self.shown = upto
+    def _show(self, text: str, end: int) -> None:
+        if end > self.written_length:
+            self.write(text[self.written_length : end])
+            self.written_length = end
 
 
-def _unsure(text: str, stop: Sequence[str]) -> int:
+def _unstable_suffix(text: str, stop: Sequence[str]) -> int:
     """Return the number of characters at the end of `text` that may still change or become a stop string."""
     unfinished = len(text) - len(text.rstrip(UNFINISHED))
     starts = (size for string in stop for size in range(1, len(string)) if text.endswith(string[:size]))

@@ -1,4 +1,4 @@
-"""Sizes and choices of known models, one file a family."""
+"""Sizes and choices of known models, one table of sizes and one builder per family."""
 
 from polyformer.core.registry import import_modules
 from polyformer.models.presets.base import (

@@ -3,14 +3,25 @@
 from polyformer.attention.positions import LearnedConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
+SIZES = {
+    "albert-base": ((12, 768, 12), "12M"),
+    "albert-large": ((24, 1024, 16), "18M"),
+    "albert-xxlarge": ((12, 4096, 64), "235M"),  # the released weights are 223M
+}
 
+
+@register_sizes(
+    "ALBERT encoder with shared layers: {layers} layers of {width} "
+    "(Lan et al. 2020, table 1: {} parameters).",
+    SIZES,
+)
 def albert(layers: int, width: int, heads: int) -> ModelConfig:
-    """30000 tokens with vectors of 128, and no dropout, as its second version was trained."""
+    """Return version 2: 30000 tokens with vectors of 128, and no dropout."""
     return ModelConfig(
         vocab_size=30000,
         hidden_size=width,
@@ -28,24 +39,3 @@ def albert(layers: int, width: int, heads: int) -> ModelConfig:
         special=SpecialTokens(pad=0, bos=2, eos=3),
         initializer_range=0.02,
     )
-
-
-@register("albert-base")
-def albert_base() -> ModelConfig:
-    """ALBERT encoder with shared layers: 12 layers of 768 (Lan et al. 2020, table 1: 12M parameters)."""
-    return albert(12, 768, 12)
-
-
-@register("albert-large")
-def albert_large() -> ModelConfig:
-    """ALBERT encoder with shared layers: 24 layers of 1024 (Lan et al. 2020, table 1: 18M parameters)."""
-    return albert(24, 1024, 16)
-
-
-@register("albert-xxlarge")
-def albert_xxlarge() -> ModelConfig:
-    """ALBERT encoder with shared layers: 12 layers of 4096 (Lan et al. 2020, table 1: 235M parameters).
-
-    The released weights are 223M.
-    """
-    return albert(12, 4096, 64)

@@ -1,16 +1,25 @@
-"""BART: the encoder-decoder of 2017 with GELU, learned positions and a norm below. Lewis et al. 2020."""
+"""BART: the Transformer with GELU, learned positions and a normalized embedding sum. Lewis et al. 2020."""
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import LearnedConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import LanguageModelConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
+SIZES = {
+    "bart-base": ((6, 768, 12), "139M", "section 4"),  # facebook/bart-base
+    "bart-large": ((12, 1024, 16), "406M", "section 5"),
+}
 
+
+@register_sizes(
+    "BART encoder-decoder: {layers} + {layers} layers of {width}, {} parameters (Lewis et al. 2020, {}).",
+    SIZES,
+)
 def bart(layers: int, width: int, heads: int) -> ModelConfig:
-    """Equal stacks, post-norm, a feed-forward of four times the width, two rows before the positions."""
+    """Return equal post-norm stacks; the position table has two unused rows before the first position."""
     stack = StackConfig(
         num_hidden_layers=layers,
         attention=AttentionConfig(num_attention_heads=heads, mechanism=SoftmaxConfig(dropout=0.1)),
@@ -28,18 +37,3 @@ def bart(layers: int, width: int, heads: int) -> ModelConfig:
         special=SpecialTokens(pad=1, bos=2, eos=2),
         initializer_range=0.02,
     )
-
-
-@register("bart-base")
-def bart_base() -> ModelConfig:
-    """BART encoder-decoder: 6 + 6 layers of 768, 139M parameters (Lewis et al. 2020, section 4).
-
-    The released checkpoint is facebook/bart-base.
-    """
-    return bart(6, 768, 12)
-
-
-@register("bart-large")
-def bart_large() -> ModelConfig:
-    """BART encoder-decoder: 12 + 12 layers of 1024, 406M parameters (Lewis et al. 2020, section 5)."""
-    return bart(12, 1024, 16)

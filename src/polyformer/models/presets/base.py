@@ -1,28 +1,57 @@
 """Models by name: `create_model("bert-base", attention=Window(256) | Global(1))`."""
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from polyformer.core.config import Config
-from polyformer.core.names import announce
+from polyformer.core.names import register_names
 from polyformer.core.registry import Registry
 from polyformer.models.architectures import AnyConfig, Transformer, build_model
 from polyformer.models.config import ModelConfig
 
 C = TypeVar("C", bound=Config)
+B = TypeVar("B", bound=Callable[..., AnyConfig])
 
 MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
-"""Preset name to the function that makes its configuration; the function's docstring cites the source."""
+"""Preset name to the function that returns its configuration; the function's docstring cites the source."""
 
 register = MODELS.register
-announce("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
+register_names("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
+
+
+def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Callable[[B], B]:
+    """Return a decorator that registers one preset for every row of a family's table of sizes.
+
+    Args:
+        description: the sentence that describes a preset and cites its source. `{layers}` stands for the
+            builder's argument of that name, and every `{}` for the next text of the row.
+        sizes: the name of a preset -> its row: the builder's positional arguments as a tuple, and texts.
+
+    The decorated function is the family's builder, which returns a configuration. It is not changed:
+
+        @register_sizes("GPT decoder: {layers} layers, {} (Radford 2018).", {"gpt": ((12, 768), "117M")})
+        def gpt(layers: int, width: int) -> ModelConfig: ...
+    """
+
+    def register_rows(build: B) -> B:
+        for name, (arguments, *texts) in sizes.items():
+            preset = functools.partial(build, *arguments)
+            names = inspect.signature(build).bind(*arguments).arguments
+            preset.__doc__ = description.format(*texts, **names)
+            preset.__module__ = build.__module__
+            register(name)(preset)
+        return build
+
+    return register_rows
 
 
 def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelConfig:
-    """The configuration of preset `name` with `overrides` by option name.
+    """Return the configuration of preset `name` with `overrides` by option name.
 
-    A bare name sets the option wherever the model has it, a dotted path (`decoder.num_hidden_layers`) in one
-    place. A part is named by its kind, an expression, a mapping or a configuration:
+    A bare name sets the option everywhere in the model, a dotted path (`decoder.num_hidden_layers`) in one
+    place. A part is selected by its kind, an expression, a mapping or a configuration:
 
         position="rope"     "rope(base=500)"     {"kind": "rope", "base": 500}     RopeConfig(base=500)
 
@@ -42,8 +71,8 @@ def overridden(config: C, overrides: dict[str, Any]) -> C:
     return config
 
 
-def sizes(layers: int, width: int, heads: int) -> dict[str, int]:
-    """Overrides that make a preset as large as this, its feed-forward of four times the width."""
+def size_options(layers: int, width: int, heads: int) -> dict[str, int]:
+    """Return overrides for these sizes, with a feed-forward of four times the width."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -53,11 +82,11 @@ def sizes(layers: int, width: int, heads: int) -> dict[str, int]:
 
 
 def create_model(name: str, **overrides: Any) -> Transformer:
-    """A model with fresh weights: see `model_config` for the overrides."""
+    """Return a model with fresh weights; see `model_config` for the overrides."""
     model: Any = build_model(model_config(name, overrides))
     return model
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The presets whose names match a shell wildcard: `list_models("bert*")`."""
+    """Return the names of the presets that match a shell wildcard: `list_models("bert*")`."""
     return MODELS.names(pattern)

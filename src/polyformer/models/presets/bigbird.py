@@ -8,7 +8,7 @@ from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Patter
 from polyformer.attention.positions import EtcLabelsConfig, LearnedConfig, PositionConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
@@ -16,12 +16,39 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 LAYERS = 12
 
 
-def bigbird(pattern: Pattern, position: PositionConfig, positions: int) -> ModelConfig:
-    """RoBERTa's sizes with the vocabulary of google/bigbird-roberta-base."""
+def bigbird_pattern(layers: int, block: int, random: int) -> Pattern:
+    """Return the ITC form; texts shorter than all its blocks together use full attention."""
+    whole = Whole((5 + 2 * random) * block)
+    fixed = whole | BlockWindow(block) | Global(block) | GlobalEnd(block)
+    return PerLayer(tuple(fixed | Random(random, block, seed=layer) for layer in range(layers)))
+
+
+def etc_pattern(layers: int, block: int, random: int) -> Pattern:
+    """Return the ETC form: a window and random blocks of long tokens, with 256 global tokens."""
+    fixed = BlockWindow(block) | Global(256)
+    return PerLayer(tuple(fixed | Random(random, block, seed=layer) for layer in range(layers)))
+
+
+SIZES = {
+    # google/bigbird-roberta-base. Blocks of 64; the first and the last block are global, a window of three,
+    # and three random blocks, which see each other here and in one direction only there. Texts of at most 704
+    # tokens use full attention, as there.
+    "bigbird-base": ((bigbird_pattern(LAYERS, 64, 3), LearnedConfig()), "ITC form, for 4096 tokens"),
+    # Blocks of 84 and a window of three; positions are ETC's labels.
+    "bigbird-etc-base": (
+        (etc_pattern(LAYERS, 84, 3), EtcLabelsConfig(global_tokens=256, max_distance=12)),
+        "ETC form, 256 global tokens",
+    ),
+}
+
+
+@register_sizes("BigBird encoder, {}: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).", SIZES)
+def bigbird(pattern: Pattern, position: PositionConfig) -> ModelConfig:
+    """Return RoBERTa's sizes with the vocabulary of google/bigbird-roberta-base, for 4096 tokens."""
     return ModelConfig(
         vocab_size=50358,
         hidden_size=768,
-        max_position_embeddings=positions,
+        max_position_embeddings=4096,
         embedding=EmbeddingConfig(scaled=False, normed=True, type_vocab_size=2),
         encoder=StackConfig(
             num_hidden_layers=LAYERS,
@@ -33,33 +60,3 @@ def bigbird(pattern: Pattern, position: PositionConfig, positions: int) -> Model
         head=MaskedConfig(activation="gelu_tanh"),
         initializer_range=0.02,
     )
-
-
-@register("bigbird-base")
-def bigbird_base() -> ModelConfig:
-    """BigBird encoder, ITC form, for 4096 tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).
-
-    The released checkpoint is google/bigbird-roberta-base. Blocks of 64; the first and the last block are
-    global, a window of three, and three random blocks, which see one another here and not on one side only.
-    Texts of at most 704 tokens are seen whole, as there.
-    """
-    return bigbird(bigbird_pattern(LAYERS, 64, 3), LearnedConfig(), 4096)
-
-
-def bigbird_pattern(layers: int, block: int, random: int) -> Pattern:
-    """The ITC form for so many layers; shorter texts than all its blocks together are seen whole."""
-    whole = Whole((5 + 2 * random) * block)
-    fixed = whole | BlockWindow(block) | Global(block) | GlobalEnd(block)
-    return PerLayer(tuple(fixed | Random(random, block, seed=layer) for layer in range(layers)))
-
-
-@register("bigbird-etc-base")
-def bigbird_etc_base() -> ModelConfig:
-    """BigBird encoder, ETC form, 256 global tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).
-
-    Blocks of 84 and a window of three, with random blocks as in the general form; positions are ETC's labels.
-    Rows are those of `polyformer.data.structured`.
-    """
-    labels = EtcLabelsConfig(global_tokens=256, max_distance=12)
-    layers = (BlockWindow(84) | Global(256) | Random(3, 84, seed=layer) for layer in range(LAYERS))
-    return bigbird(PerLayer(tuple(layers)), labels, 4096)

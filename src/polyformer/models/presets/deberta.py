@@ -4,7 +4,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import DebertaConfig, PositionConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
@@ -12,10 +12,10 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 EPS = 1e-7
 
 
-def deberta(
+def disentangled(
     layers: int, width: int, heads: int, vocab: int, position: PositionConfig, bias: bool | tuple[str, ...]
 ) -> ModelConfig:
-    """BERT's layout without token types; the feed-forward is four times the width."""
+    """Return BERT's layout with these positions and without token types."""
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=width,
@@ -34,19 +34,31 @@ def deberta(
     )
 
 
-@register("deberta-base")
-def deberta_base() -> ModelConfig:
-    """DeBERTa encoder: 12 layers of 768, 100M parameters without tokens (He et al. 2021, table 8).
+FIRST = {
+    "deberta-base": ((12, 768, 12), "100M"),  # microsoft/deberta-base
+}
+V3 = {
+    "deberta-v3-small": ((6, 768, 12), "44M"),  # microsoft/deberta-v3-small, and 98M of token vectors
+    "deberta-v3-base": ((12, 768, 12), "86M"),  # microsoft/deberta-v3-base, and 98M of token vectors
+}
 
-    The released checkpoint is microsoft/deberta-base, with 50265 token vectors. Keys have no bias, as in
-    the released weights.
-    """
+
+@register_sizes(
+    "DeBERTa encoder: {layers} layers of {width}, {} parameters without tokens (He et al. 2021, table 8).",
+    FIRST,
+)
+def deberta(layers: int, width: int, heads: int) -> ModelConfig:
+    """Return the first version; its key projections have no bias."""
     position = DebertaConfig(eps=EPS, dropout=0.1)
-    return deberta(12, 768, 12, 50265, position, bias=("query", "value", "output"))
+    return disentangled(layers, width, heads, 50265, position, bias=("query", "value", "output"))
 
 
-def later(layers: int, width: int, heads: int) -> ModelConfig:
-    """The second and third version: logarithmic buckets, and positions projected as contents are."""
+@register_sizes(
+    "DeBERTa V3 encoder: {layers} layers of {width}, {} parameters without tokens (He et al. 2023, table 5).",
+    V3,
+)
+def deberta_v3(layers: int, width: int, heads: int) -> ModelConfig:
+    """Return version 2 or 3: logarithmic buckets, and positions share the projections of contents."""
     position = DebertaConfig(
         max_relative_positions=512,
         buckets=256,
@@ -55,22 +67,4 @@ def later(layers: int, width: int, heads: int) -> ModelConfig:
         eps=EPS,
         dropout=0.1,
     )
-    return deberta(layers, width, heads, 128100, position, bias=True)
-
-
-@register("deberta-v3-small")
-def deberta_v3_small() -> ModelConfig:
-    """DeBERTa V3 encoder: 6 layers of 768, 44M parameters without tokens (He et al. 2023, table 5).
-
-    The released checkpoint is microsoft/deberta-v3-small, with 98M parameters of token vectors.
-    """
-    return later(6, 768, 12)
-
-
-@register("deberta-v3-base")
-def deberta_v3_base() -> ModelConfig:
-    """DeBERTa V3 encoder: 12 layers of 768, 86M parameters without tokens (He et al. 2023, table 5).
-
-    The released checkpoint is microsoft/deberta-v3-base, with 98M parameters of token vectors.
-    """
-    return later(12, 768, 12)
+    return disentangled(layers, width, heads, 128100, position, bias=True)

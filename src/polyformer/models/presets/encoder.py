@@ -3,15 +3,27 @@
 from polyformer.attention.positions import LearnedConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
+BERT = {
+    "bert-base": ((12, 768, 12), ", 110M parameters", ""),
+    "bert-large": ((24, 1024, 16), "", ": 340M parameters"),
+}
+CLASSIFIERS = {  # layers, width, heads, vocabulary, positions
+    "encoder-small": ((2, 128, 4, 8000, 512), "a CPU: an encoder with 2 layers of 128"),
+    "encoder-tiny": ((1, 32, 2, 300, 64), "tests: an encoder with one layer of 32"),
+}
 
+
+@register_sizes(
+    "BERT encoder for masked tokens: {layers} layers of {width}{} (Devlin et al. 2019, section 3{}).", BERT
+)
 def bert(layers: int, width: int, heads: int) -> ModelConfig:
-    """BERT's layout: post-norm, learned positions, a norm after the embedding sum, masked language model."""
+    """Return BERT's layout: post-norm, learned positions, a norm after the embedding sum, a masked head."""
     return ModelConfig(
         vocab_size=30522,
         hidden_size=width,
@@ -28,20 +40,9 @@ def bert(layers: int, width: int, heads: int) -> ModelConfig:
     )
 
 
-@register("bert-base")
-def bert_base() -> ModelConfig:
-    """BERT encoder for masked tokens: 12 layers of 768, 110M parameters (Devlin et al. 2019, section 3)."""
-    return bert(12, 768, 12)
-
-
-@register("bert-large")
-def bert_large() -> ModelConfig:
-    """BERT encoder for masked tokens: 24 layers of 1024 (Devlin et al. 2019, section 3: 340M parameters)."""
-    return bert(24, 1024, 16)
-
-
+@register_sizes("Text classifier for {}.", CLASSIFIERS)
 def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> ModelConfig:
-    """Pre-norm with learned positions and a classification head."""
+    """Return a pre-norm encoder with learned positions and a classification head."""
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=width,
@@ -56,15 +57,3 @@ def encoder(layers: int, width: int, heads: int, vocab: int, positions: int) -> 
         head=ClassifyConfig(pooling="mean", hidden=False),
         initializer_range=0.02,
     )
-
-
-@register("encoder-small")
-def encoder_small() -> ModelConfig:
-    """Text classifier for a CPU: an encoder with 2 layers of 128."""
-    return encoder(2, 128, 4, vocab=8000, positions=512)
-
-
-@register("encoder-tiny")
-def encoder_tiny() -> ModelConfig:
-    """Text classifier for tests: an encoder with one layer of 32."""
-    return encoder(1, 32, 2, vocab=300, positions=64)

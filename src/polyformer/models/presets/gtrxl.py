@@ -1,34 +1,37 @@
-"""Policies: GTrXL and what it is compared with, in sizes for a processor. Parisotto et al. 2019.
+"""Policies: GTrXL and the baselines of its comparison, in sizes for a CPU. Parisotto et al. 2019.
 
-The paper's have 12 layers, and its tasks take a billion steps. Sizes of observations and the number of
-actions are the environment's once a task is named.
+The paper's models have 12 layers and train for a billion steps. The environment of a task sets the sizes of
+observations and the number of actions.
 """
 
 from polyformer.models.architectures import PolicyConfig
-from polyformer.models.architectures.trunks import DecoderTrunkConfig, FeedForwardTrunkConfig, LSTMTrunkConfig
-from polyformer.models.presets.base import register
+from polyformer.models.architectures.policy_trunks import (
+    DecoderTrunkConfig,
+    FeedForwardTrunkConfig,
+    LSTMTrunkConfig,
+    TrunkConfig,
+)
+from polyformer.models.presets.base import register_sizes
+
+POST_NORM = DecoderTrunkConfig().override("block", "post").override("intermediate_size", 196)
+SIZES = {  # width, trunk; all have about as many parameters
+    "gtrxl": (
+        (64, DecoderTrunkConfig()),
+        "GTrXL policy: 1 layer of 64, 2 heads, a memory of 32 steps (Parisotto et al. 2019, section 3)",
+    ),
+    "policy-transformer-xl": (
+        (98, POST_NORM),
+        "Transformer-XL policy, to compare with gtrxl: post-norm, without gates, about as many parameters",
+    ),
+    "policy-lstm": ((104, LSTMTrunkConfig()), "LSTM policy, to compare with gtrxl: about as many parameters"),
+    "policy-feedforward": (
+        (206, FeedForwardTrunkConfig()),
+        "Feed-forward policy, to compare with gtrxl: no memory, about as many parameters",
+    ),
+}
 
 
-@register("gtrxl")
-def gtrxl() -> PolicyConfig:
-    """GTrXL policy: 1 layer of 64, 2 heads, a memory of 32 steps (Parisotto et al. 2019, section 3)."""
-    return PolicyConfig()
-
-
-@register("policy-transformer-xl")
-def transformer_xl() -> PolicyConfig:
-    """Transformer-XL policy for comparison with gtrxl: post-norm, without gates, of similar size."""
-    trunk = DecoderTrunkConfig().override("block", "post").override("intermediate_size", 196)
-    return PolicyConfig(hidden_size=98, trunk=trunk)
-
-
-@register("policy-lstm")
-def lstm() -> PolicyConfig:
-    """LSTM policy for comparison with gtrxl, of similar size."""
-    return PolicyConfig(hidden_size=104, trunk=LSTMTrunkConfig())
-
-
-@register("policy-feedforward")
-def feedforward() -> PolicyConfig:
-    """Feed-forward policy for comparison with gtrxl: without a memory, of similar size."""
-    return PolicyConfig(hidden_size=206, trunk=FeedForwardTrunkConfig())
+@register_sizes("{}.", SIZES)
+def policy(width: int, trunk: TrunkConfig) -> PolicyConfig:
+    """Return a policy of this width around `trunk`."""
+    return PolicyConfig(hidden_size=width, trunk=trunk)

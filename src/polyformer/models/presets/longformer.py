@@ -5,17 +5,40 @@ from polyformer.attention.patterns import Global, Marked, Pattern, PerHead, PerL
 from polyformer.attention.positions import LearnedConfig, SinusoidalConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
+def dilated(reach: int, dilation: int) -> Pattern:
+    """Return a window over the last `reach` + 1 tokens; two of eight heads are dilated."""
+    near, far = Window(reach, 0), Window(reach, 0, dilation)
+    return PerHead((far, far, *[near] * 6))
+
+
+GROWING = PerLayer((Window(2) | Global(1) | Marked(), Window(4) | Global(1) | Marked()))
+ENCODERS = {  # layers, width, heads, vocabulary, positions, pattern
+    # allenai/longformer-base-4096, 149M parameters. `global_attention_mask` marks the global tokens; with
+    # `marks_first` the head `classify` marks the first token.
+    "longformer-base": (
+        (12, 768, 12, 50265, 4096, Window(256) | Marked()),
+        ": RoBERTa-base with windows of 512, 4096 tokens (Beltagy et al. 2020, section 5)",
+    ),
+    "longformer-tiny": ((2, 32, 2, 300, 64, GROWING), " for tests: two layers of 32 with different windows"),
+}
+# Windows grow from the bottom layer to the top, and in the upper half two heads are dilated. Positions are
+# sinusoids at the input; the paper uses Transformer-XL's.
+DILATED = PerLayer((Window(31, 0), Window(63, 0), dilated(127, 2), dilated(127, 3)))
+DECODERS = {"longformer-decoder-small": ((4, 256, 8, 8000, DILATED),)}
+
+
+@register_sizes("Longformer encoder{}.", ENCODERS)
 def longformer(
     layers: int, width: int, heads: int, vocab: int, positions: int, pattern: Pattern
 ) -> ModelConfig:
-    """RoBERTa with `pattern` instead of full attention and projections of their own for global tokens."""
+    """Return RoBERTa with `pattern` instead of full attention and separate projections for global tokens."""
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=width,
@@ -38,48 +61,21 @@ def longformer(
     )
 
 
-@register("longformer-base")
-def longformer_base() -> ModelConfig:
-    """Longformer encoder: RoBERTa-base with windows of 512, 4096 tokens (Beltagy et al. 2020, section 5).
-
-    The published allenai/longformer-base-4096, 149M parameters. Global tokens are those that
-    `global_attention_mask` marks; `marks_first` of the head `classify` marks the first one by itself.
-    """
-    return longformer(12, 768, 12, 50265, 4096, Window(256) | Marked())
-
-
-@register("longformer-tiny")
-def longformer_tiny() -> ModelConfig:
-    """Longformer encoder for tests: two layers of 32 with different windows.
-
-    As in section 4.1 of Beltagy et al. 2020.
-    """
-    pattern = PerLayer((Window(2) | Global(1) | Marked(), Window(4) | Global(1) | Marked()))
-    return longformer(2, 32, 2, 300, 64, pattern)
-
-
-def dilated(reach: int, dilation: int) -> Pattern:
-    """The last `reach` + 1 tokens; two of eight heads see as many `dilation` times as far."""
-    near, far = Window(reach, 0), Window(reach, 0, dilation)
-    return PerHead((far, far, *[near] * 6))
-
-
-@register("longformer-decoder-small")
-def longformer_decoder_small() -> ModelConfig:
-    """Longformer decoder for a CPU: 4 layers of 256 with causal windows (Beltagy et al. 2020, section 4.1).
-
-    Windows grow from the bottom layer to the top, and in the upper half two heads are dilated. Pre-norm and
-    sinusoids at the input, where the paper has Transformer-XL's positions.
-    """
-    pattern = PerLayer((Window(31, 0), Window(63, 0), dilated(127, 2), dilated(127, 3)))
+@register_sizes(
+    "Longformer decoder for a CPU: {layers} layers of {width} with causal windows "
+    "(Beltagy et al. 2020, section 4.1).",
+    DECODERS,
+)
+def longformer_decoder(layers: int, width: int, heads: int, vocab: int, pattern: Pattern) -> ModelConfig:
+    """Return a pre-norm decoder with sinusoids."""
     return ModelConfig(
-        vocab_size=8000,
-        hidden_size=256,
-        embedding=EmbeddingConfig(scaled=False),  # as runs of this preset began
+        vocab_size=vocab,
+        hidden_size=width,
+        embedding=EmbeddingConfig(scaled=False),  # later defaults would change the results of earlier runs
         decoder=StackConfig(
-            num_hidden_layers=4,
-            attention=AttentionConfig(num_attention_heads=8, mechanism=SoftmaxConfig(pattern=pattern)),
-            feedforward=DenseConfig(intermediate_size=1024, activation="gelu"),
+            num_hidden_layers=layers,
+            attention=AttentionConfig(num_attention_heads=heads, mechanism=SoftmaxConfig(pattern=pattern)),
+            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
             position=SinusoidalConfig(),
             block=PreNormConfig(),
         ),

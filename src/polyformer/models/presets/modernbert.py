@@ -1,6 +1,6 @@
-"""ModernBERT: pre-norm encoder without biases, two layers of a window between those of the whole text.
+"""ModernBERT: pre-norm encoder without biases, two windowed layers after each layer of full attention.
 
-Rotary positions with another base for each kind of layer, GeGLU, texts of 8192 tokens. Warner et al. 2024.
+Rotary positions with a different base for each kind of layer, GeGLU, 8192 tokens. Warner et al. 2024.
 """
 
 from polyformer.attention.mechanisms import SoftmaxConfig
@@ -9,7 +9,7 @@ from polyformer.attention.patterns.implied import Full
 from polyformer.attention.positions import RopeConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import GatedConfig
 from polyformer.nn.heads import MaskedConfig
@@ -17,11 +17,22 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 EPS = 1e-5
 GLOBAL, LOCAL = 160_000.0, 10_000.0
-"""The bases of both kinds of layers."""
+"""The RoPE bases of layers with full attention and of windowed layers."""
 
 
+SIZES = {  # layers, width, heads, inner width
+    "modernbert-base": ((22, 768, 12, 1152),),
+    "modernbert-large": ((28, 1024, 16, 2624),),
+}
+
+
+@register_sizes(
+    "ModernBERT encoder: {layers} layers of {width}, two in three of them local "
+    "(Warner et al. 2024, table 4).",
+    SIZES,
+)
 def modernbert(layers: int, width: int, heads: int, inner: int) -> ModelConfig:
-    """A layer that sees all, two that see 64 tokens to either side, and so on."""
+    """Return a repeating group of a layer with full attention and two with 64 tokens on either side."""
     near = Window(64, 64)
     return ModelConfig(
         vocab_size=50368,
@@ -45,15 +56,3 @@ def modernbert(layers: int, width: int, heads: int, inner: int) -> ModelConfig:
         special=SpecialTokens(pad=50283, bos=50281, eos=50282),
         initializer_range=0.02,
     )
-
-
-@register("modernbert-base")
-def modernbert_base() -> ModelConfig:
-    """ModernBERT encoder: 22 layers of 768, two in three of them local (Warner et al. 2024, table 4)."""
-    return modernbert(22, 768, 12, 1152)
-
-
-@register("modernbert-large")
-def modernbert_large() -> ModelConfig:
-    """ModernBERT encoder: 28 layers of 1024, two in three of them local (Warner et al. 2024, table 4)."""
-    return modernbert(28, 1024, 16, 2624)

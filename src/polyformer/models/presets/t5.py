@@ -1,23 +1,51 @@
 """T5: an encoder-decoder for every task as text. Raffel et al. 2020; version 1.1: Xue et al. 2021.
 
-Pre-norm with RMS norms, no biases, buckets of distances, no scale of the scores, dropout inside the
-feed-forward and after the final norm too. Fresh weights are ours (normal, 0.02), which keep unscaled scores
-small; T5 starts each matrix from its own width.
+Pre-norm with RMS norms, no biases, bucketed distances, unscaled scores, dropout also inside the
+feed-forward and after the final norm. Fresh weights are normal with a deviation of 0.02, which keeps unscaled
+scores small; T5 derives the deviation of each matrix from its width.
 """
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import T5BiasConfig
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register
+from polyformer.models.presets.base import register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig, GatedConfig
 from polyformer.nn.heads import LanguageModelConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
+def relu(size: int) -> FeedForwardConfig:
+    """Return the feed-forward of the first version."""
+    return DenseConfig(intermediate_size=size, bias=False, inner_dropout=0.1)
+
+
+def gated_gelu(size: int) -> FeedForwardConfig:
+    """Return the feed-forward of version 1.1."""
+    return GatedConfig(intermediate_size=size, activation="gelu_tanh", inner_dropout=0.1)
+
+
+T5 = {  # layers, width, heads, feed-forward
+    "t5-small": ((6, 512, 8, relu(2048)), "60.5M", "3.7"),  # the paper says about 60 million parameters
+    "t5-base": ((12, 768, 12, relu(3072)), "223M", "3.1.1"),  # the paper says about 220 million
+    "t5-large": ((24, 1024, 16, relu(4096)), "738M", "3.7"),  # the paper says 770 million
+}
+V1_1 = {"t5-v1_1-base": ((12, 768, 12, gated_gelu(2048), False),)}
+
+
+@register_sizes(
+    "T5 encoder-decoder: {layers} + {layers} layers of {width}, {} parameters "
+    "(Raffel et al. 2020, section {}).",
+    T5,
+)
+@register_sizes(
+    "T5 version 1.1, and Flan-T5: {layers} + {layers} layers of {width}, gated GELU, untied output, "
+    "248M parameters.",
+    V1_1,
+)
 def t5(layers: int, width: int, heads: int, feedforward: FeedForwardConfig, tied: bool = True) -> ModelConfig:
-    """Equal stacks with heads of 64 and dropout of 0.1; a tied output layer reads scaled states."""
+    """Return equal stacks with heads of 64 and dropout of 0.1; a tied output layer reads scaled states."""
     stack = StackConfig(
         num_hidden_layers=layers,
         attention=AttentionConfig(
@@ -42,46 +70,3 @@ def t5(layers: int, width: int, heads: int, feedforward: FeedForwardConfig, tied
         special=SpecialTokens(pad=0, bos=0, eos=1),
         initializer_range=0.02,
     )
-
-
-def relu(size: int) -> FeedForwardConfig:
-    """The feed-forward of the first version."""
-    return DenseConfig(intermediate_size=size, bias=False, inner_dropout=0.1)
-
-
-def gated_gelu(size: int) -> FeedForwardConfig:
-    """The feed-forward of version 1.1."""
-    return GatedConfig(intermediate_size=size, activation="gelu_tanh", inner_dropout=0.1)
-
-
-@register("t5-small")
-def t5_small() -> ModelConfig:
-    """T5 encoder-decoder: 6 + 6 layers of 512, 60.5M parameters (Raffel et al. 2020, section 3.7).
-
-    The paper says about 60 million parameters.
-    """
-    return t5(6, 512, 8, relu(2048))
-
-
-@register("t5-base")
-def t5_base() -> ModelConfig:
-    """T5 encoder-decoder: 12 + 12 layers of 768, 223M parameters (Raffel et al. 2020, section 3.1.1).
-
-    The paper says about 220 million parameters.
-    """
-    return t5(12, 768, 12, relu(3072))
-
-
-@register("t5-large")
-def t5_large() -> ModelConfig:
-    """T5 encoder-decoder: 24 + 24 layers of 1024, 738M parameters (Raffel et al. 2020, section 3.7).
-
-    The paper says 770 million parameters.
-    """
-    return t5(24, 1024, 16, relu(4096))
-
-
-@register("t5-v1_1-base")
-def t5_v1_1_base() -> ModelConfig:
-    """T5 version 1.1, and Flan-T5: 12 + 12 layers of 768, gated GELU, untied output, 248M parameters."""
-    return t5(12, 768, 12, gated_gelu(2048), tied=False)

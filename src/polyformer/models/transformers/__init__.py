@@ -7,10 +7,11 @@
 Any model can be wrapped, of a public family or not. Requires transformers (`pip install 'polyformer[hub]'`).
 """
 
-from polyformer.models.transformers.answers import PolyformerForQuestionAnswering
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.cache import PolyformerCache
 from polyformer.models.transformers.config import PolyformerConfig
+from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
+from polyformer.models.transformers.question_answering import PolyformerForQuestionAnswering
 from polyformer.models.transformers.registration import wrap
 from polyformer.models.transformers.tasks import (
     PolyformerDoubleHeadsModel,
@@ -21,7 +22,6 @@ from polyformer.models.transformers.tasks import (
     PolyformerForTokenClassification,
 )
 from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
-from polyformer.models.transformers.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
 
 __all__ = [
     "PolyformerCache",

@@ -9,35 +9,35 @@ from typing import Any, ClassVar
 import transformers
 from torch import Tensor, nn
 from transformers import modeling_outputs as outputs
-from transformers.utils.generic import ModelOutput as TheirOutput
+from transformers.utils.generic import ModelOutput as HubOutput
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import OutputOptions
-from polyformer.models.architectures.card import CARD, write_card
+from polyformer.models.architectures.model_card import CARD, write_card
 from polyformer.models.outputs import ModelOutput, ModelState
-from polyformer.models.transformers.borrowed_cache import borrowed
-from polyformer.models.transformers.cache import PolyformerCache, caches
+from polyformer.models.transformers.borrowed_cache import as_polyformer_cache
+from polyformer.models.transformers.cache import PolyformerCache, supports_kv_cache
 from polyformer.models.transformers.config import TRAJECTORY, PolyformerConfig
 from polyformer.models.transformers.inputs import (
-    ASKED,
-    MORE_TEXT,
+    OTHER_TEXT_INPUTS,
+    OUTPUT_ARGUMENTS,
     SOURCE,
     STATE,
     TEXT,
     Arguments,
-    settle_text,
-    taking,
+    accepts,
+    resolve_text_inputs,
 )
-from polyformer.models.transformers.offload import loaded
+from polyformer.models.transformers.offload import shared_weights_loaded
 from polyformer.models.transformers.output_matrix import output_matrix, replace_output_matrix
 from polyformer.models.transformers.remote import auto_map, write_module
 from polyformer.models.transformers.resize import check_resizable, resize
-from polyformer.models.transformers.uploading import card_of, push
+from polyformer.models.transformers.upload import card_of, push
 
-SAVED_BY = {
+SAVE_ARGUMENTS = {
     *inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters,
     *inspect.signature(transformers.PreTrainedModel.push_to_hub).parameters,
     "safe_serialization",
@@ -45,7 +45,7 @@ SAVED_BY = {
 } - {"self", "kwargs", "save_directory"}
 """Arguments that `save_pretrained` accepts; transformers ignores all other names."""
 
-UPLOADED_BY = {*inspect.signature(push).parameters, "push_to_hub"} - {
+UPLOAD_ARGUMENTS = {*inspect.signature(push).parameters, "push_to_hub"} - {
     "model",
     "card",
     "max_shard_size",
@@ -80,10 +80,10 @@ class PolyformerModel(transformers.PreTrainedModel):
 
     def __init__(self, config: PolyformerConfig):
         super().__init__(config)
-        self.model = self._built(config)
+        self.model = self._build(config)
         self.post_init()
 
-    def _built(self, config: PolyformerConfig) -> nn.Module:
+    def _build(self, config: PolyformerConfig) -> nn.Module:
         return Transformer(config.transformer())
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -91,7 +91,7 @@ class PolyformerModel(transformers.PreTrainedModel):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Return False: only decoders with a language-model head generate (`Writer`)."""
+        """Return False: only decoders with a language-model head generate (`GenerativeWrapper`)."""
         return False
 
     def gradient_checkpointing_enable(self, *options: Any, **more: Any) -> None:
@@ -140,69 +140,69 @@ class PolyformerModel(transformers.PreTrainedModel):
         self.config.polyformer = self.model.config.to_dict()
         return table
 
-    @taking(*TEXT, *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    @accepts(*TEXT, *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models; the arguments are the same, see
         `polyformer.models.transformers.inputs`.
         """
-        return self._answered(arguments)
+        return self._run(arguments)
 
-    def _answered(self, arguments: Arguments) -> Any:
+    def _run(self, arguments: Arguments) -> Any:
         """Return the model's output for `arguments`, as the result class of transformers."""
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         items = arguments.pop("num_items_in_batch", None)
         for name in OUTPUT_OPTIONS:
             arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
-        settle_text(arguments, self.model, self.config.pad_token_id)
+        resolve_text_inputs(arguments, self.model, self.config.pad_token_id)
         source = arguments.pop("encoder_outputs", None)
-        with loaded(self.model):
+        with shared_weights_loaded(self.model):
             cache = self._cache(arguments)
-            source = self._settle_source(arguments, cache, source)
+            source = self._resolve_source(arguments, cache, source)
             result, predictions = self._call(arguments)
             fields = {**self._fields(result), **predictions}
         if items is not None and result.loss is not None:  # the batch consists of several microbatches
-            share = self._counted(arguments).to(result.loss.device) / items
+            share = self._num_labelled(arguments).to(result.loss.device) / items
             fields["loss"] = result.loss * share
         if cache is not None and result.state is not None:
-            fields["past_key_values"] = cache.advanced(result.state)
+            fields["past_key_values"] = cache.update_state(result.state)
         if source is not None:
             fields["encoder_last_hidden_state"] = source[0]
-        return self._shown(fields, as_dict)
+        return self._as_result(fields, as_dict)
 
     def _cache(self, arguments: Arguments) -> PolyformerCache | None:
         """Return the cache from which the call continues, if any, and put its state into `arguments`."""
         past, wanted = arguments.pop("past_key_values", None), arguments.pop("use_cache", None)
         if self.model.decoder is None:
             if past is not None or (wanted and "use_cache" in arguments):
-                raise InputError("past_key_values: an encoder has no past; leave it out")
+                raise InputError("past_key_values: an encoder has no cache; leave it out")
             return None
         if past is None:
             quietly = self.config.use_cache and not self.training and "labels" not in arguments
-            if not (wanted or (wanted is None and quietly and caches(self.model))):
+            if not (wanted or (wanted is None and quietly and supports_kv_cache(self.model))):
                 return None
-        cache = PolyformerCache() if past is None else borrowed(past, self.model, arguments)
+        cache = PolyformerCache() if past is None else as_polyformer_cache(past, self.model, arguments)
         arguments["use_cache"] = True
         if cache.state is None and self.model.encoder is None:
             cache.state = self.model.new_state(cache.reserve)
         arguments["state"] = cache.state
         return cache
 
-    def _settle_source(self, arguments: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
+    def _resolve_source(self, arguments: Arguments, cache: PolyformerCache | None, source: Any) -> Any:
         """Return the output of an encoder-decoder's encoder if it was computed before this call."""
         if not self.config.is_encoder_decoder:
             if source is not None:
-                raise InputError("encoder_outputs: this model reads no source; leave them out")
+                raise InputError("encoder_outputs: this model has no cross-attention; leave them out")
             return None
         past = None if cache is None else cache.state
         if past is not None and past.source_length:
-            for name in (*TEXT, *MORE_TEXT):
+            for name in (*TEXT, *OTHER_TEXT_INPUTS):
                 arguments.pop(name, None)
             return source
         if source is None and past is None:
             return None
         if source is None:  # a prefix for the decoder, and a source that is not encoded yet
             source = self.get_encoder()(
-                **{name: arguments[name] for name in (*TEXT, *MORE_TEXT) if name in arguments}
+                **{name: arguments[name] for name in (*TEXT, *OTHER_TEXT_INPUTS) if name in arguments}
             )
         hidden, mask = source[0], arguments.get("attention_mask")
         layers = () if past is None else past.layers
@@ -211,7 +211,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         valid = None if mask is None or bool(mask.all()) else mask.bool()
         tokens = NO_TOKENS if past is None else past.tokens
         arguments["state"] = ModelState(tokens, layers, hidden, valid, hidden.shape[1])
-        for name in (*TEXT, *MORE_TEXT):
+        for name in (*TEXT, *OTHER_TEXT_INPUTS):
             arguments.pop(name, None)
         return source
 
@@ -248,17 +248,17 @@ class PolyformerModel(transformers.PreTrainedModel):
         places = slice(-kept, None) if isinstance(kept, int) else kept
         return result, {"logits": self.model.logits_at(result, places)}
 
-    def _counted(self, arguments: Arguments) -> Tensor:
+    def _num_labelled(self, arguments: Arguments) -> Tensor:
         """Return the number of items over which the mean loss is computed."""
         return (arguments["labels"] != -100).sum()
 
-    def _shown(self, fields: Arguments, as_dict: bool | None) -> Any:
-        kind = self._kind()
+    def _as_result(self, fields: Arguments, as_dict: bool | None) -> Any:
+        kind = self._result_class()
         known = kind.__dataclass_fields__
-        result: TheirOutput = kind(**{name: value for name, value in fields.items() if name in known})
+        result: HubOutput = kind(**{name: value for name, value in fields.items() if name in known})
         return result if as_dict is not False else result.to_tuple()
 
-    def _kind(self) -> Any:
+    def _result_class(self) -> Any:
         return self.both_result if self.config.is_encoder_decoder else self.result
 
     def save_pretrained(
@@ -270,11 +270,11 @@ class PolyformerModel(transformers.PreTrainedModel):
         `save_function` does not change the written files.
         """
         for name in options:
-            if name not in SAVED_BY:
-                raise unknown("argument of save_pretrained", name, SAVED_BY)
+            if name not in SAVE_ARGUMENTS:
+                raise unknown("argument of save_pretrained", name, SAVE_ARGUMENTS)
         if options.pop("safe_serialization", True) is not True:
-            raise InputError("safe_serialization: weights are written as safetensors alone; leave it out")
-        upload = {name: options.pop(name) for name in UPLOADED_BY & options.keys()}
+            raise InputError("safe_serialization: weights are always written as safetensors; leave it out")
+        upload = {name: options.pop(name) for name in UPLOAD_ARGUMENTS & options.keys()}
         self.config.auto_map = auto_map(type(self))
         writes = arguments[0] if arguments else options.get("is_main_process", True)
         super().save_pretrained(save_directory, *arguments, **options)
@@ -291,7 +291,7 @@ class PolyformerModel(transformers.PreTrainedModel):
         """Upload like transformers' models and return the address of the commit.
 
         Our card is added unless the repository has a card that somebody wrote. Options: see
-        `polyformer.models.transformers.uploading.push`.
+        `polyformer.models.transformers.upload.push`.
         """
         return push(self, repo_id, **options)
 
@@ -311,14 +311,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.owner = [owner]  # not registered as a submodule
 
-    @taking(*TEXT, *MORE_TEXT, *ASKED, others=False)
+    @accepts(*TEXT, *OTHER_TEXT_INPUTS, *OUTPUT_ARGUMENTS, var_keyword=False)
     def forward(self, arguments: Arguments) -> Any:
         """Return a BaseModelOutput."""
         model = self.owner[0].model
-        settle_text(arguments, model, None)
+        resolve_text_inputs(arguments, model, None)
         names = {field.name for field in dataclasses.fields(ModelInputs)}
         text = ModelInputs(**{name: value for name, value in arguments.items() if name in names})
-        with loaded(model):
+        with shared_weights_loaded(model):
             ran = model.read_source(
                 text.with_placeholder_ids(),
                 OutputOptions(*(bool(arguments.get(name)) for name in OUTPUT_OPTIONS)),

@@ -34,7 +34,7 @@ PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWind
 class BorrowedCache(PolyformerCache):
     """A cache of transformers in one call of `model` with `arguments`.
 
-    Its keys and values are the initial state of the call, and `advanced` appends the new keys and values,
+    Its keys and values are the initial state of the call, and `update_state` appends the new keys and values,
     like transformers' models. It does not contain the padding of its tokens: an attention mask of all tokens
     defines it, and without a mask all tokens are real.
 
@@ -42,13 +42,13 @@ class BorrowedCache(PolyformerCache):
     larger state.
     """
 
-    def __init__(self, theirs: Cache, model: Transformer, arguments: Arguments):
+    def __init__(self, hub_cache: Cache, model: Transformer, arguments: Arguments):
         assert model.decoder is not None
-        self.theirs, self.own, self.decoder = theirs, theirs, model.decoder
+        self.hub_cache, self.self_cache, self.decoder = hub_cache, hub_cache, model.decoder
         self.cross: EncoderDecoderCache | None = None
-        if isinstance(theirs, EncoderDecoderCache):
-            self.own = theirs.self_attention_cache
-            self.cross = theirs if model.encoder is not None else None
+        if isinstance(hub_cache, EncoderDecoderCache):
+            self.self_cache = hub_cache.self_attention_cache
+            self.cross = hub_cache if model.encoder is not None else None
         layers, depth = self.decoder.new_states(0), self.decoder.depth
         reads_source = self.cross is not None and depth is not None and depth.reads_source
         if (
@@ -57,10 +57,10 @@ class BorrowedCache(PolyformerCache):
             or any(layer != LayerState(KeyValueCache()) for layer in layers)
         ):
             raise InputError(
-                "past_key_values: this model keeps more of the past than keys and values; give what "
-                "an earlier output returned"
+                "past_key_values: the state of this model has more than keys and values; pass the cache "
+                "that an earlier output returned"
             )
-        self.seen = _common_length(self.own, len(layers))
+        self.seen = _common_length(self.self_cache, len(layers))
         self.dropped = [0] * len(layers)
         prefix = "" if model.encoder is None else "decoder_"
         if self.seen:
@@ -76,7 +76,7 @@ class BorrowedCache(PolyformerCache):
 
     def _read(self, index: int, rows: int | None) -> KeyValueCache:
         """Return the keys and values of a layer, with zeros for tokens dropped by a sliding layer."""
-        keys, values = _held(self.own.layers[index], self.seen)
+        keys, values = _keys_and_values(self.self_cache.layers[index], self.seen)
         attention = self.decoder.sequence[index].attention
         expected = (len(keys) if rows is None else rows, attention.config.kv_heads, attention.head_size)
         shape = (*keys.shape[:2], keys.shape[3])
@@ -95,14 +95,14 @@ class BorrowedCache(PolyformerCache):
         assert self.cross is not None
         sources = self.cross.cross_attention_cache
         length = _common_length(sources, len(layers))
-        read = [ProjectedSource(*_held(layer, length)) for layer in sources.layers]
+        read = [ProjectedSource(*_keys_and_values(layer, length)) for layer in sources.layers]
         layers = tuple(
             LayerState(layer.self_attention, source) for layer, source in zip(layers, read, strict=True)
         )
         valid = None if mask is None or bool(mask.all()) else mask.bool()
         return ModelState(tokens, layers, None, valid, length)
 
-    def advanced(self, state: ModelState) -> Cache:
+    def update_state(self, state: ModelState) -> Cache:
         """Append the keys and values of the call that ended in `state` to transformers' cache, and return the
         cache.
 
@@ -113,15 +113,15 @@ class BorrowedCache(PolyformerCache):
         for index in range(len(state.layers)):
             self._check(index, new)
         for index, layer in enumerate(state.layers):
-            own, source = layer.self_attention, layer.cross_attention
-            assert isinstance(own, KeyValueCache)
-            added = own.last(new).compact()
-            self.own.update(added.keys, added.values, index)  # type: ignore[arg-type]
+            self_cache, source = layer.self_attention, layer.cross_attention
+            assert isinstance(self_cache, KeyValueCache)
+            added = self_cache.last(new).compact()
+            self.self_cache.update(added.keys, added.values, index)  # type: ignore[arg-type]
             if self.cross is not None and not self.cross.is_updated.get(index):
                 assert isinstance(source, ProjectedSource)
                 self.cross.cross_attention_cache.update(source.keys, source.values, index)
                 self.cross.is_updated[index] = True
-        return self.theirs
+        return self.hub_cache
 
     def _check(self, index: int, new: int) -> None:
         """Raise `InputError` if a layer lacks keys that were needed, or is too short for the `new` keys."""
@@ -135,15 +135,15 @@ class BorrowedCache(PolyformerCache):
                     f"past_key_values: layer {index} of the cache has dropped its first {dropped} tokens, "
                     f"and this model's attention reads from token {needed[0][0]} on; use DynamicCache()"
                 )
-        layer = self.own.layers[index] if self.own.layers else None
+        layer = self.self_cache.layers[index] if self.self_cache.layers else None
         if type(layer) is StaticLayer and total > layer.max_cache_len:
             raise InputError(
-                f"past_key_values: the cache has room for {layer.max_cache_len} tokens, got {total}; make it "
-                f"with max_cache_len={total}"
+                f"past_key_values: the cache has a capacity of {layer.max_cache_len} tokens, got {total}; "
+                f"create it with max_cache_len={total}"
             )
 
 
-def borrowed(past: object, model: Transformer, arguments: Arguments) -> PolyformerCache:
+def as_polyformer_cache(past: object, model: Transformer, arguments: Arguments) -> PolyformerCache:
     """Return `past`, an argument of a call of `model` with `arguments`, as our cache.
 
     Raises `InputError` if it is no cache, or does not fit the model.
@@ -152,7 +152,7 @@ def borrowed(past: object, model: Transformer, arguments: Arguments) -> Polyform
         return past
     if not isinstance(past, Cache):
         raise InputError(
-            f"past_key_values: expected what an earlier output returned, or a cache of transformers such as "
+            f"past_key_values: expected the cache of an earlier output, or a cache of transformers such as "
             f"DynamicCache(), got {type(past).__name__}"
         )
     return BorrowedCache(past, model, arguments)
@@ -167,7 +167,7 @@ def _common_length(cache: Cache, count: int) -> int:
     for layer in layers:
         if type(layer) not in PLAIN:
             raise InputError(
-                f"past_key_values: expected layers of keys and values as they are, got "
+                f"past_key_values: expected layers with unmodified keys and values, got "
                 f"{type(layer).__name__}; use DynamicCache()"
             )
     if not layers and cache.layer_class_to_replicate is DynamicLayer:  # it gets its layers as it is filled
@@ -175,13 +175,13 @@ def _common_length(cache: Cache, count: int) -> int:
     lengths = {int(layer.get_seq_length()) for layer in layers}
     if len(layers) != count or len(lengths) > 1:
         raise InputError(
-            f"past_key_values: expected what an earlier output returned, or keys and values of "
+            f"past_key_values: expected the cache of an earlier output, or keys and values of "
             f"{count} layers, got {type(cache).__name__} with {len(layers)} of {sorted(lengths)} tokens"
         )
     return lengths.pop()
 
 
-def _held(layer: Any, seen: int) -> tuple[Tensor, Tensor]:
+def _keys_and_values(layer: Any, seen: int) -> tuple[Tensor, Tensor]:
     """Return the last keys and values [B, H, T, D] that a layer has of its `seen` tokens."""
     return layer.keys[:, :, :seen], layer.values[:, :, :seen]
 

@@ -32,7 +32,7 @@ class PolyformerCache(Cache):
     def __len__(self) -> int:
         return 0 if self.state is None else len(self.state.layers)
 
-    def advanced(self, state: ModelState) -> Cache:
+    def update_state(self, state: ModelState) -> Cache:
         """Return the cache after a call that ended in `state`: this cache, updated."""
         self.state = state
         return self
@@ -72,8 +72,8 @@ class PolyformerCache(Cache):
         shorter = self.state.truncated_(abs(tokens_to_remove))
         if shorter is None:
             raise InputError(
-                "past_key_values: this model keeps sums of the past, or its last tokens alone, of which "
-                "nothing can be taken back; generate without an assistant"
+                "past_key_values: the state of this model, sums of the past or its last tokens, cannot "
+                "remove tokens; generate without an assistant"
             )
         self.state = shorter
 
@@ -90,7 +90,7 @@ def _tensors(state: State) -> list[Tensor]:
     return tensors
 
 
-def caches(model: Transformer) -> bool:
+def supports_kv_cache(model: Transformer) -> bool:
     """Return whether the model's decoder can continue from a state."""
     if model.decoder is None:
         return False

@@ -27,7 +27,7 @@ class PolyformerConfig(transformers.PreTrainedConfig):
 
     All sizes come from `polyformer`. The other arguments that change the model are `vocab_size`, `num_labels`
     (or `id2label`) and `problem_type`. `training_record` and `license` appear in the model's card
-    (`polyformer.models.architectures.card`).
+    (`polyformer.models.architectures.model_card`).
     """
 
     model_type = "polyformer"
@@ -56,7 +56,7 @@ class PolyformerConfig(transformers.PreTrainedConfig):
         if self.problem_type is None:
             self.problem_type = PROBLEMS.get(head.get("problem"))  # type: ignore[assignment]
         self.is_encoder_decoder = all(tree.get(side) for side in ("encoder", "decoder"))
-        both = {**options, **sizes(tree)}
+        both = {**options, **hub_attributes(tree)}
         if self.is_encoder_decoder:
             both["decoder_start_token_id"] = special.get("bos")
         start = both.pop("decoder_start_token_id", None)
@@ -68,11 +68,11 @@ class PolyformerConfig(transformers.PreTrainedConfig):
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Do nothing: saved files name the package's class, and contain no copy of its source."""
 
-    def settled(self) -> ModelConfig | TrajectoryConfig:
+    def resolve(self) -> ModelConfig | TrajectoryConfig:
         """Return our configuration, with the arguments that change it."""
         if self.polyformer is None:
             raise InputError(
-                "polyformer: expected the model's configuration, got none; "
+                "polyformer: expected the model's configuration, got None; "
                 "use polyformer.models.transformers.wrap"
             )
         if TRAJECTORY in self.polyformer:
@@ -86,12 +86,12 @@ class PolyformerConfig(transformers.PreTrainedConfig):
 
     def transformer(self) -> ModelConfig:
         """Return our configuration, for a model that reads tokens."""
-        settled = self.settled()
-        assert isinstance(settled, ModelConfig)
-        return settled
+        resolve = self.resolve()
+        assert isinstance(resolve, ModelConfig)
+        return resolve
 
 
-def sizes(tree: Tree) -> Tree:
+def hub_attributes(tree: Tree) -> Tree:
     """Return the attributes that transformers' tools read from a configuration, by their names."""
     if not tree:
         return {"vocab_size": 0}

@@ -15,38 +15,45 @@ from polyformer.models.architectures import Transformer
 Arguments = dict[str, Any]
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-MORE_TEXT = ("inputs_embeds", "global_attention_mask", "langs", "document_ids", "segment_ids", "relation_ids")
+OTHER_TEXT_INPUTS = (
+    "inputs_embeds",
+    "global_attention_mask",
+    "langs",
+    "document_ids",
+    "segment_ids",
+    "relation_ids",
+)
 STATE = ("past_key_values", "use_cache")
 SOURCE = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "decoder_inputs_embeds")
-ASKED = ("output_attentions", "output_hidden_states", "return_dict")
+OUTPUT_ARGUMENTS = ("output_attentions", "output_hidden_states", "return_dict")
 
-BESIDE = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
+UNLISTED_ARGUMENTS = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
 """Arguments that are used but not in the signature, from which transformers' tools read column names."""
 
-REFUSED = {
-    "encoder_hidden_states": "a stack alone reads no other; wrap an encoder-decoder",
-    "encoder_attention_mask": "a stack alone reads no other; wrap an encoder-decoder",
-    "cache": "give past_key_values",
-    "past_buckets_states": "give past_key_values",
-    "question_lengths": "a question ends at the first separator among the ids; leave it out",
-    "num_hashes": "it is the model's own; set it in its configuration",
-    "output_router_logits": "the balance of experts is part of the loss in training; leave it out",
+UNSUPPORTED_ARGUMENTS = {
+    "encoder_hidden_states": "a single stack has no cross-attention; wrap an encoder-decoder",
+    "encoder_attention_mask": "a single stack has no cross-attention; wrap an encoder-decoder",
+    "cache": "pass past_key_values",
+    "past_buckets_states": "pass past_key_values",
+    "question_lengths": "the first separator in the ids ends the question; leave it out",
+    "num_hashes": "set it in the model's configuration",
+    "output_router_logits": "the loss in training includes the load balancing of experts; leave it out",
     "is_causal": "a decoder is causal and an encoder is not; leave it out",
 }
 """Arguments of transformers' models that ours cannot use, with the alternative."""
 
-EMPTY = ("output_router_logits",)
-"""Arguments of `REFUSED` that are allowed if they are false."""
+ALLOWED_IF_FALSE = ("output_router_logits",)
+"""Arguments of `UNSUPPORTED_ARGUMENTS` that are allowed if they are false."""
 
-PASSED_OVER = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
+IGNORED_ARGUMENTS = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
 """Arguments without effect: other arguments determine the same, or transformers' own model ignores them."""
 
 
-def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def accepts(*names: str, var_keyword: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator for `forward(self, arguments)`, with these optional arguments in this order.
 
-    The result also accepts `BESIDE`, and unknown arguments that are None (`others`: the signature shows
-    them). Raises `InputError` for `REFUSED`, and TypeError for others.
+    The result also accepts `UNLISTED_ARGUMENTS`, and unknown arguments that are None (`var_keyword`: the
+    signature shows them). Raises `InputError` for `UNSUPPORTED_ARGUMENTS`, and TypeError for others.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +71,7 @@ def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], C
         forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
             + [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=None) for name in names]
-            + ([kinds("kwargs", kinds.VAR_KEYWORD)] if others else [])
+            + ([kinds("kwargs", kinds.VAR_KEYWORD)] if var_keyword else [])
         )
         return forward
 
@@ -74,24 +81,24 @@ def taking(*names: str, others: bool = True) -> Callable[[Callable[..., Any]], C
 def _checked(arguments: Arguments, names: tuple[str, ...]) -> Arguments:
     kept = {}
     for name, value in arguments.items():
-        if name in names or name in BESIDE:
+        if name in names or name in UNLISTED_ARGUMENTS:
             kept[name] = value
-        elif name in REFUSED:
-            if name not in EMPTY or value:
-                raise InputError(f"{name}: not supported here; {REFUSED[name]}")
-        elif name not in PASSED_OVER:
+        elif name in UNSUPPORTED_ARGUMENTS:
+            if name not in ALLOWED_IF_FALSE or value:
+                raise InputError(f"{name}: not supported here; {UNSUPPORTED_ARGUMENTS[name]}")
+        elif name not in IGNORED_ARGUMENTS:
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}")
     return kept
 
 
-def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> None:
+def resolve_text_inputs(arguments: Arguments, model: Transformer, pad: int | None) -> None:
     """Convert the inputs of the text in `arguments`, in place, to the inputs of our models."""
     ids = arguments.get("input_ids", arguments.get("inputs_embeds"))
     if ids is None:  # the source is encoded already
         return
     if "lengths" in arguments:
         if "attention_mask" in arguments:
-            raise InputError("lengths: attention_mask says it already; leave one out")
+            raise InputError("lengths: attention_mask determines the same; leave one of them out")
         lengths = arguments.pop("lengths")
         arguments["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
     origin = model.config.origin
@@ -101,23 +108,23 @@ def settle_text(arguments: Arguments, model: Transformer, pad: int | None) -> No
             places = torch.arange(ids.shape[1], device=ids.device)
             arguments["attention_mask"] = places < (~pads).sum(1, keepdim=True)
     if origin is not None and origin.model_type in OFFSET and "position_ids" in arguments:
-        arguments["position_ids"] = _counted_from_0(
+        arguments["position_ids"] = _positions_from_0(
             arguments["position_ids"], (pad or 0) + 1, arguments.get("attention_mask")
         )
     if "inputs_embeds" in arguments and getattr(model.config.head, "end_token", None) is not None:
-        raise InputError("inputs_embeds: this head looks for the text's end among its ids; give input_ids")
+        raise InputError("inputs_embeds: this head finds the end of the text in its ids; pass input_ids")
     if model.encoder is None:
-        _settle_documents(arguments, ids)
+        _resolve_documents(arguments, ids)
         unmasked = "attention_mask" not in arguments and "input_ids" in arguments
         if unmasked and pad is not None and _pools_last(model):
-            arguments["attention_mask"] = _up_to_last(arguments["input_ids"] != pad)
+            arguments["attention_mask"] = _mask_up_to_last(arguments["input_ids"] != pad)
     marks = arguments.get("global_attention_mask")
-    if marks is not None and not bool(marks.any()) and not _marked(model):
+    if marks is not None and not bool(marks.any()) and not _reads_global_tokens(model):
         del arguments["global_attention_mask"]
-    _settle_types(arguments, model)  # last, since it may replace the ids by their embeddings
+    _resolve_token_types(arguments, model)  # last, since it may replace the ids by their embeddings
 
 
-def _settle_types(arguments: Arguments, model: Transformer) -> None:
+def _resolve_token_types(arguments: Arguments, model: Transformer) -> None:
     """Drop token types of all zeros for a model without token types, unless its family adds their embeddings.
 
     Raises `InputError` for other token types in a model without token types.
@@ -150,15 +157,17 @@ OFFSET = ("roberta", "xlm-roberta", "longformer")
 """Families whose positions start at the padding token's id plus 1, with padding at the position before."""
 
 
-def _counted_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tensor:
+def _positions_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tensor:
     counted = positions - offset
     real = counted if mask is None else counted.masked_fill(mask == 0, 0)
     if bool((real < 0).any()):
-        raise InputError(f"position_ids: this family counts from {offset}, got {int(positions.min())}")
+        raise InputError(
+            f"position_ids: positions of this family start at {offset}, got {int(positions.min())}"
+        )
     return counted.clamp_min(0)
 
 
-def _settle_documents(arguments: Arguments, ids: Tensor) -> None:
+def _resolve_documents(arguments: Arguments, ids: Tensor) -> None:
     """Set document_ids of packed documents, from their numbers, their starts, or positions that restart."""
     positions = arguments.get("position_ids")
     numbers, starts = arguments.pop("seq_idx", None), arguments.pop("cu_seq_lens_q", None)
@@ -186,13 +195,13 @@ def _pools_last(model: Transformer) -> bool:
     return getattr(model.config.head, "pooling", None) == "last"
 
 
-def _up_to_last(real: Tensor) -> Tensor | None:
+def _mask_up_to_last(real: Tensor) -> Tensor | None:
     """Return the mask [B, T] of all tokens up to the last real token; None if every last token is real."""
     places = torch.arange(real.shape[1], device=real.device)
     last = (places * real).amax(1, keepdim=True)
     return None if bool(real[:, -1].all()) else (places <= last).long()
 
 
-def _marked(model: Transformer) -> bool:
+def _reads_global_tokens(model: Transformer) -> bool:
     stack = model.encoder or model.decoder
     return stack is not None and reads_marks(stack.mechanism)

@@ -22,9 +22,9 @@ READ = ("tokens", "decoder_tokens", "head", "encoder.position", "decoder.positio
 
 
 @contextlib.contextmanager
-def loaded(model: nn.Module) -> Iterator[None]:
+def shared_weights_loaded(model: nn.Module) -> Iterator[None]:
     """Keep all weights of `model` that other modules read loaded within the context."""
-    hooks: list[tuple[Any, Any]] = [(module, module._hf_hook) for module in _kept(model)]
+    hooks: list[tuple[Any, Any]] = [(module, module._hf_hook) for module in _modules_to_load(model)]
     forwards = [(module, module.forward) for module, _ in hooks]
     for module, hook in hooks:
         hook.pre_forward(module)
@@ -38,7 +38,7 @@ def loaded(model: nn.Module) -> Iterator[None]:
             hook.post_forward(module, None)
 
 
-def _kept(model: nn.Module) -> list[nn.Module]:
+def _modules_to_load(model: nn.Module) -> list[nn.Module]:
     """Return the modules to keep loaded, among the modules with a hook of accelerate."""
     if not any("_hf_hook" in vars(module) for module in model.modules()):
         return []

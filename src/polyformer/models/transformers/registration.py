@@ -9,9 +9,10 @@ from transformers.models.auto import modeling_auto
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.models.architectures import TrajectoryTransformer, Transformer
-from polyformer.models.transformers.answers import PolyformerForQuestionAnswering
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.config import PolyformerConfig, config_of
+from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
+from polyformer.models.transformers.question_answering import PolyformerForQuestionAnswering
 from polyformer.models.transformers.tasks import (
     PolyformerDoubleHeadsModel,
     PolyformerForMaskedLM,
@@ -21,7 +22,6 @@ from polyformer.models.transformers.tasks import (
     PolyformerForTokenClassification,
 )
 from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
-from polyformer.models.transformers.writers import PolyformerForCausalLM, PolyformerForSeq2SeqLM
 
 BY_HEAD: dict[str, type[PolyformerModel]] = {
     "embed": PolyformerModel,

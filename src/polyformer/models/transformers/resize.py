@@ -16,8 +16,8 @@ def check_resizable(model: nn.Module) -> None:
     """Raise `InputError` for vocabularies in clusters, in which another size would change the clusters."""
     if any(isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax) for module in model.modules()):
         raise InputError(
-            "resize_token_embeddings: adaptive embeddings and softmax have clusters of fixed sizes; make a "
-            "new model with the vocabulary that is wanted"
+            "resize_token_embeddings: adaptive embeddings and softmax have clusters of fixed sizes; create "
+            "a new model with the new vocabulary"
         )
 
 
@@ -27,7 +27,7 @@ def resize(model: nn.Module, size: int) -> None:
     New rows of matrices are the mean of the old rows, new biases are 0.
     """
     if not isinstance(model, Transformer):
-        raise InputError(f"resize_token_embeddings: {type(model).__name__} reads no tokens")
+        raise InputError(f"resize_token_embeddings: {type(model).__name__} has no tokens")
     for module in model.head.modules():
         if isinstance(module, VocabularyHead):
             _resize_head(module, size)

@@ -14,7 +14,15 @@ from transformers.models.openai.modeling_openai import OpenAIGPTDoubleHeadsModel
 from polyformer.core.errors import InputError
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.inputs import ASKED, MORE_TEXT, SOURCE, STATE, TEXT, Arguments, taking
+from polyformer.models.transformers.inputs import (
+    OTHER_TEXT_INPUTS,
+    OUTPUT_ARGUMENTS,
+    SOURCE,
+    STATE,
+    TEXT,
+    Arguments,
+    accepts,
+)
 from polyformer.nn.heads.problem_types import mean_cross_entropy
 
 
@@ -23,10 +31,10 @@ class Labelled(PolyformerModel):
 
     result: ClassVar[Any] = outputs.MaskedLMOutput
 
-    @taking(*TEXT, "labels", *MORE_TEXT, *SOURCE, *STATE, *ASKED)
+    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
-        return self._answered(arguments)
+        return self._run(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         return self._logits(arguments)
@@ -35,10 +43,10 @@ class Labelled(PolyformerModel):
 class PolyformerForMaskedLM(Labelled):
     """A model that predicts masked tokens; also an encoder that predicts every token (XLM)."""
 
-    @taking(*TEXT, "labels", *MORE_TEXT, *STATE, *ASKED, "logits_to_keep")
+    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS, "logits_to_keep")
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
-        return self._answered(arguments)
+        return self._run(arguments)
 
 
 class PolyformerForSequenceClassification(Labelled):
@@ -74,7 +82,7 @@ class PolyformerForMultipleChoice(Labelled):
 
     result = outputs.MultipleChoiceModelOutput
 
-    @taking(*TEXT, "labels", *MORE_TEXT, *ASKED)
+    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *OUTPUT_ARGUMENTS)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         return self._of_choices(arguments)
@@ -87,15 +95,15 @@ class PolyformerForMultipleChoice(Labelled):
                 f"got {None if text is None else tuple(text.shape)}"
             )
         arguments["shape"] = text.shape[:2]
-        for name in (*TEXT, *MORE_TEXT):
+        for name in (*TEXT, *OTHER_TEXT_INPUTS):
             if name in arguments and arguments[name].shape[:2] == text.shape[:2]:
                 arguments[name] = arguments[name].flatten(0, 1)
-        return self._answered(arguments)
+        return self._run(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         shape = arguments.pop("shape")
         rows = shape.numel()
-        for name in (*TEXT, *MORE_TEXT):
+        for name in (*TEXT, *OTHER_TEXT_INPUTS):
             if name in arguments and len(arguments[name]) == rows and arguments[name].dim() > 1:
                 arguments[name] = arguments[name].unflatten(0, shape)
         return self._logits(arguments)
@@ -109,7 +117,7 @@ class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
     separately.
     """
 
-    @taking(*TEXT, "mc_token_ids", "labels", "mc_labels", *MORE_TEXT, *STATE, *ASKED)
+    @accepts(*TEXT, "mc_token_ids", "labels", "mc_labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         if "mc_token_ids" in arguments:
@@ -130,7 +138,7 @@ class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
             predictions["mc_loss"] = mean_cross_entropy(scores, answers.flatten())
         return result, predictions
 
-    def _kind(self) -> Any:
+    def _result_class(self) -> Any:
         origin = self.model.config.origin
         first = origin is not None and origin.model_type == "openai-gpt"
         return OpenAIGPTDoubleHeadsModelOutput if first else GPT2DoubleHeadsModelOutput
@@ -143,13 +151,15 @@ class PolyformerForPreTraining(Labelled):
     `next_sentence_label` and `sentence_order_label` are two names of the text's label.
     """
 
-    @taking(*TEXT, "labels", "next_sentence_label", "sentence_order_label", *MORE_TEXT, *ASKED)
+    @accepts(
+        *TEXT, "labels", "next_sentence_label", "sentence_order_label", *OTHER_TEXT_INPUTS, *OUTPUT_ARGUMENTS
+    )
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         for name in ("next_sentence_label", "sentence_order_label"):
             if name in arguments:
                 arguments["sentence_labels"] = arguments.pop(name).flatten()
-        return self._answered(arguments)
+        return self._run(arguments)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         result = self.model(**arguments)
@@ -157,14 +167,14 @@ class PolyformerForPreTraining(Labelled):
         predictions = {"logits": logits, "prediction_logits": logits}
         return result, {**predictions, "seq_relationship_logits": sentence, "sop_logits": sentence}
 
-    def _kind(self) -> Any:
+    def _result_class(self) -> Any:
         origin = self.model.config.origin
         if not self.model.head.predicts_sentence:
             return outputs.TokenClassifierOutput
         ordered = origin is not None and origin.model_type == "albert"
         return AlbertForPreTrainingOutput if ordered else BertForPreTrainingOutput
 
-    def _counted(self, arguments: Arguments) -> Tensor:
+    def _num_labelled(self, arguments: Arguments) -> Tensor:
         if "labels" not in arguments:
             return torch.tensor(len(arguments["sentence_labels"]))
         chosen = arguments["labels"] != -100

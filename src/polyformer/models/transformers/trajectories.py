@@ -9,8 +9,8 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.transformers.base import OUTPUT_OPTIONS, PolyformerModel
 from polyformer.models.transformers.config import PolyformerConfig
-from polyformer.models.transformers.inputs import ASKED, Arguments, taking
-from polyformer.models.transformers.offload import loaded
+from polyformer.models.transformers.inputs import OUTPUT_ARGUMENTS, Arguments, accepts
+from polyformer.models.transformers.offload import shared_weights_loaded
 
 
 class PolyformerDecisionTransformer(PolyformerModel):
@@ -18,16 +18,18 @@ class PolyformerDecisionTransformer(PolyformerModel):
 
     main_input_name = "states"
 
-    def _built(self, config: PolyformerConfig) -> nn.Module:
-        settled = config.settled()
-        assert isinstance(settled, TrajectoryConfig)
-        return TrajectoryTransformer(settled)
+    def _build(self, config: PolyformerConfig) -> nn.Module:
+        resolve = config.resolve()
+        assert isinstance(resolve, TrajectoryConfig)
+        return TrajectoryTransformer(resolve)
 
     def get_input_embeddings(self) -> nn.Module:
         """Raise `InputError`: there is no token table."""
-        raise InputError("get_input_embeddings: a Decision Transformer reads no tokens")
+        raise InputError("get_input_embeddings: a Decision Transformer has no tokens")
 
-    @taking("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *ASKED)
+    @accepts(
+        "states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *OUTPUT_ARGUMENTS
+    )
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' model; the arguments are the same, and `rewards` are not
         used.
@@ -36,7 +38,7 @@ class PolyformerDecisionTransformer(PolyformerModel):
         arguments.pop("rewards", None)
         for name in OUTPUT_OPTIONS:
             arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
-        with loaded(self.model):
+        with shared_weights_loaded(self.model):
             result = self.model(**arguments)
         output = DecisionTransformerOutput(
             state_preds=result.states,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
 
 Search = Literal["tiled", "plain", "faiss"]
 Matches = tuple[Tensor, Tensor]

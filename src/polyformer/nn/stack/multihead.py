@@ -71,15 +71,15 @@ class AttentionConfig(Config):
         return data if _is_attention_config(data) else {"mechanism": data}
 
     @classmethod
-    def ways(cls) -> str:
+    def notations(cls) -> str:
         """Return the accepted forms of an attention configuration, for error messages."""
-        return f"{MechanismConfig.ways()}; or a mapping of options such as num_attention_heads"
+        return f"{MechanismConfig.notations()}; or a mapping of options such as num_attention_heads"
 
-    def changed(self, value: object, where: str) -> Config | None:
+    def with_value(self, value: object, where: str) -> Config | None:
         """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
         if _is_attention_config(value):
-            return super().changed(value, where)
-        mechanism = self.mechanism.changed(value, where) or MechanismConfig.from_dict(value, where)
+            return super().with_value(value, where)
+        mechanism = self.mechanism.with_value(value, where) or MechanismConfig.from_dict(value, where)
         return dataclasses.replace(self, mechanism=mechanism)
 
     def has_bias(self, projection: str) -> bool:

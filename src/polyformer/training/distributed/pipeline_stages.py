@@ -18,7 +18,7 @@ from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.arguments import NOTHING_MORE, DecoderInputs
+from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.stack import Stack
 
@@ -91,7 +91,7 @@ def modules_of_layers(model: Transformer, own: list[range]) -> list[nn.Module]:
     """Return the modules with parameters for the stages with these layers."""
     modules: list[nn.Module] = []
     for name, span in (part for layers in own for part in layers_by_stack(model, layers).items()):
-        stack, table = stacks(model)[name], model._side(name).tokens
+        stack, table = stacks(model)[name], model.runner(name).tokens
         modules += [stack.position, *(stack.layers[stack.groups[layer]] for layer in span)]
         if span.start == 0:
             modules += [table, getattr(model, f"{name}_embedding"), *filter(None, [stack.convolution])]
@@ -193,9 +193,11 @@ class Stage(nn.Module):
             read, losses = self._read_source(values, batch)
             if "decoder" in self.layers_by_stack:
                 state = _state(read[0], batch) if self.reads_source else None
-                side = self.model._side("decoder")
+                side = self.model.runner("decoder")
                 unpads = self.model.unpads and state is None
-                ran = side.run(self._target(read, batch), NOTHING_MORE, state, cached=False, unpads=unpads)
+                ran = side.run(
+                    self._target(read, batch), NO_EXTRA_OUTPUTS, state, cached=False, unpads=unpads
+                )
                 losses = sum_auxiliary_losses(losses, ran.auxiliary_losses)
                 read = [read[0], ran.hidden] if self.reads_source else [ran.hidden]
         return list(read), losses if self.training else {}
@@ -221,7 +223,7 @@ class Stage(nn.Module):
         if "encoder" not in self.layers_by_stack:
             return values, {}
         inputs = _inputs(values[0], batch)
-        ran = self.model._side("encoder").run(inputs, NOTHING_MORE, unpads=self.model.unpads)
+        ran = self.model.runner("encoder").run(inputs, NO_EXTRA_OUTPUTS, unpads=self.model.unpads)
         return [ran.hidden], ran.auxiliary_losses
 
     def _target(self, values: Sequence[Tensor], batch: dict[str, Tensor]) -> ModelInputs:

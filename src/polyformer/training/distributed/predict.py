@@ -155,7 +155,7 @@ def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:
     """Raise the `InputError` of training on this mesh if it cannot shard `model`."""
     if sizes["context"] > 1:
         for name in stacks(model):
-            model._side(name).check_spreads()
+            model.runner(name).check_context_parallel()
     if sizes["tensor"] > 1:
         check_tensor_parallel(model, sizes["tensor"])
     if sizes["pipeline"] > 1:

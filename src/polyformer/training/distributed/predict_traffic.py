@@ -30,7 +30,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
-from polyformer.models.architectures.spreading import runs_of_stack
+from polyformer.models.architectures.context_parallel import runs_of_stack
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.base import FeedForwardConfig
 from polyformer.nn.feedforward.chunked import ChunkedConfig

@@ -46,7 +46,7 @@ def raise_peer_failure() -> Iterator[None]:
             raise
         raise InputError(
             f"another process of this run died or did not answer in time (process {launcher.rank()} of "
-            f"{launcher.world()} says so: {shortened(text, 300)}); what was saved before is intact: look at "
-            "what the one said that says something else or nothing, and go on with --resume, or by itself "
-            "under torchrun --max-restarts N; training.engine.timeout says for how many seconds they wait"
+            f"{launcher.world()} reports: {shortened(text, 300)}); saved checkpoints are intact; look for "
+            "the cause in the output of the other processes, and continue with --resume, or automatically "
+            "under torchrun --max-restarts N; training.engine.timeout sets the seconds that processes wait"
         ) from error

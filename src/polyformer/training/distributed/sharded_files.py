@@ -87,11 +87,11 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     wanted, there = unique_tensors(tensors), stored_tensors(folder)
     for name, tensor in wanted.items():
         if name not in there:
-            raise InputError(f"{folder}: no tensor {quote(name)}; it is of another model")
+            raise InputError(f"{folder}: no tensor {quote(name)}; it belongs to another model")
         if there[name].size != tensor.shape:
             raise InputError(
                 f"{folder}: {quote(name)} is {list(there[name].size)} there, {list(tensor.shape)} here; "
-                "it is of another model"
+                "it belongs to another model"
             )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

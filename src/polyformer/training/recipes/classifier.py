@@ -5,7 +5,7 @@ from typing import Any
 
 from polyformer.data import DataConfig
 from polyformer.models.architectures import VisionConfig
-from polyformer.models.architectures.record import RECIPE
+from polyformer.models.architectures.training_record import RECIPE
 from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
 from polyformer.training.tasks import ImageClassification, ImageClassificationConfig

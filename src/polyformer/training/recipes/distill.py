@@ -55,7 +55,9 @@ class DistillationTask(TaskWithData):
     ):
         check_distils(task, student.config)
         if student.supports_recurrence:
-            raise InputError("distillation: a teacher says nothing to a memory; take a student without one")
+            raise InputError(
+                "distillation: a student with a memory cannot be distilled; use a student without a memory"
+            )
         super().__init__(task, splits, seed)
         self.student, self.config = student, config
         self.teacher = teacher.eval().requires_grad_(False)

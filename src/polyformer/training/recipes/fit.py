@@ -13,7 +13,7 @@ from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
-from polyformer.models.architectures.saving import WEIGHTS, read_generation, save_beside_weights
+from polyformer.models.architectures.pretrained import WEIGHTS, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, fit_tables, start_from
 from polyformer.training import Result
 from polyformer.training.checkpoint import Checkpoints
@@ -118,7 +118,7 @@ def _fit(
     scores: Scores = {}
     if is_main():
         for folder, trained in models.items():
-            save_beside_weights(trained, folder)
+            save_config_files(trained, folder)
     if training.engine.mesh is None:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():

@@ -7,7 +7,7 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.data.guess import Guess, guess
 from polyformer.data.prepared.text import is_prepared_source
-from polyformer.models.config import ModelConfig, longest
+from polyformer.models.config import ModelConfig, max_positions
 from polyformer.training.recipes.find import find_recipe
 from polyformer.training.recipes.guessed_images import for_checkpoint, for_labels, for_pixels
 from polyformer.training.recipes.recipe import ModelChoice, merged, nested
@@ -90,11 +90,11 @@ def _for_model(
         model = {**(model if isinstance(model, dict) else {}), "pretrained": pretrained}
     with contextlib.suppress(InputError):
         config = ModelChoice.from_dict(model).config()
-        reads = longest(config) if isinstance(config, ModelConfig) else None
+        reads = max_positions(config) if isinstance(config, ModelConfig) else None
     if reads is None or reads <= USUAL:
         return recipe
     length = min(reads, task.get("batch_tokens", reads))
-    guessed.say("max_length", length, f"as the model reads texts of {reads} tokens", "--task.max_length")
+    guessed.explain("max_length", length, f"as the model reads texts of {reads} tokens", "--task.max_length")
     return merged(recipe, {"task": {"kind": guessed.kind, "max_length": length}})
 
 

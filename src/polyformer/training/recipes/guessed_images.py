@@ -8,8 +8,8 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
 from polyformer.data.guess import Guess
+from polyformer.data.image_decoding import SUFFIXES
 from polyformer.data.origins import source_files
-from polyformer.data.pictures import SUFFIXES
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.training.recipes.recipe import merged
@@ -34,17 +34,19 @@ def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) 
     channels = modes[0]
     if "image_size" not in options and (len(sizes) > 1 or height * width > 4 * SIDE**2):
         why = "they have several sizes" if len(sizes) > 1 else f"of {height} x {width} pixels"
-        guessed.say("size", f"the middle of each image, {SIDE} x {SIDE}", why, "--data.image_size '[H, W]'")
+        guessed.explain(
+            "size", f"the middle of each image, {SIDE} x {SIDE}", why, "--data.image_size '[H, W]'"
+        )
         recipe["data"]["image_size"] = [SIDE, SIDE]
         height = width = SIDE
     if len({*modes}) > 1 and "image_mode" not in options:
-        guessed.say("colours", "rgb", "some images are grey and some are not", "--data.image_mode")
+        guessed.explain("colours", "rgb", "some images are grey and some are not", "--data.image_mode")
         recipe["data"]["image_mode"], channels = "rgb", 3
     shape = [height, width, *([channels] if channels > 1 else [])]
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
     row_length = math.prod(shape) + 1
-    guessed.say("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
+    guessed.explain("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
     return merged(
         recipe,
         {
@@ -71,21 +73,21 @@ def for_labels(
             why = "they have several sizes" if len(sizes) > 1 else f"of {height} x {width} pixels"
             size, patch = [LARGEST, LARGEST], [PATCH, PATCH]
         said = f"the middle of each image, {size[0]} x {size[1]}"
-        guessed.say("size", said, why, "--data.image_size '[H, W]'")
+        guessed.explain("size", said, why, "--data.image_size '[H, W]'")
         recipe["data"]["image_size"] = size
     if "image_mode" not in options:
         recipe["data"]["image_mode"] = "rgb" if max(modes) > 1 else "grey"
         why = "some images have colours" if len({*modes}) > 1 else "as the images are"
-        guessed.say("colours", recipe["data"]["image_mode"], why, "--data.image_mode")
+        guessed.explain("colours", recipe["data"]["image_mode"], why, "--data.image_mode")
     mode = options.get("image_mode") or recipe["data"]["image_mode"]
     if "patch_size" not in recipe["model"]:
-        guessed.say(
+        guessed.explain(
             "patches", f"{patch[0]} x {patch[1]} pixels", "by the size", "--model.patch_size '[H, W]'"
         )
         recipe = merged(recipe, {"model": {"patch_size": patch}})
     if usual and mode == "rgb":
         way = "--task.augmentation.flip"
-        guessed.say("mirror images", "half of the training images", "they have colours", way)
+        guessed.explain("mirror images", "half of the training images", "they have colours", way)
         recipe = merged(recipe, {"task": {"augmentation": {"flip": 0.5, "rotation": 0.0}}})
     return recipe
 
@@ -99,7 +101,7 @@ def for_checkpoint(recipe: dict[str, Any], guessed: Guess, folder: str) -> dict[
     if not isinstance(config, VisionConfig):
         raise InputError(f"--pretrained: {folder} reads no images; name a checkpoint of a Vision Transformer")
     height, width = config.image_size
-    guessed.say(
+    guessed.explain(
         "size", f"the middle of each image, {height} x {width}", f"as {folder} reads", "--data.image_size"
     )
     mode = "rgb" if config.num_channels == 3 else "grey"

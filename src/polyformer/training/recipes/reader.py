@@ -16,7 +16,7 @@ from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import config_of, from_pretrained
-from polyformer.models.config import ModelConfig, longest
+from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import ClassifyConfig, TagConfig
 from polyformer.training.tasks.choose import choice_probabilities, pack_choices
 from polyformer.training.tasks.qa import QuestionAnsweringConfig, answers
@@ -71,7 +71,7 @@ class Reader:
 
     def checked(self, text: str, ids: list[int]) -> list[int]:
         """Return the ids of a text if the model supports the length; an empty text gets a single token."""
-        limit = longest(self.config)
+        limit = max_positions(self.config)
         if limit is not None and len(ids) > limit:
             raise InputError(
                 f"text ({quote(text)}) has {len(ids)} tokens, and {self.folder} takes {limit}; shorten it, "
@@ -127,7 +127,7 @@ class Reader:
     def answer(self, model: Transformer, rows: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the answer to the question of each row, a span of its context, which is read in windows."""
         usual, typed = QuestionAnsweringConfig(), self.config.embedding.type_vocab_size > 1
-        length = min(usual.max_length, longest(self.config) or usual.max_length)
+        length = min(usual.max_length, max_positions(self.config) or usual.max_length)
         questions, contexts = ([row[name] for row in rows] for name in ("question", "context"))
         encoded = []
         for pair in encode_marked(self.tokenizer, questions, contexts):
@@ -164,9 +164,7 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
                 f"--task.kind {KINDS.get(wanted, wanted)}"
             )
         )
-        raise InputError(
-            f"{folder}: its head is {quote(config.head.kind)}, with which it cannot {wanted}; {way}"
-        )
+        raise InputError(f"{folder}: its head is {quote(config.head.kind)}, which cannot {wanted}; {way}")
 
 
 def set_special_tokens(tokenizer: Tokenizer, single: str, pair: str) -> None:

@@ -28,8 +28,8 @@ from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
-from polyformer.models.architectures.record import RECIPE, RECORD
-from polyformer.models.architectures.saving import CONFIG, WEIGHTS, read_generation, write_generation
+from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
+from polyformer.models.architectures.training_record import RECIPE, RECORD
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.recipes.recipe import Recipe
@@ -89,7 +89,7 @@ class Run:
     def check_new(self) -> None:
         """Raise `InputError` if the folder already contains a run."""
         if (self.folder / RECIPE).exists():
-            way = f"go on with it by --resume {self.folder}, or choose another --out"
+            way = f"continue it with --resume {self.folder}, or choose another --out"
             raise InputError(f"{self.folder} already holds a run; {way}")
 
     def begin(self, recipe: Recipe, tokenizer: Tokenizer | None, model: Transformer, **facts: Any) -> None:
@@ -219,7 +219,7 @@ def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str)
 def choose_device(name: str) -> torch.device:
     """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if it is unavailable."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' was asked for, but torch finds no CUDA device; use 'auto' or 'cpu'")
+        raise InputError("device: 'cuda' was requested, but torch finds no CUDA device; use 'auto' or 'cpu'")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, unknown
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig, Draft, Generated, GenerationConfig, Mixture, Retrieval
-from polyformer.models.generation.hub import from_hub
+from polyformer.models.generation.hub_format import from_hub
 from polyformer.training.recipes.reader import Reader
 from polyformer.training.tasks.text import batched
 from polyformer.training.tasks.translate import EXTRA_TOKENS

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from polyformer.core.errors import InputError
 from polyformer.data.batching import Batch
+from polyformer.data.episode_windows import EpisodeWindows
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.minari_source import environment_of, is_minari
-from polyformer.data.windows import Windows
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
 from polyformer.training.config import at_least
@@ -137,7 +137,7 @@ class ActionPrediction(Task):
         self.max_timesteps = config.max_timesteps
         return dataclasses.replace(config, head=head)
 
-    def training_batches(self, rows: Any, seed: int) -> Windows:
+    def training_batches(self, rows: Any, seed: int) -> EpisodeWindows:
         """Return windows of all episodes in random order."""
         return self._windows(best(rows, self.config.best_episodes), seed, shuffle=True)
 
@@ -192,7 +192,7 @@ class ActionPrediction(Task):
         real = batch["attention_mask"].bool()
         return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
 
-    def _windows(self, rows: Any, seed: int, shuffle: bool) -> Windows:
+    def _windows(self, rows: Any, seed: int, shuffle: bool) -> EpisodeWindows:
         config, episodes = self.config, Episodes.of(rows)
         self._check(episodes)
         scaled = dataclasses.replace(
@@ -201,7 +201,7 @@ class ActionPrediction(Task):
             returns=self.scaled_returns(episodes.returns),
         )
         size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
-        return Windows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
+        return EpisodeWindows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
 
     def _check(self, episodes: Episodes) -> None:
         """Raise `InputError` for episodes with other sizes than in training, or that are too long."""

@@ -24,7 +24,7 @@ from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.data.batching import Batch
 from polyformer.data.minari_source import is_choice
-from polyformer.data.numbered import Numbered
+from polyformer.data.numbered_batches import NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.training.config import at_least
 from polyformer.training.rl.rollouts import Rollout
@@ -139,14 +139,14 @@ class Agent(Task):
             config, observation_size=seen.shape[0], num_actions=size, continuous=not choice
         )
 
-    def training_batches(self, rows: Any, seed: int) -> Numbered:
+    def training_batches(self, rows: Any, seed: int) -> NumberedBatches:
         """Return the updates of an iteration by their numbers."""
         self.seed = seed
-        return Numbered(self.config.passes * self.config.minibatches)
+        return NumberedBatches(self.config.passes * self.config.minibatches)
 
     def held_out(self, rows: Rows) -> HeldOut:
         """Return episodes in batches of `rows`."""
-        return HeldOut(Numbered(-(-self.config.episodes // self.config.rows)), {})
+        return HeldOut(NumberedBatches(-(-self.config.episodes // self.config.rows)), {})
 
     def weight(self, batch: Batch) -> int:
         """Return the number of steps in a minibatch."""

@@ -19,12 +19,12 @@ from polyformer.core.labels import IGNORED
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
-from polyformer.data.mixing import Mixture, OneAfterAnother
-from polyformer.data.numbered import Numbered
+from polyformer.data.episode_windows import EpisodeWindows
+from polyformer.data.mixing import Concatenation, Mixture
+from polyformer.data.numbered_batches import NumberedBatches
 from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
-from polyformer.data.windows import Windows
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
 from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
@@ -80,7 +80,7 @@ class TaskConfig(Config):
 class HeldOut:
     """Held-out data: batches in a fixed order, and counts of their text (see `TextTask.count`)."""
 
-    batches: Batches | Windows | Segments | Numbered | OneAfterAnother
+    batches: Batches | EpisodeWindows | Segments | NumberedBatches | Concatenation
     counts: dict[str, float]
 
 
@@ -120,7 +120,16 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def training_batches(
         self, rows: Any, seed: int
-    ) -> Batches | Stream | Windows | Segments | Numbered | Mixture | MappedBatches | MappedSegments:
+    ) -> (
+        Batches
+        | Stream
+        | EpisodeWindows
+        | Segments
+        | NumberedBatches
+        | Mixture
+        | MappedBatches
+        | MappedSegments
+    ):
         """Return batches of `rows` for training, in a random order from `seed`."""
 
     @abc.abstractmethod

@@ -12,8 +12,8 @@ import numpy as np
 
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Corrupt, Row
-from polyformer.data.noise_config import NoiseConfig, apply_noises
-from polyformer.data.words import sentence_ends
+from polyformer.data.noising import NoiseConfig, apply_noises
+from polyformer.data.word_boundaries import sentence_ends
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.masking import TokenPrediction
 from polyformer.training.tasks.text import TextTaskConfig, required

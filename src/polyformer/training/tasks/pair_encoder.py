@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
-from polyformer.data.pairs import shares_of_room
+from polyformer.data.pairs import shares_of_capacity
 from polyformer.models.config import ModelConfig
 from polyformer.training.tasks.text import with_tables
 
@@ -39,7 +39,7 @@ class PairEncoder:
         budget = self.limit - 2 - len(self.between)
         if len(text) + len(pair) > budget:
             cut(number, len(text) + len(pair) + self.limit - budget)
-            kept = shares_of_room(len(text), len(pair), budget)
+            kept = shares_of_capacity(len(text), len(pair), budget)
             text, pair = text[: kept[0]], pair[: kept[1]]
         first = [self.cls, *text, *self.between]
         types = {"token_type_ids": [0] * len(first) + [1] * (len(pair) + 1)} if self.pair_type else {}

@@ -24,7 +24,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
 from polyformer.data.batching import Batch, Row, row_lengths
-from polyformer.data.mixing import Mixture, OneAfterAnother, mixing_rates
+from polyformer.data.mixing import Concatenation, Mixture, mixing_rates
 from polyformer.data.rouge import rouge
 from polyformer.data.sentinels import add_sentinels, sentinel_ids
 from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
@@ -256,7 +256,7 @@ class TextToText(SequenceToSequence):
             longest = int(row_lengths(prepared).max(initial=1))
             plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
             parts.append(Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_spans))
-        return HeldOut(OneAfterAnother(parts), {})
+        return HeldOut(Concatenation(parts), {})
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss and the number of labels, of each part."""

@@ -25,7 +25,7 @@ from polyformer.attention.functional.spread.needs import Needs
 from polyformer.attention.functional.spread.parts import Compute, nothing_seen, numbered, part_request
 from polyformer.attention.functional.spread.traffic import count_transfer
 from polyformer.attention.patterns.layout import intersect
-from polyformer.core.ops.precision import as_written
+from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import WHOLE, first_order
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
@@ -49,7 +49,7 @@ class _Ring(torch.autograd.Function):
     """The ring as a function of q [B, H, T, D], concatenated k and v, and the tensors of relative terms."""
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def forward(
         ctx: Any, request: Request, needs: Needs, compute: Compute, q: Tensor, kv: Tensor, *terms: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @first_order("a sequence that is spread over processes", WHOLE)
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         """Pass the keys around again; the gradients of the keys of a process follow a step later."""
         q, kv, out, lse, *terms = ctx.saved_tensors

@@ -18,16 +18,16 @@ from polyformer.attention.mechanisms.linear.causal_forward import Run, run_forwa
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import RUN, Sums, head_groups, runs
 from polyformer.attention.mechanisms.linear.weights import grad_ratio
-from polyformer.core.ops.precision import as_written
+from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.workers import spread
 
 
 class CausalAttention(torch.autograd.Function):
     """q, k [N, T, D], v [N, T, Dv], log weight and decay [N, T], past sums -> out [N, T, Dv], next sums."""
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def forward(
         ctx: Any,
         kernel: Kernel,
@@ -62,7 +62,7 @@ class CausalAttention(torch.autograd.Function):
                 for table, value in zip(after, sums):
                     table[heads] = value
 
-        spread(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, decay, out, inverse, unraised, *before, *after[:2])
         # top and mass only rescale: gradients treat them as constants.
@@ -72,7 +72,7 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     @first_order("attention by features, run by run,")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor | None, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the runs in reverse with `run_backward`, passing on the gradients of the sums."""
         q, k, v, weight, decay, out, inverse, unraised, *tables, last_s, last_z = ctx.saved_tensors
@@ -99,7 +99,7 @@ class CausalAttention(torch.autograd.Function):
                         table[at] = value
                 grad_s[heads], grad_z[heads] = grad_next
 
-        spread(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
         grad_q, grad_k, grad_v, grad_log_query, grad_log_key = gradients
         grad_decays = None if decay is None else grad_decay(grad_log_query, grad_log_key, grad_last)
         return None, None, grad_q, grad_k, grad_v, grad_log_key, grad_decays, grad_s, grad_z, None, None

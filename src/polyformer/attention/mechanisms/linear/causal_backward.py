@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.causal_forward import Run
 from polyformer.attention.mechanisms.linear.sums import weighted_sum
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
 
 
 class RunGradients(NamedTuple):

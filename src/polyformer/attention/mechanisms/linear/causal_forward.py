@@ -16,7 +16,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import Sums, matrix_vector, weighted_sum
 from polyformer.attention.mechanisms.linear.weights import invert_denominators, run_weights
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
 
 
 class Run:

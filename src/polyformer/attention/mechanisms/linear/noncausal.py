@@ -23,17 +23,17 @@ from torch import Tensor
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import head_groups, run_length, runs
 from polyformer.attention.mechanisms.linear.weights import finite_top, grad_ratio, invert_denominators
-from polyformer.core.ops.precision import as_written
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
+from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.workers import spread
 
 
 class NoncausalAttention(torch.autograd.Function):
     """q [N, Tq, D], k, v [N, Tk, D or Dv], log weight [N, Tk] -> [N, Tq, Dv]."""
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def forward(ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """Compute the sums over the keys, then y_i = S u_i / (z . u_i)."""
         out = torch.empty_like(q) if v.shape[2] == q.shape[2] else q.new_empty(*q.shape[:2], v.shape[2])
@@ -54,14 +54,14 @@ class NoncausalAttention(torch.autograd.Function):
                 inverse[heads], unraised[heads] = invert_denominators(total, mass, kernel.least)
                 out[heads] *= inverse[heads].unsqueeze(-1)
 
-        spread(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, out, inverse, unraised, all_sums, all_tops)
         return out
 
     @staticmethod
     @first_order("attention by features, run by run,")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of the queries first, which give grad S, then of the keys."""
         q, k, v, weight, out, inverse, unraised, all_sums, all_tops = ctx.saved_tensors
@@ -91,7 +91,7 @@ class NoncausalAttention(torch.autograd.Function):
                     grad_phi_k = product(_append_one(v[at], share), grad_sums)
                     grad_k[at] = kernel.backward(k[at], phi_k, grad_phi_k, grad_weight[at])
 
-        spread(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
         return None, grad_q, grad_k, grad_v, grad_weight
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.weights import finite_top, floor_denominators
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
 
 RUN = 128
 """Tokens of a run, for which a causal pass computes all pairs.
@@ -86,13 +86,13 @@ def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
     """Return groups of the N heads computed together: limited by the cache and shared among threads."""
     threads = 1 if kernel.directions.is_cuda else torch.get_num_threads()
     # The features of a run of all heads in a group should stay in the cache.
-    fits = 2 * room(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
+    fits = 2 * cache_capacity(kernel.directions) // (min(length, run_length(kernel)) * kernel.width)
     return runs(heads, max(1, min(fits, -(-heads // threads))))
 
 
 def run_length(kernel: Kernel) -> int:
     """Return the number of tokens per run of features if pairs are not computed."""
-    return max(LEAST_RUN, 2 * room(kernel.directions) // kernel.width)
+    return max(LEAST_RUN, 2 * cache_capacity(kernel.directions) // kernel.width)
 
 
 def runs(length: int, step: int) -> list[slice]:

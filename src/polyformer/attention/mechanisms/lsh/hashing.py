@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.room import room
 
 
 @torch.no_grad()
@@ -16,7 +16,7 @@ def hash_keys(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
     half = len(directions) // rounds
     iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
     buckets = []
-    for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * room(k) // len(directions))):
+    for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * cache_capacity(k) // len(directions))):
         x = linear(rows, directions).unflatten(-1, (rounds, half))
         top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
         # The index of the extreme; argmax is not vectorized on a CPU and far slower.

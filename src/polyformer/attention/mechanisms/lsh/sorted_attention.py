@@ -22,10 +22,10 @@ from polyformer.attention.mechanisms.lsh.sorted_backward import sorted_backward
 from polyformer.attention.mechanisms.lsh.sorted_forward import LN2, LOG2E, sorted_forward
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows, max_number
 from polyformer.attention.mechanisms.lsh.window_blocks import Round, WindowBlocks
-from polyformer.core.ops.precision import as_written
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.workers import spread
 from polyformer.core.sequence.context import Context
 
 EXACT = 1 << 22
@@ -66,7 +66,7 @@ def _concatenate_heads(windows: Windows, like: Tensor) -> tuple[Tensor, Tensor]:
     heads, rounds, length = order.shape
     threads = 1 if like.is_cuda else torch.get_num_threads()
     # As many heads as fit into the cache, but at least one row for each thread.
-    most = max(1, min(room(like) // (length * like.shape[3]), heads // threads))
+    most = max(1, min(cache_capacity(like) // (length * like.shape[3]), heads // threads))
     group = max(size for size in range(1, most + 1) if heads % size == 0)
     number = torch.arange(group, device=order.device).view(1, group, 1, 1)
     last = max_number(spots) + windows.size
@@ -82,7 +82,7 @@ class SortedAttention(torch.autograd.Function):
     """(order, spots [N, R, L], q, k [N, L, D], v [N, L, Dv]) -> out [N, L, Dv] and log-sum-exp [N, L]."""
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def forward(
         ctx: Any,
         blocks: WindowBlocks,
@@ -109,7 +109,7 @@ class SortedAttention(torch.autograd.Function):
 
     @staticmethod
     @first_order("LSH attention in sorted order")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of the rows with `sorted_backward`."""
         order, spots, q, k, v, out, lse = ctx.saved_tensors
@@ -136,4 +136,4 @@ def _run_rows(work: Callable[[Sequence[int]], None], q: Tensor) -> None:
     if q.is_cuda:
         work(rows)
     else:
-        spread(work, rows)
+        parallel_map(work, rows)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
 
 MIN_BLOCK, MAX_BLOCK = 32, 128
 """Limits of the tokens per block, which is otherwise the window size.
@@ -37,7 +37,7 @@ class WindowBlocks:
         # 0 <= d < m is |d - (m - 1) / 2| <= (m - 1) / 2: one comparison for both forms.
         self.middle = (windows.size - 1) / 2 if windows.causal else 0.0
         self.radius = (windows.size - 1) / 2 if windows.causal else windows.size - 1.0
-        self.step = max(1, room(like) // (self.block * self.width))
+        self.step = max(1, cache_capacity(like) // (self.block * self.width))
 
     @property
     def steps(self) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
 
 LANES = 16
 """The number of centroids is padded to a multiple of this.
@@ -59,7 +59,7 @@ class Centroids(nn.Module):
         more = centres[:, :1].expand(-1, -count % LANES, -1)
         centres = torch.cat([centres, more], 1).mT.contiguous()  # [H, D, W]
         reversed_numbers, width = x.new_empty(x.shape[:3]), centres.shape[2]
-        run = max(1, min(x.shape[2], room(x) // width))
+        run = max(1, min(x.shape[2], cache_capacity(x) // width))
         scores, best = x.new_empty(2, run, width)
         # Descending numbers, so that the maximum over equal scores is the first index.
         down = torch.arange(width, 0, -1, dtype=x.dtype, device=x.device)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.routing.interval_tiles import Tiles, tiles
 from polyformer.attention.mechanisms.routing.intervals import Intervals
-from polyformer.core.ops.precision import as_written
-from polyformer.core.ops.room import room
+from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order
 
 LOG2E = math.log2(math.e)
@@ -78,11 +78,11 @@ class IntervalAttention(torch.autograd.Function):
     """q [Nq, D], k [Nk, D], v [Nk, Dv] -> [Nq, Dv], none of them sorted."""
 
     @staticmethod
-    @as_written
+    @autocast_disabled
     def forward(ctx: Any, intervals: Intervals, scale: float, keep: bool, *rows: Tensor) -> Tensor:
         """Compute tile by tile; `keep` saves the weights for the backward pass, unless they are too large."""
         q, k, v = rows
-        groups, workspace = tiles(intervals, room(q), q, k), Workspace(q)
+        groups, workspace = tiles(intervals, cache_capacity(q), q, k), Workspace(q)
         whole = len(groups) > 0 and len(intervals.queries) == len(q)
         out = _new_rows(q, v.shape[1], whole)
         sizes = [math.prod(tile.shape) for tile in groups]
@@ -98,7 +98,7 @@ class IntervalAttention(torch.autograd.Function):
 
     @staticmethod
     @first_order("routing attention in sorted order")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients tile by tile, by the equations above."""
         q, k, v, kept = ctx.saved_tensors

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.dropout import dropout
-from polyformer.core.ops.room import room
 from polyformer.core.ops.softmax import softmax
 
 RUN_FACTOR = 16
-"""The size of a run's scores, in multiples of `room`: smaller runs have too few blocks per product."""
+"""The size of a run's scores in multiples of `cache_capacity`: smaller runs have too few blocks a product."""
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float) -> Tensor:
@@ -24,7 +24,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, rate: float)
     rows = q.shape[0] * q.shape[1] * q.shape[3] * k.shape[3]
     # With dropout all blocks are one run, so that a seed gives the same mask on all processors.
     whole = rate > 0 or torch.compiler.is_compiling()
-    step = q.shape[2] if whole else max(1, RUN_FACTOR * room(q) // rows)
+    step = q.shape[2] if whole else max(1, RUN_FACTOR * cache_capacity(q) // rows)
     parts = []
     for start in range(0, q.shape[2], step):
         run = slice(start, start + step)

@@ -18,9 +18,9 @@ from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
+from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
-from polyformer.models.attached.loading import load_by_transformers
 
 HEIGHT = 780
 """The height of a page within a notebook, in CSS pixels."""

@@ -19,7 +19,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.token_records import Mark, SlotKeys, TokenRecord, collect_marks
 from polyformer.models.architectures import Transformer, VisionTransformer
-from polyformer.models.attached.find import Layer, attention_layers
+from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.nn.depth.recording import recorded_depths
 from polyformer.nn.stack.global_projections import GLOBAL
 

@@ -35,7 +35,7 @@ class Windows:
             for layer in model.modules()
             if hasattr(layer, "cyclic_shift") and hasattr(layer, "maybe_pad")
             for part in layer.children()
-            if dispatches(type(part))
+            if uses_attention_interface(type(part))
         }
         self.grids: dict[nn.Module, Grid] = {}
 

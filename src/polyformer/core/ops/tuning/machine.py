@@ -58,7 +58,7 @@ def _size(name: str, default: int) -> int:
     return size if size > 0 else default
 
 
-def described() -> dict[str, str]:
+def description() -> dict[str, str]:
     """Return all properties that identify the choices, except the number of threads."""
     return {
         "processor": processor(),

@@ -71,18 +71,18 @@ class Section(Generic[C]):
         with _lock:
             threads = torch.get_num_threads()
             if threads not in self.by_threads:
-                self.by_threads[threads] = self._pinned_or_kept()
+                self.by_threads[threads] = self._pinned_or_stored()
             return self.by_threads[threads]
 
-    def _pinned_or_kept(self) -> C:
+    def _pinned_or_stored(self) -> C:
         pinned = store.pinned()
         if pinned is not None:
             return self._read(pinned) or self.fixed
-        choice = self._read(_adopted) or self._read(store.kept())
+        choice = self._read(_adopted) or self._read(store.stored())
         if choice is None:
             choice = self.measured()
             # If two processes measured at the same time, both use the choices of the first writer.
-            choice = self._read({self.key(): store.keep(self.key(), choice.to_dict())}) or choice
+            choice = self._read({self.key(): store.store_choice(self.key(), choice.to_dict())}) or choice
         return choice
 
     def _read(self, choices: store.Choices) -> C | None:

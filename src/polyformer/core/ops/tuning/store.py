@@ -11,7 +11,7 @@ import platformdirs
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, json_bytes, read_json
-from polyformer.core.ops.tuning.machine import described
+from polyformer.core.ops.tuning.machine import description
 
 PIN = "POLYFORMER_TUNING"
 FIXED = "fixed"
@@ -22,7 +22,7 @@ Choices = dict[str, dict[str, Any]]
 
 def path() -> Path:
     """Return the file of this machine."""
-    key = hashlib.sha256(json.dumps(described(), sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(description(), sort_keys=True).encode()).hexdigest()[:16]
     return Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "tuning" / f"{key}.json"
 
 
@@ -31,11 +31,11 @@ def load(file: Path) -> Choices:
     data = read_json(file, dict)
     choices = data.get("choices")
     if not isinstance(choices, dict) or not all(isinstance(part, dict) for part in choices.values()):
-        raise InputError(f"{file}: holds no choices of polyformer tune")
+        raise InputError(f"{file}: not a file written by polyformer tune")
     return choices
 
 
-def kept() -> Choices:
+def stored() -> Choices:
     """Return this machine's choices so far; empty if the file is missing, damaged or unreadable."""
     try:
         return load(path())
@@ -43,7 +43,7 @@ def kept() -> Choices:
         return {}
 
 
-def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
+def store_choice(name: str, choice: dict[str, Any]) -> dict[str, Any]:
     """Add a choice to this machine's file; a choice that another process wrote first is kept and returned.
 
     A file that cannot be written is not an error: the next process will measure again.
@@ -52,7 +52,7 @@ def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(file.with_suffix(".lock"), timeout=10):
-            choices = kept()
+            choices = stored()
             if name in choices:
                 return choices[name]
             save(file, {**choices, name: choice})
@@ -63,12 +63,12 @@ def keep(name: str, choice: dict[str, Any]) -> dict[str, Any]:
 
 def save(file: Path, choices: Choices) -> None:
     """Write the file atomically."""
-    atomic_write(file, encoded(choices))
+    atomic_write(file, as_json(choices))
 
 
-def encoded(choices: Choices) -> bytes:
+def as_json(choices: Choices) -> bytes:
     """Return the content of a file of choices."""
-    return json_bytes({"machine": described(), "choices": choices})
+    return json_bytes({"machine": description(), "choices": choices})
 
 
 def pinned() -> Choices | None:

@@ -24,7 +24,7 @@ from polyformer.attention.functional.backends.tiled.distance_tables import Dista
 from polyformer.attention.functional.backends.tiled.relative_terms import ALL, KEPT, RelativeTerms, columns_of
 from polyformer.attention.functional.backends.tiled.tiles import Tile
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
 
 
 class RelativeGradients(RelativeTerms):

@@ -7,7 +7,7 @@ from torch import Tensor
 from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables, diagonals, entries
 from polyformer.attention.functional.backends.tiled.tiles import Tile
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
-from polyformer.core.ops.products import product
+from polyformer.core.ops.batched_products import product
 
 ALL = slice(None)
 

@@ -34,9 +34,9 @@ from polyformer.attention.functional.backends.tiled.work_items import (
     work_items,
 )
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.core.ops.precision import as_written, at_least_float32
+from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.core.ops.precision import at_least_float32, autocast_disabled
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.workers import spread
 
 T = TypeVar("T")
 
@@ -79,10 +79,10 @@ class _Call:
     threads: int
     sizes: TileSizes
 
-    def spread(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
+    def parallel_map(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
         """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
         items = work_items(self.request, self.seed, self.threads, self.sizes)
-        return [work(items)] if self.request.q.is_cuda else spread(work, items)
+        return [work(items)] if self.request.q.is_cuda else parallel_map(work, items)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -118,7 +118,7 @@ class _TiledAttention(torch.autograd.Function):
                 sums.mul_(LN2)
 
         if not q.is_meta:  # the meta device only traces shapes
-            call.spread(work)
+            call.parallel_map(work)
         lse = lse.squeeze(-1)
         if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
@@ -130,7 +130,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     @first_order("attend's backend 'tiled'")
-    @as_written
+    @autocast_disabled
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs, by `row_backward`."""
         saved = ctx.saved_tensors
@@ -181,7 +181,7 @@ class _TiledAttention(torch.autograd.Function):
                     terms.finish()
             return grad_tables
 
-        grad_tables, *others = call.spread(work)
+        grad_tables, *others = call.parallel_map(work)
         # Every thread summed the gradients of captured tables separately.
         for other in others:
             for total, more in zip(grad_tables, other):

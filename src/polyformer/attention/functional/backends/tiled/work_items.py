@@ -13,9 +13,9 @@ from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, pl
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
-from polyformer.core.ops.dropout import kept, scale
-from polyformer.core.ops.products import BLAS_ALONE, ProductWay
-from polyformer.core.ops.workers import WORKERS
+from polyformer.core.ops.batched_products import ONLY_BLAS, BatchedKernel
+from polyformer.core.ops.cpu_threads import WORKERS
+from polyformer.core.ops.dropout import keep_mask, scale
 
 LN2 = math.log(2)
 LOG2E = 1 / LN2
@@ -121,7 +121,7 @@ class WorkItem:
         self.masks = masks
         self.bits = np.random.SFC64(seed)  # for dropout
         self.scratch: dict[str, Tensor] = {}  # shared by work items that are computed in turn
-        self.products = BLAS_ALONE
+        self.products = ONLY_BLAS
         self.small_scores = False  # whether all scores are certain to be at most `SMALL` in size
 
     def by_key(self, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class WorkItem:
 
         The bound is q_i . k_j <= |q_i| |k_j|.
         """
-        self.products = ProductWay.of(q, k)
+        self.products = BatchedKernel.of(q, k)
         # Relative terms and a score_mod have no known bound. On a GPU reading the norms would synchronise the
         # device, and the meta device has no numbers.
         if self.request.score_mod is None and self.request.relative is None and q.is_cpu:
@@ -208,4 +208,6 @@ class WorkItem:
     def kept(self, like: Tensor) -> Tensor:
         """Return the scale of dropout for each kept weight and 0 for the others, the same in both passes."""
         rate = self.request.dropout
-        return torch.where(kept(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(like.dtype)
+        return torch.where(keep_mask(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(
+            like.dtype
+        )

@@ -1,0 +1,248 @@
+"""Trunks of policies: networks with a memory that map a sequence of observation vectors to hidden states.
+
+decoder        a decoder with the memory `recurrent`: every layer sees its inputs at the last M steps
+lstm           a long short-term memory; Hochreiter and Schmidhuber 1997
+feedforward    no memory: each step is independent
+
+The first step of an episode, separately for each row of a batch, sees no step of an earlier episode. A
+sequence of steps after a state has the same results as single steps.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Window
+from polyformer.attention.positions import TransformerXLConfig
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError
+from polyformer.core.ops.linear import Linear
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.block.gated import GatedBlockConfig
+from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.memory import RecurrentConfig
+from polyformer.nn.memory.recurrent import Hidden
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack.layer import LayerState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrunkConfig(Config):
+    """The base class of trunk configurations."""
+
+    def build(self, hidden_size: int) -> "Trunk":
+        """Return the module, for vectors of this width."""
+        raise NotImplementedError
+
+
+class Trunk(nn.Module):
+    """A module that maps vectors [B, T, E] to [B, T, E], with a state of the earlier steps."""
+
+    def new_state(self, rows: int) -> State:
+        """Return the state [B, ...] before the first step: tensors of constant sizes."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the output and the next state. starts [B, T]: true at the first step of an episode."""
+        raise NotImplementedError
+
+
+def _decoder() -> StackConfig:
+    dense = SoftmaxConfig(backend="definition")  # the fastest backend for few keys
+    return StackConfig(
+        num_hidden_layers=1,
+        attention=AttentionConfig(num_attention_heads=2, mechanism=dense),
+        feedforward=DenseConfig(intermediate_size=128),
+        position=TransformerXLConfig(),
+        block=GatedBlockConfig(),
+        dropout=0.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderTrunkConfig(TrunkConfig):
+    """Decoder trunk: a Transformer that attends to a fixed number of earlier steps.
+
+    Each layer of the decoder sees the `memory_length` steps before a step; the pattern and the memory of
+    `decoder` are set accordingly.
+    """
+
+    memory_length: int = 32
+    decoder: StackConfig = dataclasses.field(default_factory=_decoder)
+
+    kind: ClassVar[str] = "decoder"
+    paper: ClassVar[str] = "Parisotto et al. 2019 (GTrXL), section 3"
+
+    def __post_init__(self) -> None:
+        if self.memory_length < 1:
+            raise InputError(f"memory_length: expected 1 step or more, got {self.memory_length}")
+        if not isinstance(self.decoder.attention.mechanism, SoftmaxConfig):
+            raise InputError("trunk.decoder.attention: a policy's memory requires softmax attention")
+        parts = [self.decoder.feedforward.for_layer(layer) for layer in range(self.decoder.num_hidden_layers)]
+        if any(part.stateful for part in parts):
+            raise InputError(
+                "trunk.decoder.feedforward: a policy stores only the inputs of its layers, and this "
+                "feed-forward has a state of its own; use 'dense' or 'gated'"
+            )
+
+    def build(self, hidden_size: int) -> "DecoderTrunk":
+        """Return a stack with a memory."""
+        memory = RecurrentConfig(length=self.memory_length)
+        config = self.decoder.override("memory", memory).override(
+            "attention.mechanism.pattern", Window(self.memory_length, 0)
+        )
+        return DecoderTrunk(Stack(config, hidden_size, self.memory_length, cross=False), hidden_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps(State):
+    """The state of a decoder trunk: the inputs of its layers at the last M steps, [B, L, M, E], and the
+    number of these steps that belong to the present episode, [B]."""
+
+    memory: Tensor
+    age: Tensor
+
+
+class DecoderTrunk(Trunk):
+    """A decoder trunk. The memory contains inputs of layers instead of keys also in acting, because the
+    weights change during an episode."""
+
+    def __init__(self, stack: Stack, hidden_size: int):
+        super().__init__()
+        self.stack, self.hidden_size = stack, hidden_size
+
+    @property
+    def length(self) -> int:
+        """Return M, the number of steps in the memory."""
+        assert self.stack.memory is not None
+        return self.stack.memory.length
+
+    def new_state(self, rows: int) -> Steps:
+        """Return a memory without valid steps."""
+        weight = next(self.parameters())
+        memory = weight.new_zeros(rows, len(self.stack.groups), self.length, self.hidden_size)
+        return Steps(memory, torch.zeros(rows, dtype=torch.long, device=weight.device))
+
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Steps]:
+        """Run the stack with episodes as documents; no query sees empty slots of the memory."""
+        assert isinstance(state, Steps)
+        length, new = self.length, x.shape[1]
+        episode = starts.long().cumsum(1)
+        # Valid slots get document 0, which is the episode of the state; empty slots get -1.
+        slots = torch.arange(length, device=x.device)
+        remembered = (slots >= length - state.age[:, None]).long() - 1
+        context = Context(
+            new, length + new, causal=True, q_doc=episode, kv_doc=torch.cat([remembered, episode], 1)
+        )
+        # The M slots of the memory have the positions before the new steps.
+        pos = torch.arange(length, length + new, device=x.device)
+        x = self.stack.position.embed(x, pos, 0)
+        layers = tuple(LayerState(memory=Hidden(vectors)) for vectors in state.memory.unbind(1))
+        y, after = self.stack(x, pos, context, None, layers)
+        assert after is not None
+        memory = torch.stack([layer.memory.vectors for layer in after], 1)
+        continuing = torch.where(episode[:, -1] == 0, state.age, 0)
+        age = (continuing + (episode == episode[:, -1:]).sum(1)).clamp_max(length)
+        return y, Steps(memory, age)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSTMTrunkConfig(TrunkConfig):
+    """LSTM trunk: stacked layers of long short-term memory."""
+
+    num_hidden_layers: int = 1
+
+    kind: ClassVar[str] = "lstm"
+    paper: ClassVar[str] = "Hochreiter and Schmidhuber 1997"
+
+    def __post_init__(self) -> None:
+        _check_layers(self.num_hidden_layers)
+
+    def build(self, hidden_size: int) -> "LSTMTrunk":
+        """Return a trunk with `torch.nn.LSTM`."""
+        return LSTMTrunk(hidden_size, self.num_hidden_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells(State):
+    """The hidden state and the cell state of an LSTM, [B, L, E] each."""
+
+    hidden: Tensor
+    cell: Tensor
+
+
+class LSTMTrunk(Trunk):
+    """An LSTM trunk. Steps between two starts of episodes in the batch are computed in a single call."""
+
+    def __init__(self, hidden_size: int, layers: int):
+        super().__init__()
+        self.lstm = nn.LSTM(hidden_size, hidden_size, layers, batch_first=True)
+
+    def new_state(self, rows: int) -> Cells:
+        """Return a state of zeros."""
+        weight = next(self.parameters())
+        zeros = weight.new_zeros(rows, self.lstm.num_layers, self.lstm.hidden_size)
+        return Cells(zeros, zeros.clone())
+
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Cells]:
+        """Run the LSTM; rows that begin an episode start from zeros."""
+        assert isinstance(state, Cells)
+        hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)
+        # A segment ends where any row begins an episode, because `nn.LSTM` cannot reset its state.
+        cuts = [t for t, any_row in enumerate(starts.any(0).tolist()) if any_row and t]
+        outputs = []
+        for first, end in zip([0, *cuts], [*cuts, x.shape[1]]):
+            kept = (~starts[:, first]).to(x.dtype)[:, None]
+            y, (hidden, cell) = self.lstm(
+                x[:, first:end], ((hidden * kept).contiguous(), (cell * kept).contiguous())
+            )
+            outputs.append(y)
+        return torch.cat(outputs, 1), Cells(hidden.transpose(0, 1), cell.transpose(0, 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeedForwardTrunkConfig(TrunkConfig):
+    """Feed-forward trunk: linear layers with ReLU, without a memory."""
+
+    num_hidden_layers: int = 2
+
+    kind: ClassVar[str] = "feedforward"
+
+    def __post_init__(self) -> None:
+        _check_layers(self.num_hidden_layers)
+
+    def build(self, hidden_size: int) -> "FeedForwardTrunk":
+        """Return a trunk with `num_hidden_layers` layers."""
+        return FeedForwardTrunk(hidden_size, self.num_hidden_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(State):
+    """The empty state of a trunk without a memory."""
+
+
+class FeedForwardTrunk(Trunk):
+    """A feed-forward trunk, in which each step is independent of the others."""
+
+    def __init__(self, hidden_size: int, layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Linear(hidden_size, hidden_size) for _ in range(layers))
+
+    def new_state(self, rows: int) -> Nothing:
+        """Return the empty state."""
+        return Nothing()
+
+    def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
+        """Apply ReLU(W x + b) for each layer."""
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x, state
+
+
+def _check_layers(count: int) -> None:
+    if count < 1:
+        raise InputError(f"num_hidden_layers: expected 1 or more, got {count}")

@@ -1,0 +1,231 @@
+"""Running a stack of a model, its encoder or its decoder, from token ids to the stack's output."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Causal, Full
+from polyformer.attention.patterns.marked import reads_marks
+from polyformer.attention.positions import with_relations
+from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
+from polyformer.core.errors import InputError
+from polyformer.core.ops.int8_layers import Int8Embedding
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context_parallel import (
+    ContextParallel,
+    current_context_parallel,
+    shard_sequence,
+    shard_source,
+)
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.core.sequence.unpadding import unpadding
+from polyformer.models.architectures.arguments import OutputOptions
+from polyformer.models.architectures.checks import check_ids, check_inputs
+from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
+from polyformer.models.config import ModelConfig
+from polyformer.models.outputs import ModelState
+from polyformer.nn.depth import Halting
+from polyformer.nn.heads import Head, LastLayer
+from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackOutput:
+    """The output of an encoder or a decoder.
+
+    hidden: [B, T, E], the stack's output. tokens: all tokens so far. layer_states: for the next call.
+    hidden_states, attentions: if requested. last_layer: for heads that run the last layer again.
+    auxiliary_losses: terms that parts of the stack add to the training loss. halting: the decisions about the
+    number of layers of each token, if it varies. share: with context parallelism the tokens of this rank, to
+    which all fields except `tokens` refer.
+    """
+
+    hidden: Tensor
+    tokens: Tokens
+    layer_states: tuple[LayerState, ...] | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: list[Tensor]
+    last_layer: LastLayer | None
+    auxiliary_losses: AuxiliaryLosses
+    halting: Halting | None = None
+    share: SequenceShard | None = None
+
+    @property
+    def output_tokens(self) -> Tokens:
+        """Return the tokens of `hidden`."""
+        return self.tokens if self.share is None else self.tokens.local_part(self.share)
+
+    @property
+    def slots(self) -> Tensor | None:
+        """Return the indices of these tokens in the sequence, [T]; None if they are all tokens."""
+        return None if self.share is None else self.share.slots(self.hidden.device)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackRunner:
+    """References to the modules of an encoder or a decoder, and the code that runs them.
+
+    The model creates a new `StackRunner` for each call and registers the modules itself. Their tensors thus
+    keep their names in files (`encoder.layers.0...`, `encoder_embedding...`, `tokens`), and a module that a
+    caller has replaced on the model, such as a resized token table, is used.
+    """
+
+    name: str  # "encoder" or "decoder"
+    config: ModelConfig
+    tokens: nn.Embedding | Int8Embedding | AdaptiveEmbedding
+    embedding: Embedding
+    stack: Stack
+    head: Head
+    predict: Callable[[Tensor], Tensor] | None = None  # predictions from hidden states, for early exits
+
+    def run(
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        state: ModelState | None = None,
+        cached: bool = True,
+        unpads: bool = False,
+    ) -> StackOutput:
+        """Run the stack on `inputs`, after the tokens in `state`.
+
+        cached: whether the layers continue from their states in `state`. unpads: whether padding may be left
+        out of the computation; it is left out if this is faster and changes no result.
+        """
+        inputs = inputs.with_all_rows()
+        self._check(inputs, state)
+        over = current_context_parallel()
+        if over is not None:
+            return self._compute_share(inputs, options, over, state, cached)
+        plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
+        # Rows without padding are packed as documents of a single row, for attention without a pattern.
+        padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
+        if padding is None:
+            return self._compute(inputs, options, state, cached)
+        output = self._compute(padding.pack_inputs(inputs), options)
+        layers = output.hidden_states
+        return dataclasses.replace(
+            output,
+            hidden=padding.unpack(output.hidden),
+            tokens=NO_TOKENS.extended(inputs),
+            hidden_states=None if layers is None else tuple(padding.unpack(layer) for layer in layers),
+        )
+
+    def _check(self, inputs: ModelInputs, state: ModelState | None) -> None:
+        """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
+        prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
+        check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
+        rows_before = getattr(self.stack.position, "offset", 0)
+        check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
+
+    def _is_unrestricted(self) -> bool:
+        """Return whether in all layers every token attends to its document (or all before it)."""
+        mechanism = getattr(self.config, self.name).attention.mechanism
+        dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+        return dense and self.stack.depth is None
+
+    def check_context_parallel(self) -> None:
+        """Raise `InputError` if a part of this stack does not support context parallelism."""
+        config: StackConfig = getattr(self.config, self.name)
+        check_context_parallel(config, self.stack, self.head, self.config.head.kind)
+
+    def _compute_share(
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        over: ContextParallel,
+        state: ModelState | None,
+        cached: bool,
+    ) -> StackOutput:
+        """Run the stack on this rank's shard of the tokens of `inputs` and of a source in `state`."""
+        self.check_context_parallel()
+        if state is not None and (state.source_share is None or cached):
+            raise InputError(
+                "state, use_cache: context parallelism reads the whole sequence in one call; leave them out"
+            )
+        return self._compute(inputs, options, state, cached, over)
+
+    def _compute(
+        self,
+        inputs: ModelInputs,
+        options: OutputOptions,
+        state: ModelState | None = None,
+        cached: bool = True,
+        over: ContextParallel | None = None,
+    ) -> StackOutput:
+        """Run the stack on all tokens of `inputs`, including padding, or on this process's share of them."""
+        ids = inputs.input_ids
+        assert ids is not None
+        inputs = self._with_global_tokens(inputs, ids)
+        new, stack = ids.shape[1], self.stack
+        tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
+        # Positions continue after the tokens in `state`, so only the new ones are needed here.
+        pos = tokens.last(new, ids.device)
+        context = tokens.context(new, self.name == "decoder", ids.device)
+        if inputs.relation_ids is not None:
+            context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
+        share = None if over is None else choose_shard(over, context, getattr(self.config, self.name))
+        if share is not None:
+            context, inputs = shard_sequence(context, share, ids.device), inputs.local_part(share)
+            ids, pos = share.take(ids), share.take(pos)
+        source = None
+        if state is not None and self.config.encoder is not None:
+            read = Context(new, state.source_length, kv_valid=state.source_valid)
+            if share is not None and state.source_share is not None:
+                read = shard_source(read, share, state.source_share)
+            source = Source(state.source, read)
+        layer_states = state.layers if state is not None and cached else None
+        x = self._embed(ids, pos, inputs)
+        again = self.config.head.reruns_last_layer
+        collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
+        recording = recorded() if options.output_attentions else contextlib.nullcontext([])
+        with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
+            halting = stack.start_halting(x, pos, context, source, self.predict)
+            hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
+        last_layer = None
+        if collect is not None and again:
+            # The last two hidden states are the last layer's input and its output.
+            read = collect[-2]
+            last_layer = LastLayer(read, pos, lambda x: stack.rerun_last_layer(x, read, context))
+        hidden_states = tuple(collect) if collect is not None and options.output_hidden_states else None
+        return StackOutput(
+            hidden,
+            tokens,
+            layer_states,
+            hidden_states,
+            attentions,
+            last_layer,
+            auxiliary_losses,
+            halting,
+            share,
+        )
+
+    def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
+        """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
+        vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        if self.stack.layer_range.start:
+            return vectors
+        return self.embedding(vectors, self.stack.position, pos, inputs)
+
+    def _with_global_tokens(self, inputs: ModelInputs, ids: Tensor) -> ModelInputs:
+        """Return the inputs with the global tokens that the head requires, if the caller names none and a
+        pattern of the stack reads them; raises `InputError` if the caller names some and no pattern reads
+        them."""
+        if inputs.global_attention_mask is not None:
+            if not reads_marks(self.stack.mechanism):
+                raise InputError(
+                    f"global_attention_mask: no pattern of the {self.name} reads it; "
+                    "add `| Marked()` to its attention"
+                )
+            return inputs
+        mask = inputs.attention_mask
+        mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
+        marks = self.config.head.global_attention_mask(ids, mask)
+        if marks is None or not reads_marks(self.stack.mechanism):
+            return inputs
+        return dataclasses.replace(inputs, global_attention_mask=marks)

@@ -1,0 +1,129 @@
+"""The settings of one call of `attach`: parsed, put into layers, saved in a configuration and read back."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
+from polyformer.attention.positions.base import PositionConfig
+from polyformer.core.config import decode
+from polyformer.core.errors import InputError, quote
+from polyformer.core.limits import EXPRESSION_BYTES, PARTS
+from polyformer.core.sizes import check_most
+from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
+from polyformer.models.attached.layer import NAME, Attached
+
+SAVED = "polyformer_attention"
+"""The field of config.json for attachments, a list of calls."""
+
+IMPLEMENTATION = "attn_implementation"
+"""The field from which transformers sets the attention of the layers when it loads the model."""
+
+Which = Iterable[int | str] | int | str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttachSettings:
+    """The parsed arguments of one call of `attach`."""
+
+    pattern: Pattern | None = None
+    layers: tuple[int | str, ...] | None = None
+    position: PositionConfig | None = None
+    score_mod: ScoreMod | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for config.json; a function is only named, since it cannot be saved."""
+        functions: list[Any] = [self.score_mod]
+        pattern: str | None = None
+        if isinstance(self.pattern, MaskModPattern):
+            functions.append(self.pattern.function)
+        elif self.pattern is not None:
+            pattern = self.pattern.to_text()
+        names = [getattr(f, "__name__", type(f).__name__) for f in functions if f is not None]
+        return {
+            "attention": pattern,
+            "layers": None if self.layers is None else list(self.layers),
+            "position": None if self.position is None else self.position.to_dict(),
+            **({"functions": names} if names else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Any) -> "AttachSettings":
+        """Return settings from config.json; raises `InputError` for unknown fields, and for functions."""
+        if not isinstance(fields, dict) or not fields.keys() <= {
+            "attention",
+            "layers",
+            "position",
+            "functions",
+        }:
+            raise InputError(f"{SAVED}: expected the fields that `attach` writes, got {quote(fields)}")
+        if functions := fields.get("functions"):
+            raise InputError(
+                f"{SAVED}: this model was saved with functions attached ({quote(functions)}), "
+                f"which cannot be saved in a file; load it with {SAVED}=None and attach them again"
+            )
+        return parse_settings(fields.get("attention"), fields.get("layers"), fields.get("position"), None)
+
+
+def parse_settings(
+    attention: str | Pattern | MaskMod | None,
+    layers: Which,
+    position: str | dict[str, Any] | PositionConfig | None,
+    score_mod: ScoreMod | None,
+) -> AttachSettings:
+    """Return the parsed arguments of `attach`, checked by type."""
+    pattern = None if attention is None else as_pattern(attention, "attention")
+    scheme = None
+    if position is not None and position != "none":
+        scheme = decode(PositionConfig, position, "position")
+    if score_mod is not None and not callable(score_mod):
+        raise InputError(f"score_mod: expected a function, got {quote(score_mod)}")
+    if layers is not None:
+        if not isinstance(layers, int | str | Iterable):
+            raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
+        layers = (layers,) if isinstance(layers, int | str) else tuple(layers)
+        if not layers or not all(isinstance(part, int | str) for part in layers):
+            raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
+    return AttachSettings(pattern=pattern, layers=layers, position=scheme, score_mod=score_mod)
+
+
+def apply(model: nn.Module, calls: Iterable[AttachSettings]) -> None:
+    """Put the settings of calls of `attach` into the layers; the last of several calls for a layer counts."""
+    layers, last = attention_layers(model), dict[str, tuple[Layer, AttachSettings]]()
+    for call in calls:
+        last |= {layer.name: (layer, call) for layer in select_layers(layers, call.layers)}
+    inside = []
+    for layer, call in last.values():
+        pattern = None if call.pattern is None else call.pattern.layer_pattern(layer.index)
+        num_heads = 1 if call.position is None else layer.num_heads
+        inside.append((layer, Attached(layer.index, pattern, call.position, call.score_mod, num_heads)))
+    for layer, module in inside:
+        like = next(layer.module.parameters(), None)
+        if like is not None:
+            module.to(device=like.device, dtype=like.dtype)
+        layer.module.add_module(NAME, module)
+
+
+def restore(model: Any) -> None:
+    """Attach the settings in a model's configuration while it is built, before its weights are read.
+
+    Raises `InputError` for fields that `attach` does not write, and for more calls and layer names than
+    `PARTS`.
+    """
+    config = model.config
+    calls = getattr(config, SAVED, None)
+    if calls is None or config._attn_implementation != NAME:
+        return
+    if not isinstance(calls, list | tuple):
+        raise InputError(f"{SAVED}: expected a list written by `attach`, got {quote(calls)}")
+    check_most(f"{SAVED}: calls", len(calls), PARTS)
+    check_most(f"{SAVED}: characters", len(json.dumps(calls, default=str)), EXPRESSION_BYTES)
+    settings = [AttachSettings.from_dict(fields) for fields in calls]
+    names = sum(len(call.layers or ()) for call in settings)
+    check_most(f"{SAVED}: calls and names of layers", len(calls) + names, PARTS)
+    apply(model, settings)
+    setattr(config, IMPLEMENTATION, NAME)
