@@ -58,6 +58,7 @@ check: .venv/developed
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check --no-cache # a cached verdict survives a new module that changes what is sorted where
 	$(BIN)/pyright
+	$(BIN)/python tests/prose.py src lab docs examples README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 	$(BIN)/python -m polyformer.cli.documentation --check
 	$(BIN)/python -m polyformer_lab.documentation --check
 
