@@ -200,7 +200,7 @@ def measure(
         seconds = time_once(lambda: values.extend(read.values(model, piece) for piece in pieces))
     except InputError as error:
         return str(error)
-    return TextMeasurement(torch.cat(values), seconds, length * len(pieces), (high_water() - resident) / MIB)
+    return TextMeasurement(torch.cat(values), seconds, length * len(pieces), (peak_memory() - resident) / MIB)
 
 
 def comparison_table(rows: Sequence[Comparison]) -> list[str]:

@@ -89,7 +89,7 @@ def run(options: CalibrateOptions) -> None:
     layers = source.model.config.decoder.num_hidden_layers  # type: ignore[union-attr]
     print(f"{len(references)} texts; without exits a token passes {layers} layers\n")
     print("threshold    risk   p-value   layers per token   speedup")
-    with suited(source.model):
+    with model_threads(source.model):
         result = calibrate(source.model, write, references, asked, _show)
     if result.threshold is None:
         print(f"\nno threshold passes the test at risk {asked.risk}; {options.model} is unchanged")
@@ -105,7 +105,7 @@ def _show(test: "ThresholdTest") -> None:
 
 def held_out(options: CalibrateOptions) -> str:
     """Return --data, or the validation data of the run."""
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
 
     if options.data is not None:

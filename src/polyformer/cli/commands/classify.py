@@ -52,7 +52,7 @@ def run(options: ClassifyOptions) -> None:
     if images is not None:
         if options.pair is not None:
             raise InputError("--pair: only for models of texts, and this model reads images; leave it out")
-        with suited(images[1]):
+        with model_threads(images[1]):
             for lines in input_lines(options.text):
                 report(classified_images(*images, lines))
         return

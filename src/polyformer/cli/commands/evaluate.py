@@ -205,7 +205,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
 
 def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
     """Evaluate a checkpoint and return True; return False for a run. Raise `InputError` for other options."""
-    from polyformer.models.architectures.saving import CONFIG
+    from polyformer.models.architectures.pretrained import CONFIG
     from polyformer.training.recipes.run import is_checkpoint
 
     folder = Path(options.run)

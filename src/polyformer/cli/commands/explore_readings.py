@@ -24,7 +24,7 @@ Read = Callable[[str | None], "Reading"]
 
 def open_model(options: Any, name: str) -> Read:
     """Load the model `name` and return its function from an input to a reading."""
-    from polyformer.models.architectures.record import RECIPE
+    from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks import ImageConfig
@@ -124,7 +124,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     transformers cannot load the model, and if weights are missing.
     """
     from polyformer.cli.plots.explorer.transformers_images import part_for
-    from polyformer.models.attached.loading import load_by_transformers
+    from polyformer.core.transformers_loading import load_by_transformers
 
     model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
     model = part_for(model, image)
@@ -149,7 +149,7 @@ def required_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Return whether the name is that of an image file."""
-    from polyformer.data.pictures import SUFFIXES
+    from polyformer.data.image_decoding import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

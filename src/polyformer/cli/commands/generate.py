@@ -158,7 +158,7 @@ def settings_of(options: GenerateOptions) -> "dict[str, Any]":
 
 def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: ModelShard) -> None:
     """Print the prompts and their continuations by a model of polyformer, which may be tensor parallel."""
-    from polyformer.core.ops.workers import suited
+    from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import SpeculationConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer

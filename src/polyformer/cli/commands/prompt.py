@@ -97,7 +97,7 @@ def run(options: PromptOptions) -> None:
     if len({bool(question.choices) for question in questions}) > 1:
         raise InputError(f"{options.file}: either all or no questions may have choices; split the file")
     task, model = writer(options.model, LanguageModelling, options.device)
-    with suited(model):
+    with model_threads(model):
         records = answer_questions(task, model, template, shots, questions, options)
     if options.out is None:
         print("".join(f"{' '.join(record['answer'].split())}\n" for record in records), end="")
@@ -199,9 +199,9 @@ def check_lengths(
     model: "Transformer", rows: "Sequence[Sequence[int]]", options: PromptOptions, new_tokens: int = 0
 ) -> None:
     """Raise `InputError` if a prompt has more tokens than the model supports."""
-    from polyformer.training.recipes.reader import longest
+    from polyformer.training.recipes.reader import max_positions
 
-    limit, most = longest(model.config), max(map(len, rows)) + new_tokens
+    limit, most = max_positions(model.config), max(map(len, rows)) + new_tokens
     if limit is not None and most > limit:
         raise InputError(
             f"--shots: a prompt of {options.shots} demonstrations has {most} tokens with its answer, and "

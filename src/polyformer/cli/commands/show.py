@@ -121,9 +121,12 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-        print(f"weights in int8: {size(stored)}; int8 weights cannot be trained\n")
+        print(f"weights in int8: {format_bytes(stored)}; int8 weights cannot be trained\n")
     else:
-        print(f"training with Adam: {size(4 * weights)} (weights, gradients, two moments) plus activations\n")
+        print(
+            f"training with Adam: {format_bytes(4 * weights)} (weights, gradients, two moments) "
+            "plus activations\n"
+        )
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens
@@ -150,7 +153,7 @@ def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
 
 def longest_text(config: "ModelConfig") -> int:
     """Return the largest number of tokens per text: the learned positions, or the last of `LENGTHS`."""
-    from polyformer.models.config import longest
+    from polyformer.models.config import max_positions
 
     return max_positions(config) or LENGTHS[-1]
 

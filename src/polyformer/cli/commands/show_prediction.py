@@ -36,7 +36,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     config = recipe["model"] if recipe is not None else config
     if not isinstance(config, ModelConfig):
         raise InputError(f"{name}: predictions are available only for models of texts")
-    limit = longest(config)
+    limit = max_positions(config)
     length = options.length or (recipe or {}).get("length") or limit or USUAL
     if limit is not None and length > limit:
         raise InputError(f"--length: {name} supports at most {limit} tokens, got {length}")
@@ -99,9 +99,11 @@ def report(
     for what in ("parameters", "gradients", "optimizer"):
         memory.add_row(what, *2 * [format_bytes(getattr(kept, what))])
     if kept.gathered:
-        memory.add_row("gathered weights (shard)", *2 * [size(kept.gathered)])
-    memory.add_row("activations", size(kept.activations), size(kept.recomputed), end_section=True)
-    memory.add_row("sum", size(kept.total(again=False)), size(kept.total(again=True)))
+        memory.add_row("gathered weights (shard)", *2 * [format_bytes(kept.gathered)])
+    memory.add_row(
+        "activations", format_bytes(kept.activations), format_bytes(kept.recomputed), end_section=True
+    )
+    memory.add_row("sum", format_bytes(kept.total(again=False)), format_bytes(kept.total(again=True)))
     traffic = Table(
         title="bytes sent per process and step (the same amount is received)", title_justify="left"
     )

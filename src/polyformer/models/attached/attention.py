@@ -15,7 +15,6 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.token_records import SINK, record_mark
-from polyformer.models.attached.dense import Table, added, as_entries, soft_capped
 from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask
 from polyformer.models.attached.mask_functions import combine

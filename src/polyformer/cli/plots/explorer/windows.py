@@ -21,7 +21,7 @@ from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.cli.plots.explorer.calls import Call
 from polyformer.core.sequence.context import Context
 from polyformer.core.token_records import Mark
-from polyformer.models.attached.find import Layer, dispatches
+from polyformer.models.attached.attention_layers import Layer, uses_attention_interface
 
 Grid = tuple[int, int]
 
