@@ -147,7 +147,7 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
             f"guessed from {quote(rows[0])}; name them with --data.header '[text,label]'"
         )
     guessed.data["header"] = header
-    guessed.say("columns", ", ".join(header), "the first line has no column names", "--data.header")
+    guessed.explain("columns", ", ".join(header), "the first line has no column names", "--data.header")
 
 
 def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
