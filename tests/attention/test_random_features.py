@@ -241,7 +241,7 @@ def test_the_lengths_of_runs_change_rounding_alone(
 ):
     """Outputs and gradients are those of the definition, whatever a core's cache holds."""
     monkeypatch.setattr(sums, "LEAST_RUN", 3)
-    monkeypatch.setattr(sums, "room", lambda like: cache // 8)
+    monkeypatch.setattr(sums, "cache_capacity", lambda like: cache // 8)
     results = []
     for form in (config, config.definition()):
         inputs = [x.requires_grad_() for x in tensors(37)]

@@ -85,8 +85,8 @@ def test_query_by_query(causal: bool, share: bool):
 def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: pytest.MonkeyPatch):
     """Tiles that share keys, one by one or many at once; weights computed again or kept."""
     monkeypatch.setattr(interval_tiles, "BLOCK", 20)
-    monkeypatch.setattr(interval_attention, "room", lambda like: held)
-    monkeypatch.setattr(centroids, "room", lambda like: held)
+    monkeypatch.setattr(interval_attention, "cache_capacity", lambda like: held)
+    monkeypatch.setattr(centroids, "cache_capacity", lambda like: held)
     monkeypatch.setattr(interval_attention, "MAX_SAVED", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []

@@ -67,7 +67,7 @@ def test_parts_do_not_show_in_the_result(few: int, monkeypatch: pytest.MonkeyPat
     windows = bucket_windows(buckets, 33, context)
     expected = sorted_attention(*tensors, windows, context, SCALE)
     for module in (window_blocks, engine):
-        monkeypatch.setattr(module, "room", lambda like: few)
+        monkeypatch.setattr(module, "cache_capacity", lambda like: few)
     actual = sorted_attention(*tensors, windows, context, SCALE)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 

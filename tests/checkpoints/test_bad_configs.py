@@ -30,7 +30,7 @@ def test_a_family_that_is_not_ours_is_named_before_its_weights_are_missed(copy: 
 
 def test_a_file_where_a_directory_is_expected(tmp_path: Path):
     (tmp_path / "a.safetensors").write_bytes(b"GGUF")
-    assert "this is a file; expected a directory" in fails(tmp_path / "a.safetensors")
+    assert "expected, instead of a file, a directory" in fails(tmp_path / "a.safetensors")
 
 
 def test_unknown_architecture(copy: Path):

@@ -88,9 +88,12 @@ def test_lengths_without_end(path: Path):
         ({"attention.head_count": None}, "llama.attention.head_count is None, expected int"),
         ({"block_count": "2"}, "llama.block_count is '2', expected int"),
         ({"block_count": 0}, "llama.block_count is 0, expected 1 to 4096 layers"),
-        ({"block_count": 10**6}, "llama.block_count is 1000000, expected 1 to 4096 layers; get another copy"),
+        (
+            {"block_count": 10**6},
+            "llama.block_count is 1000000, expected 1 to 4096 layers; download the file again",
+        ),
         ({"block_count": 2**31}, "llama.block_count is 2147483648, expected 1 to 4096 layers"),
-        ({"block_count": 3}, "the tensor 'blk.2.attn_norm.weight' of 3 layers is missing; get another copy"),
+        ({"block_count": 3}, "the tensor 'blk.2.attn_norm.weight' of 3 layers is missing; download it again"),
         ({"rope.freq_base": float("nan")}, "llama.rope.freq_base is nan, expected float"),
         ({"rope.dimension_count": 4}, "llama.rope.dimension_count is 4, and only 8 is supported, all ch"),
         ({"expert_count": 8}, "llama.expert_count is 8, and only 0 is supported"),
@@ -112,7 +115,7 @@ def test_values(changes: dict[str, Any], message: str, tmp_path: Path):
 def test_other_architectures(tmp_path: Path):
     path = write(tmp_path / "model.gguf", "mamba", VALUES, tensors())
     assert fails(path).startswith(
-        f"{path}: general.architecture is 'mamba', and only llama, mistral, qwen2 are supported; llama.cpp"
+        f"{path}: general.architecture is 'mamba', and only llama, mistral, qwen2 are supported"
     )
 
 
@@ -122,7 +125,7 @@ def test_unknown_numbers(path: Path):
     place = content.index(name) + len(name) + 4 + 16
     path.write_bytes(content[:place] + struct.pack("<I", 999) + content[place + 4 :])
     assert fails(path).startswith(
-        f"{path}: numbers of the unknown kind 999 in 'blk.1.ffn_down.weight'; a newer"
+        f"{path}: unknown quantization type 999 in 'blk.1.ffn_down.weight'; a newer"
     )
 
 
@@ -130,7 +133,7 @@ def test_unknown_numbers(path: Path):
 def test_missing_tensor(missing: str, tmp_path: Path):
     left = {name: tensor for name, tensor in tensors().items() if name != missing}
     path = write(tmp_path / "model.gguf", "llama", VALUES, left)
-    assert fails(path) == f"{path}: the tensor '{missing}' of 2 layers is missing; get another copy of it"
+    assert fails(path) == f"{path}: the tensor '{missing}' of 2 layers is missing; download it again"
 
 
 def test_missing_table_and_strange_tensor(tmp_path: Path):
@@ -170,7 +173,7 @@ def test_code_of_its_own_is_not_run(copy: Path):
     edited(copy, model_type="own", auto_map={"AutoModel": "modeling_own.OwnModel"})
     message = fails(copy)
     assert message.startswith(
-        "config.json: model_type 'own' is not supported, and the code beside it (auto_map) is never run; "
+        "config.json: model_type 'own' is not supported, and custom code (auto_map) is never run; "
     )
     edited(copy, model_type="bert")
     assert polyformer.from_pretrained(copy).config.head.kind  # the family's own class

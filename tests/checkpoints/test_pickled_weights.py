@@ -40,7 +40,7 @@ def test_a_pickle_is_refused_and_nothing_in_it_runs(copy: Path):
         ({"a": 3}, "holds a int under 'a'"),
         ({"a": {"b": torch.ones(1)}}, "holds a dict under 'a'"),
         ({"a": torch.ones(2).to_sparse()}, "holds a tensor (torch.sparse_coo)"),
-        (torch.nn.Linear(1, 1), "holds more than tensors and is refused: torch.nn.modules.linear.Linear"),
+        (torch.nn.Linear(1, 1), "contains more than tensors and is refused: torch.nn.modules.linear.Linear"),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])

@@ -152,7 +152,7 @@ def test_options_become_ours(tmp_path: Path):
         ({"attn_type": 1}, "attn_type is 1, and only 0 is supported"),
         ({"sample_softmax": 10}, "sample_softmax is above 0"),
         ({"d_model": 7}, "d_model is 7, expected an even number"),
-        ({"same_length": True, "mem_len": 1}, "same_length with mem_len 1: a token would see itself at most"),
+        ({"same_length": True, "mem_len": 1}, "same_length with mem_len 1: a token would see at most"),
         ({"mem_len": -1}, "mem_len is -1, expected an integer from 0"),
         ({"cutoffs": [14, 6]}, r"cutoffs: expected increasing numbers from 1, got \[14, 6\]"),
         ({"cutoffs": 3}, "cutoffs is 3, expected a list"),

@@ -155,7 +155,7 @@ def test_a_checkpoint_is_fine_tuned_with_its_size_and_normalization(
     assert (after.mean, after.std) == (before.mean, before.std)  # type: ignore[attr-defined]
     assert after.head.num_labels == 2  # type: ignore[attr-defined]
     larger = ("--data.image_size", "[32,32]")
-    assert "the checkpoint reads images of 16 x 16 x 3, and the data's are 32 x 32 x 3; set" in complaint(
+    assert "the checkpoint takes images of 16 x 16 x 3, but the data has 32 x 32 x 3; set" in complaint(
         "train", "--data", two, *options, *larger
     )
 

@@ -285,7 +285,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(config: MechanismConfig)
 @pytest.mark.parametrize("scheme", ["content", "values"])
 @pytest.mark.parametrize("mechanism", list(CHOOSING))
 def test_nothing_has_the_size_of_all_pairs(mechanism: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.attention.mechanisms.tile_attention.room", lambda like: 1 << 14)
+    monkeypatch.setattr("polyformer.attention.mechanisms.tile_attention.cache_capacity", lambda like: 1 << 14)
     length, (position, site) = 1024, position_of(SCHEMES[scheme])
     q, k, v, _ = k1.tensors(1, HEADS, 1, length, length)
     module = CHOOSING[mechanism].build(HEADS, WIDTH).double().eval()

@@ -180,5 +180,5 @@ def test_what_cannot_be_is_refused():
         ExpertsConfig(expert=SeparableConvolutionConfig())
     options = {"block": ReversibleConfig(), "memory": RecurrentConfig()}
     StackConfig(feedforward=DenseConfig(), **options)
-    with pytest.raises(InputError, match="feedforward: 'separable_convolution' keeps"):
+    with pytest.raises(InputError, match="feedforward: 'separable_convolution' has a state"):
         StackConfig(feedforward=SeparableConvolutionConfig(), **options)

@@ -129,5 +129,5 @@ def test_the_modules_say_what_the_head_does(folders: tuple[Path, Path], tmp_path
     assert embedding_head(folders[1]) == model.config.head
     assert not write_modules(polyformer.create_model("bert-base", **TINY).config, tmp_path)
     assert not [*tmp_path.iterdir()], "an encoder with another head is none of theirs"
-    with pytest.raises(InputError, match="head: this is a polyformer with a head of its own"):
+    with pytest.raises(InputError, match="head: a model in polyformer's format has its own head"):
         polyformer.from_pretrained(folders[1], head="masked")

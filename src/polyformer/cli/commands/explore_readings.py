@@ -134,8 +134,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     if missing:
         raise InputError(
             f"{name}: {len(missing)} tensors of {type(model).__name__} are missing, such as "
-            f"{missing[0]}, and "
-            "the page would show random weights; use a complete checkpoint"
+            f"{missing[0]}, and the page would show random weights; use a complete checkpoint"
         )
     return model, reader
 

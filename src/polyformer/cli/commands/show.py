@@ -123,10 +123,8 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
         print(f"weights in int8: {format_bytes(stored)}; int8 weights cannot be trained\n")
     else:
-        print(
-            f"training with Adam: {format_bytes(4 * weights)} (weights, gradients, two moments) "
-            "plus activations\n"
-        )
+        adam = format_bytes(4 * weights)
+        print(f"training with Adam: {adam} (weights, gradients, two moments) plus activations\n")
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens

@@ -10,7 +10,7 @@ def freeze_pretrained_parameters(model: nn.Module, decoder: Stack | None) -> Non
     if decoder is None:
         return
     trained = [] if decoder.memory is None else decoder.memory.trained_modules(decoder.sequence) or []
-    if decoder.depth is not None and decoder.depth.alone:
+    if decoder.depth is not None and decoder.depth.trains_only_depth:
         trained.append(decoder.depth)
     if trained:
         model.requires_grad_(False)

@@ -61,8 +61,8 @@ def convert(
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
     if model.config.weights == "int8":
         raise InputError(
-            "convert: this model's weights are int8, and what is new would not be; convert the model that it "
-            'was rounded from, or load this with weights="float32"'
+            "convert: this model has int8 weights, but new parameters would not; convert the original model, "
+            'or load this model with weights="float32"'
         )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
     if extension is not None:
@@ -194,20 +194,20 @@ def fit_tables(config: Any, checkpoint: Any) -> Any:
     `InputError` for an image model with another image size or other channels.
     """
     if isinstance(config, VisionConfig):
-        return _of_the_same_images(config, checkpoint)
+        return _check_image_sizes(config, checkpoint)
     before, positions = checkpoint.max_position_embeddings, config.max_position_embeddings
     vocab_size = max(config.vocab_size, checkpoint.vocab_size)  # some tables have spare rows
     kept = dataclasses.replace(config, vocab_size=vocab_size, max_position_embeddings=before)
     return extend_positions(kept, max(before, positions))
 
 
-def _of_the_same_images(config: VisionConfig, checkpoint: VisionConfig) -> VisionConfig:
+def _check_image_sizes(config: VisionConfig, checkpoint: VisionConfig) -> VisionConfig:
     shapes = [(*each.image_size, each.num_channels) for each in (checkpoint, config)]
     if shapes[0] != shapes[1]:
         theirs, ours = (" x ".join(map(str, shape)) for shape in shapes)
         mode = "rgb" if checkpoint.num_channels == 3 else "grey"
         raise InputError(
-            f"pretrained: the checkpoint reads images of {theirs}, and the data's are {ours}; set "
+            f"pretrained: the checkpoint takes images of {theirs}, but the data has {ours}; set "
             f"data.image_size to {list(checkpoint.image_size)} and data.image_mode to {mode}"
         )
     return config
@@ -222,7 +222,7 @@ def extend_positions(config: ModelConfig, positions: int) -> ModelConfig:
     """Return the configuration for longer texts, with the same outputs for shorter texts."""
     if positions < config.max_position_embeddings:
         raise InputError(
-            f"max_positions: expected {config.max_position_embeddings}, which the model has, or more, "
+            f"max_positions: expected at least the {config.max_position_embeddings} of the model, "
             f"got {positions}"
         )
     longer = dataclasses.replace(config, max_position_embeddings=positions)
@@ -290,8 +290,8 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
     assert isinstance(new, Stack)
     names: list[str] = []
     for layer, module in enumerate(new.layers):
-        scale = own_scale(old.mechanism.for_layer(layer))
-        if scale is None or own_scale(new.mechanism.for_layer(layer)) is not None:
+        scale = model_scale(old.mechanism.for_layer(layer))
+        if scale is None or model_scale(new.mechanism.for_layer(layer)) is not None:
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)
@@ -310,6 +310,6 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
     return names
 
 
-def own_scale(mechanism: MechanismConfig) -> float | None:
+def model_scale(mechanism: MechanismConfig) -> float | None:
     """Return the scale of the products of queries and keys; None for 1 / sqrt(D)."""
     return mechanism.scale if isinstance(mechanism, SoftmaxConfig) else None

@@ -73,7 +73,7 @@ def hub_config(file: Gguf, factors: np.ndarray | None = None) -> Tree:
     if name not in ARCHITECTURES:
         raise InputError(
             f"{file.path}: general.architecture is {quote(name)}, and only {', '.join(ARCHITECTURES)} are "
-            "supported; llama.cpp and transformers read others"
+            "supported"
         )
     own = {
         key.removeprefix(f"{name}."): value
@@ -82,13 +82,13 @@ def hub_config(file: Gguf, factors: np.ndarray | None = None) -> Tree:
     }
     _refuse_unknown(file, own)
     if TABLE not in file.tensors or len(file.tensors[TABLE].shape) != 2:
-        raise InputError(f"{file.path}: no table of tokens ({TABLE}) in it; get another copy of it")
+        raise InputError(f"{file.path}: no table of tokens ({TABLE}) in it; download the file again")
     hub: Tree = {theirs: file.value(f"{name}.{key}", int) for key, theirs in SIZES.items()}
     layers, heads = hub["num_hidden_layers"], hub["num_attention_heads"]
     if not 1 <= layers <= LAYERS:
         raise InputError(
             f"{file.path}: {name}.block_count is {layers}, expected 1 to {LAYERS} layers; "
-            "get another copy of it"
+            "download the file again"
         )
     hub |= {
         "model_type": name,
@@ -124,8 +124,8 @@ def _refuse_unknown(file: Gguf, own: Tree) -> None:
     splits = file.metadata.get("split.count", 1)
     if splits != 1:
         raise InputError(
-            f"{file.path}: one of {quote(splits)} parts of a model; join them by llama.cpp's "
-            "llama-gguf-split --merge, and read the result"
+            f"{file.path}: one of {quote(splits)} parts of a model; join them with llama.cpp's "
+            "llama-gguf-split --merge, and load the result"
         )
     for key, value in own.items():
         if key in READ or (isinstance(value, bool | int | float | str) and value in INERT.get(key, ())):
@@ -136,8 +136,7 @@ def _refuse_unknown(file: Gguf, own: Tree) -> None:
                 f"{file.path}: {file.architecture}.{key} is {quote(value)}, and only {known} is supported"
             )
         raise InputError(
-            f"{file.path}: {file.architecture}.{key} is {quote(value)}, an option that is not supported; "
-            "llama.cpp reads it"
+            f"{file.path}: {file.architecture}.{key} is {quote(value)}, an option that is not supported"
         )
     if file.architecture == "qwen2" and own.get("attention.sliding_window"):
         raise InputError(

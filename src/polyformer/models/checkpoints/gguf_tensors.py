@@ -110,7 +110,7 @@ def _check_complete(file: Gguf, layers: int) -> None:
     for name in ("token_embd.weight", "output_norm.weight", *layered):
         if name not in file.tensors:
             raise InputError(
-                f"{file.path}: the tensor {quote(name)} of {layers} layers is missing; get another copy of it"
+                f"{file.path}: the tensor {quote(name)} of {layers} layers is missing; download it again"
             )
 
 
@@ -119,11 +119,11 @@ def _bytes_of_rows(file: Gguf, name: str) -> tuple[Any, int, int]:
 
     Raises `InputError` for an unknown kind, and for a tensor that exceeds the file.
     """
-    place, quants = file.tensors[name], _package(file)
+    place, quants = file.tensors[name], _gguf_package(file)
     kind = _kind(place.kind)
     if kind is None:
         raise InputError(
-            f"{file.path}: numbers of the unknown kind {_known(quants, place.kind)} in {quote(name)}; a "
+            f"{file.path}: unknown quantization type {_type_name(quants, place.kind)} in {quote(name)}; a "
             "newer package gguf may know it (pip install -U gguf), or quantize the model in another way"
         )
     block, size = quants.GGML_QUANT_SIZES[kind]
@@ -132,13 +132,13 @@ def _bytes_of_rows(file: Gguf, name: str) -> tuple[Any, int, int]:
     if width % block:
         raise InputError(
             f"{file.path}: damaged: rows of {width} numbers in {quote(name)}, in blocks of "
-            f"{block}; get another copy of it"
+            f"{block}; download the file again"
         )
     row = width // block * size
     if place.offset + rows * row > file.size:
         raise InputError(
             f"{file.path}: truncated: it has {file.size} bytes, and {quote(name)} ends at byte "
-            f"{place.offset + rows * row}; get another copy of it"
+            f"{place.offset + rows * row}; download the file again"
         )
     return kind, rows, row
 
@@ -156,12 +156,12 @@ def _kind(number: int) -> Any:
     return kind
 
 
-def _known(quants: Any, kind: int) -> str:
+def _type_name(quants: Any, kind: int) -> str:
     names = {int(known): known.name for known in quants.GGMLQuantizationType}
     return f"{kind} ({names[kind]})" if kind in names else str(kind)
 
 
-def _package(file: Gguf) -> Any:
+def _gguf_package(file: Gguf) -> Any:
     try:
         import gguf
     except ImportError as error:

@@ -26,7 +26,7 @@ from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import keep_scores
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
-from polyformer.models.checkpoints.matching import Matched, Stored, match_tensors, resolve_prefix
+from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
 from polyformer.models.checkpoints.preprocessor import read_preprocessor
 from polyformer.models.checkpoints.sentence import embedding_head
 from polyformer.models.checkpoints.tensors import open_tensors
@@ -82,13 +82,13 @@ def _read(
     dtype: torch.dtype | None,
     allow_pickle: bool,
 ) -> Transformer:
-    saved, stored = _described(folder, dtype)
+    saved, stored = _read_description(folder, dtype)
     if "model_type" not in saved and IDENTIFYING_OPTIONS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
         return other
     if saved.get("model_type", WRAPPED) == WRAPPED:
         if head is not None:
-            raise InputError("head: this is a polyformer with a head of its own; leave it out")
+            raise InputError("head: a model in polyformer's format has its own head; leave it out")
         return _load_own(folder, saved).to(dtype)
     model, matched = _load_public(folder, saved, head, dtype, allow_pickle, stored)
     _warn(matched.newly_initialized, 4)
@@ -102,14 +102,14 @@ def _load_public(
     dtype: torch.dtype | None,
     pickle: bool,
     stored: GgufTensors | None = None,
-) -> tuple[Transformer, Matched]:
+) -> tuple[Transformer, MatchedTensors]:
     """Return the model of a public checkpoint's folder or file, and the matching of its tensors."""
     family = family_of(hub)
     head = named_head(head)
     if head == "embed":
         head = embedding_head(folder) or head
     if stored is not None:
-        with _named(folder):
+        with _errors_name(folder):
             return model_of_tensors(hub, stored, head, dtype)
     hub = {**hub, **read_preprocessor(folder, family.image_options)}
     model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
@@ -118,13 +118,13 @@ def _load_public(
     return model, matched
 
 
-def _described(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
+def _read_description(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
     """Return the configuration of a folder or a GGUF file, and for a file its tensors."""
     return open_gguf(path, dtype) if path.is_file() else (read_json(path / CONFIG, dict), None)
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _errors_name(path: Path) -> Iterator[None]:
     """Make errors name the file with the configuration."""
     try:
         yield
@@ -153,13 +153,13 @@ def _load_own(folder: Path, saved: Tree) -> Transformer:
 def config_of(source: str | Path) -> ModelConfig:
     """Return the configuration of a checkpoint, with its saved head."""
     path = _folder(source)
-    saved, _ = _described(path)
+    saved, _ = _read_description(path)
     if saved.get("model_type", WRAPPED) == WRAPPED:
         config: Any = decode_config(saved.get("polyformer", saved))
         return config
     family = family_of(saved)
     if path.is_file():
-        with _named(path):
+        with _errors_name(path):
             return family.config(saved, family.task(saved, None))
     return family.config(saved, family.task(saved, None))
 
@@ -169,7 +169,7 @@ def family_of(hub: Tree) -> Family:
     name = hub.get("model_type")
     if not isinstance(name, str) or name not in list(FAMILIES):
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
-        code = ", and the code beside it (auto_map) is never run" if hub.get("auto_map") else ""
+        code = ", and custom code (auto_map) is never run" if hub.get("auto_map") else ""
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise InputError(
             f"config.json: model_type {quote(name)} is not supported{code}; {hint}"
@@ -184,7 +184,7 @@ def start_from(source: str | Path, model: Transformer) -> Report:
     Raises `InputError` for a table of other tokens than the model's.
     """
     folder = _folder(source)
-    saved, stored = _described(folder)
+    saved, stored = _read_description(folder)
     new: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     if saved.get("model_type", WRAPPED) == WRAPPED:
@@ -239,7 +239,7 @@ def model_of_tensors(
     stored: Stored,
     head: str | HeadConfig | None = None,
     dtype: torch.dtype | None = None,
-) -> tuple[Transformer, Matched]:
+) -> tuple[Transformer, MatchedTensors]:
     """Return the model for a public configuration and its tensors, and the matching of the tensors."""
     family = family_of(hub)
     task = family.task(hub, head)
@@ -300,8 +300,8 @@ def _folder(source: str | Path, revision: str | None = None) -> Path:
         return folder
     if folder.is_file():
         raise InputError(
-            f"{folder}: this is a file; expected a directory with {CONFIG} and model.safetensors, as "
-            "save_pretrained writes it, transformers' or ours, or a GGUF file (.gguf)"
+            f"{folder}: expected, instead of a file, a directory with {CONFIG} and model.safetensors, as "
+            "written by save_pretrained, or a GGUF file (.gguf)"
         )
     if isinstance(source, Path) or source.count("/") > 1 or source.startswith((".", "/")):
         raise InputError(f"no such directory: {source}")

@@ -20,7 +20,7 @@ Stored = Tensors | GgufTensors | dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Matched:
+class MatchedTensors:
     """The tensors that a model takes from a checkpoint.
 
     weights: our tensors, by our names. newly_initialized: the names of our tensors that the checkpoint lacks.
@@ -36,7 +36,7 @@ class Matched:
 
 def match_tensors(
     family: Family, task: str, config: ModelConfig, stored: Stored, model: nn.Module, new_head: bool
-) -> Matched:
+) -> MatchedTensors:
     """Return the tensors of `model`, from a checkpoint of the family's `task`.
 
     new_head: whether tensors of the head that the checkpoint lacks are newly initialized. Raises `InputError`
@@ -67,7 +67,7 @@ def match_tensors(
     if new:
         head = _new_head(config, next(iter(weights.values())).dtype)
         weights |= {name: head[name] for name in new}
-    return Matched(weights, new, unused, tuple(left))
+    return MatchedTensors(weights, new, unused, tuple(left))
 
 
 def _convert(
@@ -111,7 +111,7 @@ def _check_shape(theirs: str, name: str, tensor: Tensor, own: Tensor) -> None:
     if tensor.shape != own.shape:
         raise InputError(
             f"the checkpoint's {quote(theirs)} makes {quote(name)} of shape {tuple(tensor.shape)}, and "
-            f"config.json of shape {tuple(own.shape)}; they are not of one model"
+            f"config.json requires shape {tuple(own.shape)}; they belong to different models"
         )
 
 

@@ -27,8 +27,9 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     """
     if model.config.weights == "int8":
         raise InputError(
-            "format 'hub': this model's weights are int8, which no public family holds; make them floating "
-            'point first: from_pretrained(..., weights="float32") or polyformer convert --weights float32'
+            "format 'hub': this model's weights are int8, which public families do not support; convert them "
+            'to floating point first: from_pretrained(..., weights="float32") or polyformer convert'
+            " --weights float32"
         )
     family, hub, task = find_family(model.config)
     image = [hub.pop(name) for name in family.image_options]
@@ -66,8 +67,8 @@ def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
         return min(able, key=lambda choice: len(differences(choice[0].template.to_dict(), tree)))
     closest = min(reasons, key=lambda reason: reason.count(";"), default="none has these stacks")
     raise InputError(
-        f"format 'hub': this model is of no public family (transformers takes it as it is from "
-        f"polyformer.models.transformers.wrap(model).save_pretrained); of the nearest: {closest}"
+        f"format 'hub': this model belongs to no public family (save it for transformers by "
+        f"polyformer.models.transformers.wrap(model).save_pretrained); the nearest: {closest}"
     )
 
 
@@ -91,13 +92,13 @@ def cast_like(tensors: dict[str, Tensor], dtypes: set[torch.dtype]) -> dict[str,
 
 def _write(folder: Path, tensors: dict[str, Tensor], shard_size: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
-    room = shard_size
+    remaining = shard_size
     for name, tensor in tensors.items():
-        if tensor.nbytes > room and shards[-1]:
+        if tensor.nbytes > remaining and shards[-1]:
             shards.append({})
-            room = shard_size
+            remaining = shard_size
         shards[-1][name] = tensor
-        room -= tensor.nbytes
+        remaining -= tensor.nbytes
     if len(shards) == 1:
         write_tensors(folder / SINGLE, tensors)
         (folder / INDEX).unlink(missing_ok=True)

@@ -53,8 +53,8 @@ def open_tensors(folder: Path, allow_pickle: bool = False) -> "Tensors | dict[st
         raise InputError(f"{folder}: no weights in it ({SINGLE} or {INDEX})")
     if not allow_pickle:
         raise InputError(
-            f"{pickles[0]} is a pickle, and there is no {SINGLE}: convert it where you trust it, or allow it "
-            f"with allow_pickle=True, which reads tensors alone and runs no code"
+            f"{pickles[0]} is a pickle, and there is no {SINGLE}: convert it if you trust it, or pass "
+            f"allow_pickle=True, which reads only tensors and runs no code"
         )
     return {_renamed(name): x for path in pickles for name, x in _unpickled(path).items()}
 
@@ -142,8 +142,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
                 )
         except pickle.UnpicklingError as error:
             raise InputError(
-                f"{path} holds more than tensors and is refused: {refused(error)}; where you trust it, "
-                f"save model.state_dict() alone"
+                f"{path} contains more than tensors and is refused: {refused(error)}; if you trust it, "
+                f"load it with torch and save only model.state_dict()"
             ) from error
         except OSError:
             raise
@@ -159,7 +159,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             what = f"tensor ({value.layout})" if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
                 f"{path} holds a {what} under {quote(name)}, expected dense tensors by name (a state "
-                f"dict); save model.state_dict() alone"
+                f"dict); save only model.state_dict()"
             )
     return content
 

@@ -112,7 +112,7 @@ def gpt_j(layers: int, width: int, heads: int) -> ModelConfig:
 
 
 @register_sizes(
-    "CTRL decoder led by control codes: {layers} layers of {width}, 1.63B parameters "
+    "CTRL decoder with control codes: {layers} layers of {width}, 1.63B parameters "
     "(Keskar et al. 2019, section 3.2).",
     CTRL,
 )

@@ -21,12 +21,12 @@ SIZES = {  # width, trunk; all have about as many parameters
     ),
     "policy-transformer-xl": (
         (98, POST_NORM),
-        "Transformer-XL policy, to compare with gtrxl: post-norm, without gates, about as many parameters",
+        "Transformer-XL policy for comparison with gtrxl: post-norm, without gates, of similar size",
     ),
-    "policy-lstm": ((104, LSTMTrunkConfig()), "LSTM policy, to compare with gtrxl: about as many parameters"),
+    "policy-lstm": ((104, LSTMTrunkConfig()), "LSTM policy for comparison with gtrxl, of similar size"),
     "policy-feedforward": (
         (206, FeedForwardTrunkConfig()),
-        "Feed-forward policy, to compare with gtrxl: no memory, about as many parameters",
+        "Feed-forward policy for comparison with gtrxl: without a memory, of similar size",
     ),
 }
 

@@ -44,6 +44,7 @@ class Block(nn.Module):
     def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float):
         super().__init__()
         self.norms = nn.ModuleList(norm.build(hidden_size) for _ in range(norms))
+        # One dropout module serves all sub-layers, as it has no state.
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:

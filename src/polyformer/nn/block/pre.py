@@ -55,6 +55,7 @@ class PreNorm(Block):
 
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply x = x + dropout(f(norm(x))) for each f in turn."""
+        # x itself is never normalized, so gradients reach every layer through the identity path.
         for norm, sublayer in zip(self.norms, sublayers):
             y = self.dropout(sublayer(normalize(norm, x, valid)))
             # An infinite float16 y would make a float32 sum infinite, which is not clamped: clamp y first.

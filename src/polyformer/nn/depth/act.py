@@ -69,6 +69,7 @@ class ACT(Depth):
     def __init__(self, config: ACTConfig, hidden_size: int, steps: int):
         super().__init__()
         self.config, self.steps = config, steps
+        # Zeros make p = logistic(halting_bias) at first, the same for every token and layer.
         self.weight = nn.Parameter(torch.zeros(hidden_size))
         self.bias = nn.Parameter(torch.tensor([config.halting_bias]))
 
@@ -95,11 +96,13 @@ class ACTHalting(Halting):
 
     def select_halted(self, layer: int, x: Tensor, active: Active) -> Tensor:
         """Return the tokens with a sum of probabilities of at least 1 - epsilon; all after the last layer."""
+        # [1, N, E], only the tokens that have not halted.
         states = active.gather(x)
         weight, bias = self.act.weight.to(x.dtype), self.act.bias
         p = ((states @ weight).to(self.total_probability.dtype) + bias)[0].sigmoid()  # [N]
         total_probability = self.total_probability.flatten()[active.index]
         halts = total_probability + p >= 1 - self.act.config.epsilon
+        # There is no further layer, so the remaining tokens halt whatever their probability is.
         if layer == self.act.steps - 1:
             halts = torch.ones_like(halts)
         # The state after the last step gets the remainder R, so that the weights of a token sum to 1.
@@ -117,9 +120,11 @@ class ACTHalting(Halting):
     def output(self, x: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the mean state y; the ponder cost is added to the training loss."""
         valid = self.inputs.valid
+        # N + R, averaged over non-padding tokens. N has no gradient, R has one.
         ponder = ((self.depths + self.remainder) * valid).sum() / valid.sum().clamp_min(1)
         if self.act.training:
             add_auxiliary_loss("ponder", self.act.config.ponder_loss * ponder)
+        # The output is the weighted mean y, not the state after the last layer.
         return super().output(self.weighted_mean, finish)
 
 

@@ -60,6 +60,7 @@ class DepthInput:
         valid, rows, length = self.context.kv_valid, self.x.shape[0], self.x.shape[1]
         if valid is None:
             return torch.ones(rows, length, dtype=torch.bool, device=self.x.device)
+        # With a cache, kv_valid also covers earlier tokens; the last T columns are the tokens of this call.
         offset = self.context.offset
         return valid[:, offset : offset + length].expand(rows, length)
 
@@ -87,10 +88,13 @@ class ExitLoss(Protocol):
 
 
 class Depth(nn.Module):
-    """The policy of a stack. `alone`: whether training changes only the depth of a model. `reads_source`:
-    whether every call needs the source."""
+    """The policy of a stack.
 
-    alone = False
+    `trains_only_depth`: whether training leaves the rest of the model frozen. `reads_source`: whether every
+    call needs the source.
+    """
+
+    trains_only_depth = False
     reads_source = False
 
     def init_added(self, final_norm: nn.Module) -> None:
@@ -124,9 +128,11 @@ class Halting:
         keep their states.
         """
         active = self.active
+        # `previous` has no positions of this layer, so a halted state does not accumulate them.
         x = y if active is None else active.scatter(y, self.previous)
         if active is None:
             active = Active.from_mask(torch.ones_like(self.depths, dtype=torch.bool))
+        # Every active token has gone through one more layer.
         self.depths = self.depths + active.mask
         halted = self.select_halted(layer, x, active)
         if halted is not None:
@@ -158,4 +164,5 @@ class Halting:
 
 def _none_if_all(active: Active) -> Active | None:
     """Return `active`, or None if all tokens are active."""
+    # Without halted tokens, layers run on [B, T, E] and need no gather.
     return None if len(active) == active.mask.numel() else active

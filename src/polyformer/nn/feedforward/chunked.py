@@ -68,6 +68,7 @@ class Chunked(FeedForward):
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return concat(f(x_1), f(x_2), ..), where each x_i has `chunk` tokens."""
+        # [B T, E]: tokens are independent, so that chunks may cross rows.
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= self.chunk:
             return self._run_chunk(rows).view(x.shape)
@@ -75,6 +76,7 @@ class Chunked(FeedForward):
 
     def _run_chunk(self, rows: Tensor) -> Tensor:
         """Return f of the tokens [N, E] of a chunk."""
+        # Without checkpointing, the graph would keep the inner activations of all chunks.
         if self.training and torch.is_grad_enabled():
             return torch.utils.checkpoint.checkpoint(self.inner, rows, use_reentrant=False)
         return self.inner(rows)

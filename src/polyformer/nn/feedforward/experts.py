@@ -136,9 +136,11 @@ class Experts(FeedForward):
             low, high = 1 - self.config.jitter, 1 + self.config.jitter
             router_input = router_input * torch.empty_like(router_input).uniform_(low, high)
         with without_autocast(x):
+            # l = x W_r, [B, T, X]. Half precision could change which experts are chosen.
             logits = linear(router_input, self.router.weight.to(exact))
         top, chosen = logits.topk(self.config.top_k, -1)
         probabilities = logits.softmax(-1)
+        # Shazeer normalizes over the k chosen experts, Switch over all X.
         gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
         valid = _valid_tokens(x, context)
         if self.config.balance:
@@ -178,14 +180,17 @@ class Experts(FeedForward):
         order = expert.argsort(stable=True)
         sizes = _sizes(expert, count)
         order = order[: sum(sizes)]
+        # Choice j belongs to token j // k: order // k are the rows of x in the order of experts.
         sent = x.flatten(0, 1)[order // k].split(sizes)
         y = torch.cat([expert(tokens) for expert, tokens in zip(self.experts, sent)])
         y = (y * gates.flatten()[order].unsqueeze(-1)).to(y.dtype)
         scattered = y.new_zeros(len(expert), y.shape[-1]).index_copy(0, order, y)
+        # The k results of a token are added.
         return scattered.unflatten(0, (-1, k)).sum(1).view(x.shape)
 
     def _mix_dense(self, x: Tensor, chosen: Tensor, gates: Tensor, accepted: Tensor) -> Tensor:
         empty = gates.new_zeros(*x.shape[:2], self.config.experts)
+        # [B, T, X]: g_e for chosen experts, 0 for the others.
         weights = empty.scatter(-1, chosen, gates * accepted)
         outputs = torch.stack([expert(x) for expert in self.experts], -1)  # [B, T, E, X]
         return (outputs * weights.unsqueeze(2)).sum(-1).to(outputs.dtype)
@@ -215,6 +220,7 @@ def balance_loss(
     if over is not None:
         counts, count, sums = total(counts, over), total(count, over), total_of_parts(sums, over)
     count = count.clamp_min(1)
+    # F_e = counts / (tokens k) has no gradient; the router learns through P_e.
     return experts * (counts / (count * chosen.shape[-1]) * sums / count).sum()
 
 
@@ -225,6 +231,7 @@ def within_capacity(chosen: Tensor, experts: int, valid: Tensor, doc: Tensor | N
     """
     counts = _counts(chosen, experts) * valid.unsqueeze(-1)
     cumulated = torch.cat([counts, valid.long().unsqueeze(-1)], -1)
+    # At token t: choices of every expert so far, and in the last column the tokens so far.
     totals = cumulated.cumsum(1)
     if doc is not None:  # subtract the counts before the start of the document
         starts = torch.ones_like(doc, dtype=torch.bool)

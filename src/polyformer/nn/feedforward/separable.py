@@ -132,9 +132,11 @@ def depthwise_convolution(
         if doc is not None:  # a past without document numbers is document 0
             doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
         x = torch.cat([past.to(x.dtype), x], 1)
+    # A causal convolution reads only backwards; otherwise it is centred.
     left = width - 1 if causal else (width - 1) // 2
     padded = F.pad(x, (0, 0, left - before, width - 1 - left))
     y = torch.zeros_like(x[:, before:])
+    # A sum over w shifted copies: (D * x)_t = sum over o of D_o x_(t + o).
     for tap in range(width):
         neighbours = padded[:, tap : tap + length]
         if doc is not None:
@@ -142,5 +144,6 @@ def depthwise_convolution(
             same = numbers[:, tap : tap + length] == doc[:, before:]
             neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
         y = y + taps[tap] * neighbours
+    # The next call needs the last w - 1 tokens.
     last = slice(max(0, x.shape[1] - width + 1), None)
     return y, x[:, last], None if doc is None else doc[:, last]

@@ -71,6 +71,7 @@ class AdaptiveSoftmaxConfig(HeadConfig):
             return self.clusters or shape.adaptive
         vocab, width = shape.vocab_size, shape.vector_size
         if self.clusters is None:
+            # Small vocabularies could give the same cut-off twice, or one at the end.
             cutoffs = sorted({max(1, int(share * vocab)) for share in DEFAULT_CUTOFFS} - {vocab})
             plain = {"div_val": 1, "d_embed": width} if shape.tied else {}
             return AdaptiveConfig(cutoffs=tuple(cutoffs), **plain)
@@ -119,6 +120,7 @@ class AdaptiveSoftmax(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the loss, without logits that no label needs; predictions are log-probabilities."""
         clusters = self._clusters(inputs)
+        # Each cluster computes only the rows that have a label in it.
         loss = None if labels is None else adaptive_cross_entropy(inputs.hidden, clusters, labels)
         return loss, lambda: log_probabilities(inputs.hidden, clusters)
 
@@ -133,6 +135,7 @@ class AdaptiveSoftmax(Head):
         for i, vectors in enumerate(tables):
             bias = biases[i] if biases else None
             if i == 0 and self.cluster is not None:
+                # The first softmax also predicts the cluster: its rows are frequent tokens and clusters.
                 vectors = torch.cat([vectors, self.cluster.weight])
                 bias = None if bias is None else torch.cat([bias, self.cluster.bias])
             result.append(Cluster(vectors, bias, self._projection(i, inputs.table)))

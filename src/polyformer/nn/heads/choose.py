@@ -53,7 +53,9 @@ class ChooseConfig(HeadConfig):
         """Return 1 after the first separator and the next token; 0 in rows without a separator."""
         if self.separator is None:
             return None
+        # True from the first separator on.
         after_separator = (ids == self.separator).cumsum(1) > 0
+        # Shifted by two tokens, past both separators.
         in_choice = F.pad(after_separator, (2, 0))[:, : ids.shape[1]].long()
         return in_choice if mask is None else in_choice * mask
 
@@ -83,5 +85,6 @@ class Choose(Head):
         choices = max(rows, 1) if inputs.choices is None else inputs.choices
         scores = logits().view(rows // choices, choices)
         if inputs.mask is not None:
+            # A choice of padding only fills up a question with fewer choices.
             scores = scores.masked_fill(~inputs.mask.any(1).view_as(scores), -torch.inf)
         return None if labels is None else mean_cross_entropy(scores, labels), lambda: scores

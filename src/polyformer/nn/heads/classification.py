@@ -246,6 +246,7 @@ class Span(Head):
     def _question_mask(self, ids: Tensor) -> Tensor:
         """Return the places [B, T] up to the first `question_end` in a row, except the first place."""
         ends = ids == self.question_end
+        # Up to and including the first end token, in rows that have one.
         before = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
         return before & (torch.arange(ids.shape[1], device=ids.device) > 0)
 
@@ -253,6 +254,7 @@ class Span(Head):
         """Compute (start_t, end_t) = W h_t + b; the loss is the mean of both cross-entropies over T."""
         logits = self.logits(inputs.hidden, inputs.ids)
         if inputs.mask is not None:
+            # Padding cannot be the start or the end of an answer.
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
 

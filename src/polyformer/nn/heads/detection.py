@@ -63,6 +63,7 @@ class Detect(Head):
 
     def _loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         check_labels(labels, logits.shape, 2)
+        # Original tokens have a label too, so that every token trains the model.
         labelled = labels != IGNORED if mask is None else (labels != IGNORED) & mask
         weight = labelled.to(logits.dtype)
         targets = labels.clamp_min(0).to(logits.dtype)

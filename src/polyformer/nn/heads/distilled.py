@@ -66,6 +66,7 @@ class Distilled(Head):
         They are computed from the first two real tokens; for a text with a single token, twice from this
         token.
         """
+        # The distillation token comes second, after the class token.
         second = _without_first(inputs.hidden, inputs.mask)
         pooled = pool(inputs.hidden, inputs.mask, "first"), pool(inputs.hidden, second, "first")
         scores = [layer(self.dropout(vector)) for layer, vector in zip((self.output, self.distilled), pooled)]

@@ -62,6 +62,7 @@ class Embed(Head):
         """Compute v / |v| for v = pool(h), or for act(W pool(h)) if `hidden`."""
         if labels is not None:
             raise InputError("labels: the head 'embed' has no loss; leave labels out")
+        # [B, E], one vector per text.
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)
         if self.dense is not None:
             vector = self.activation(self.dense(vector))

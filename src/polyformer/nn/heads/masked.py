@@ -113,5 +113,6 @@ class EnhancedMaskedHead(MaskedHead):
         assert last is not None, "a model passes it to heads with reruns_last_layer"
         z = self.position.embed(last.read, last.pos, 0)
         for _ in range(self.passes):
+            # Queries of z, keys and values of h: positions enter only through the queries.
             z = last.run(z)
         return z

@@ -91,5 +91,6 @@ class Pretraining(Head):
         """Return the sum of both losses, where either may be missing, and both predictions."""
         loss, tokens = self.tokens(inputs, labels)
         other, sentence = self.sentence(inputs, inputs.sentence_labels)
+        # Labels of either head may be missing; without both there is no loss.
         losses = [term for term in (loss, other) if term is not None]
         return torch.stack(losses).sum() if losses else None, lambda: (tokens(), sentence())

@@ -31,6 +31,7 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
         problem = "regression" if logits.shape[-1] == 1 else problem_of_floats
     if problem == "single_label":
         return mean_cross_entropy(logits, labels)
+    # Labels [...] of a single number become [..., 1], as the logits.
     if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
         labels = labels.unsqueeze(-1)
     if labels.shape != logits.shape:

@@ -70,8 +70,10 @@ class SemiparametricHead(LanguageModelHead):
         table = inputs.table if self.weight is None else self.weight
         assert not isinstance(table, AdaptiveEmbedding)
         present = near >= 0
+        # [B, T, k, E]; -1 looks up row 0, which `present` masks below.
         vectors = F.embedding(near.clamp_min(0), as_matrix(table))
         weights, _ = softmax((vectors @ h.unsqueeze(-1)).squeeze(-1), present)
+        # m_t, the mean of the neighbours' vectors with the softmax weights of the equation.
         pooled = (weights.unsqueeze(-2) @ vectors).squeeze(-2)
         gate = torch.sigmoid(self.gate(h))
         return torch.where(present.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)

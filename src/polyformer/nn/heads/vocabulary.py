@@ -121,6 +121,7 @@ class VocabularyHead(Head):
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
+            # The loss is fused with the product, as logits [B, T, V] are the largest tensor of training.
             loss = self.output.loss(hidden, weight, bias, labels, smoothing)
         return loss, lambda: self.output.logits(hidden, weight, bias)
 

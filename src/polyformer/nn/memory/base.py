@@ -84,6 +84,7 @@ class Memory(nn.Module):
 
     def remembered_tokens(self, tokens: Tokens) -> Tokens:
         """Return the positions and masks of the slots for the next segment, after `tokens`."""
+        # Masks and positions must cover the same slots as the vectors of the layers.
         return tokens.last_kept(self.length)
 
     @property

@@ -49,6 +49,7 @@ class MostUsedCompression(Compression):
 
     def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
         """Return the old_r with the largest usage."""
+        # [B, G, rate] -> [B, G], the index of the most used vector in its group.
         best = usage(old.flatten(1, 2)).unflatten(1, old.shape[1:3]).argmax(2)
         return old.take_along_dim(best[:, :, None, None], 2).squeeze(2)
 
@@ -81,6 +82,7 @@ class DilatedCompression(Compression):
         x = old
         for number, (dilation, part) in enumerate(zip(self.dilations, self.maps[layer])):  # type: ignore[call-overload]
             x = F.relu(x) if number else x
+            # Kernel 2: every output reads x_t and x_(t - dilation), zeros before the group.
             x = part(torch.cat([F.pad(x, (0, 0, dilation, 0))[:, :, : self.rate], x], -1))
         return x[:, :, -1]
 

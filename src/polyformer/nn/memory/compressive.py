@@ -116,6 +116,7 @@ class Compressive(Memory):
         x = x.detach()
         recent = x if state.recent is None else torch.cat([state.recent.to(x.dtype), x], 1)
         groups = self._num_groups(recent.shape[1])
+        # Fewer than `rate` tokens exceed the length of the recent memory.
         if not groups:
             return CompressedHidden(recent if state.recent is not None else x.clone(), state.compressed)
         old = recent[:, : groups * self.rate]
@@ -126,6 +127,7 @@ class Compressive(Memory):
         )
         if self.training and self.loss is not None:
             add_auxiliary_loss("compression", self._reconstruction_loss(x, old, new, layer))
+        # f is trained only by the reconstruction loss, not by later segments.
         new = new.detach()
         if state.compressed is not None:
             new = torch.cat([state.compressed.to(x.dtype), new], 1)
@@ -149,6 +151,7 @@ class Compressive(Memory):
         groups = self._num_groups(tokens.length - first)
         if not groups:
             return tokens
+        # Slots first..last are merged, `rate` to one; at most compressed_length remain.
         last, merged = first + groups * self.rate, min(first + groups, self.compressed_length)
 
         def merge(table: Tensor) -> Tensor:
@@ -178,6 +181,7 @@ class Compressive(Memory):
             valid = torch.ones_like(tokens.doc, dtype=torch.bool)
         else:
             return None
+        # [B, groups].
         complete = valid[:, first:last].unflatten(1, (-1, self.rate)).all(2)
         if tokens.doc is not None:
             doc = tokens.doc[:, first:last].unflatten(1, (-1, self.rate))

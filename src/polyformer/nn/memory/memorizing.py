@@ -149,6 +149,7 @@ class Memorizing(Recurrent):
         """Return the trained parts according to `trains`; None for all."""
         if self.trains == "model":
             return None
+        # Layers below the store see no change of their input, so they may stay frozen.
         stop = {"memory": self.layer, "layer": self.layer + 1, "above": len(layers)}[self.trains]
         return [self, *layers[self.layer : stop]]
 
@@ -168,6 +169,7 @@ class Memorizing(Recurrent):
             context = Context(
                 x.shape[1], keys, q_doc=documents, kv_doc=context.kv_doc, kv_valid=context.kv_valid
             )
+        # Keys are stored at unit length, so that products are cosines.
         keys, values = layer.keys_and_values(x)
         return store.append(F.normalize(keys, dim=-1), values, context, self.size + self.length)
 
@@ -189,7 +191,9 @@ class Memorizing(Recurrent):
             first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
             seen = StoreWindow(window.start - first, end - first, q.shape[2])
             retrieved = self._attend_to_store(queries[:, :count], keys, values, seen).to(y.dtype)
+            # g_h [H, 1, 1], one gate per head for all tokens.
             gate = (STEP_SCALE * self.gate).sigmoid().to(y.dtype)[:, None, None]
+            # y = g_h softmax(s) V + (1 - g_h) y_local.
             mixed = gate * retrieved + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
         y = torch.stack(rows) if rows else y
@@ -214,8 +218,10 @@ class Memorizing(Recurrent):
         (heads, length, _), kv_heads = q.shape, len(keys)
         q = F.normalize(q, dim=-1)
         with torch.no_grad():
+            # Query heads of a key head search the same keys: [Hkv, (H / Hkv) T, D].
             grouped = q.reshape(kv_heads, heads // kv_heads * length, -1)
             scores, places = SEARCHES[self.search](grouped, keys, self.neighbours)
+        # The search has no graph, so the scores of the entries are computed again with one.
         if torch.is_grad_enabled():
             near = gather_entries(keys, places).view(heads, length, -1, keys.shape[2])
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)

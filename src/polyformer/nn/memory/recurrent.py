@@ -67,8 +67,10 @@ class Recurrent(Memory):
         assert isinstance(state, Hidden)
         if not self.length:
             return Hidden()
+        # SG in the equation: no gradient flows into earlier segments.
         x = x.detach()[:, -self.length :]
         if state.vectors is None or x.shape[1] == self.length:
             return Hidden(x.clone())
+        # The oldest vectors are dropped first.
         earlier = state.vectors[:, -(self.length - x.shape[1]) :]
         return Hidden(torch.cat([earlier.to(x.dtype), x], 1))

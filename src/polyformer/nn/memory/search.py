@@ -39,6 +39,7 @@ def search_plain(q: Tensor, keys: Tensor, count: int) -> Matches:
 def search_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest products, computed in tiles of the keys and merged with the largest so far."""
     heads, queries, number = *q.shape[:2], keys.shape[1]
+    # All products fit into one tile.
     if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
         scores, places = _topk(product(_at_least_float32(q), _at_least_float32(keys).mT).flatten(0, 1), count)
         return scores.unflatten(0, (heads, queries)), places.unflatten(0, (heads, queries))
@@ -58,6 +59,7 @@ def _topk_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
         tile = _at_least_float32(keys[start : start + TILE_KEYS])
         new, columns = _topk(product(q.unsqueeze(0), tile.T.unsqueeze(0)).squeeze(0), count)
         scores, places = torch.cat([scores, new], 1), torch.cat([places, columns + start], 1)
+        # The k largest of all tiles so far: [R, k + k] -> [R, k].
         scores, order = scores.topk(min(count, scores.shape[1]))
         places = places.gather(1, order)
     return scores, places

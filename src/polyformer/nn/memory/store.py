@@ -53,6 +53,7 @@ class Store(State):
         zeros = torch.zeros(rows, dtype=torch.long, device="cpu" if keys.is_meta else keys.device)
         store = self._of_last_document(context, zeros)
         mask = store._stored_mask(context)
+        # Rows may take different numbers of tokens, as padding and earlier documents are left out.
         counts = [new] * rows if mask is None else mask.sum(1).tolist()
         store = store._with_capacity(keys, values, [min(count, keep) for count in counts], keep)
         assert store.end is not None
@@ -77,6 +78,7 @@ class Store(State):
         """
         if self.first is None or self.end is None:
             return []
+        # The number of keys before the first query: the slots of the memory.
         past = context.kv_len - context.q_len
         num_in_memory = torch.full_like(self.end, past)
         queries = torch.full_like(self.end, context.q_len)
@@ -88,6 +90,7 @@ class Store(State):
             queries = (context.q_doc == document).sum(1)
         if in_memory is not None:
             num_in_memory = in_memory.sum(1)
+        # Entries that attention reaches are the last ones, and are left out.
         stop = torch.maximum(self.first, self.end - num_in_memory)
         start = torch.maximum(self.first, stop - size)
         return [StoreWindow(*row) for row in torch.stack([start, stop, queries], 1).tolist()]
@@ -127,6 +130,7 @@ class Store(State):
                 return self
         lengths = [min(length, keep) for length in self._lengths()]
         needed = max((length + count for length, count in zip(lengths, counts)), default=0)
+        # Doubling makes an append O(1) per token on average.
         capacity = max(2 * needed if self.keys is not None else needed, FIRST_CAPACITY)
         return self._copied(keys, values, capacity, lengths)
 

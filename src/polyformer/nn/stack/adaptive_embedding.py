@@ -104,8 +104,10 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return rows of `matrix`; only the requested rows are computed."""
+        # div_val 1: all tokens have the same width and one table.
         if len(self.tables) == 1:
             return self._project(0, self.tables[0](ids))
+        # [N], the tokens of all rows.
         flat = ids.reshape(-1)
         vectors = torch.zeros((), device=ids.device)
         indices, parts = [], []
@@ -116,6 +118,7 @@ class AdaptiveEmbedding(nn.Module):
                 vectors = vectors + torch.where(inside.unsqueeze(1), rows, 0)
                 continue
             indices.append(self._token_indices(inside, i))
+            # P_i W_i[w - c_i], only for the tokens of cluster i.
             parts.append(self._project(i, table(flat.index_select(0, indices[-1]) - run.start)))
         if indices:
             # Vectors are computed cluster by cluster; `inverse` restores the order of the tokens.

@@ -46,7 +46,9 @@ class Convolution(nn.Module):
             raise InputError("convolution: it reads the following token; leave it out of a decoder")
         if context.kv_valid is not None:
             x = x.masked_fill(~context.kv_valid.bool().unsqueeze(-1), 0)
+        # W_-1, W_0 and W_1, as three matrix products instead of a kernel over time.
         before, here, after = self.taps
+        # x_(t-1) and x_(t+1), with zeros beyond the text.
         last, following = F.pad(x, (0, 0, 1, 0))[:, :-1], F.pad(x, (0, 0, 0, 1))[:, 1:]
         # At the border of two packed documents, the neighbour belongs to the other document.
         if context.q_doc is not None:

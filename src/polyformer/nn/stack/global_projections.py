@@ -105,6 +105,7 @@ def find_queries(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor)
     index = torch.arange(length, device=x.device)
     flags = torch.zeros(rows, length, dtype=torch.bool, device=x.device)
     for pattern in tokens:
+        # [B, Tq], True for a query that any of the patterns makes global.
         flags = flags | pattern.is_global(context, "q", b, index)
     if context.kv_valid is not None:
         flags = flags & context.kv_valid[:, context.offset : context.offset + length].bool()
@@ -124,6 +125,7 @@ def find_queries(tokens: tuple[GlobalPattern, ...], context: Context, x: Tensor)
         kv_doc=context.kv_doc,
         kv_valid=context.kv_valid,
     )
+    # Gathered queries have other indices than in the text: causality compares their original slots.
     past = broadcasts(lambda b, h, q_idx, kv_idx: kv_idx <= places[b, q_idx]) if context.causal else None
     return GlobalQueries(slots, flags.gather(1, slots), gathered, past)
 
@@ -178,6 +180,7 @@ class GlobalAttention(nn.Module):
         site = Site(
             self.layer, partial(self._project_vectors, self.query), partial(self._project_vectors, self.key)
         )
+        # Keys and values of all tokens, by the global projections: W_kg and W_vg.
         k, v = self._project(self.key, read), self._project(self.value, read)
         _, k = position.rotate(k, k, context, site)
         if cache is not None:
@@ -188,6 +191,7 @@ class GlobalAttention(nn.Module):
             GLOBAL, partial(_global_flags, queries, x.shape[1]), "queries", ("by projections of its own",)
         )
         index = queries.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        # [B, G, E] -> [B, H, G, D]: only the global rows of x are projected to queries.
         q = self._project(self.query, x.gather(1, index))
         # The context of the gathered queries has their original positions.
         q, _ = position.rotate(q, q, queries.context, site)

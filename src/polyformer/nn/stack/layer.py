@@ -102,6 +102,7 @@ class Layer(nn.Module):
             y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
             y = y if active is None else active.gather(y)
         elif len(active):  # queries and the feed-forward are computed only for active tokens
+            # x has all tokens, for keys and values; the block gets the active tokens [1, N, E].
             sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
             y = self.block(active.gather(x), sublayers)
         else:
@@ -154,6 +155,7 @@ class Layer(nn.Module):
         """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
         keeps: outputs [B, H, T, D] and weights [B, H, T, M]. Positions are ignored, and the layer's weights
         get no gradient."""
+        # The compression is trained through x and `read`, not through this layer's weights.
         block = detached(self.block)
         x, read = block.pre_norm_memory(x), block.pre_norm_memory(read)
         return detached(self.attention).content_attention(x, read)
@@ -204,6 +206,7 @@ class Layer(nn.Module):
         def transform(x: Tensor) -> Tensor:
             tokens = context if active is None else None
             past = self.feedforward.new_state() if state else None
+            # Most feed-forwards are tokenwise and have no state.
             if past is None:
                 return self.feedforward(x, tokens)
             assert state is not None

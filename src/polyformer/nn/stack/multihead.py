@@ -149,8 +149,10 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
+        # With H query heads and Hkv key heads of width D: W_q [E, H D], W_k and W_v [E, Hkv D], W_o [H D, E].
         inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
         self.query = Linear(hidden_size, inner, bias=config.has_bias("query"))
+        # LSH attention uses the queries as keys, and then there is no key projection.
         shared = config.mechanism.for_layer(layer).shares_queries
         self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
         self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
@@ -238,6 +240,7 @@ class MultiHeadAttention(nn.Module):
         groups = q.shape[1] // k.shape[1]
         # Each key head serves a group of query heads.
         k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
+        # softmax(q k^T / sqrt(D)) v without a mask: a memory has no future tokens.
         weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
         return weights @ v, weights
 
@@ -290,15 +293,18 @@ class MultiHeadAttention(nn.Module):
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return [B, T, H D] as heads [B, H, T, D]."""
+        # The last axis is H D with the head first, so a view splits it.
         rows, length, width = x.shape
         return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
 
     def _project_vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
         """Return vectors [R, E] that are not tokens, projected to the heads of the queries: [H, R, D]."""
+        # [R, E] -> [R, heads, D] -> [heads, R, D].
         heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
         return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
 
     def _merge_heads(self, heads: Tensor, active: Active | None = None) -> Tensor:
         """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""
+        # [B, H, T, D] -> [B, T, H, D] -> [B, T, H D], the concatenation of the heads.
         y = heads.transpose(1, 2).flatten(2)
         return self.output(y if active is None else active.gather(y))

@@ -63,8 +63,10 @@ class ResidualStep:
             leaf = b.detach().requires_grad_()
             added = self.function(leaf)
         outputs = [(added, grad_c.to(added.dtype)), *zip(losses.values(), grad_terms, strict=True)]
+        # d/db and the gradients of the parameters, all through f(b).
         grads = _gradients(outputs, [leaf, *self.reads])
         grad_b = grad_b if grads[0] is None else grad_b + grads[0]
+        # a = c - f(b): the inputs of the step from its outputs.
         return c - added.detach(), b, grad_c, grad_b, grads[1:]
 
 
@@ -77,6 +79,7 @@ class PositionStep:
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, AuxiliaryLosses]:
         """Return the output streams; there are no auxiliary losses."""
+        # `embed` adds p to its argument, so that p = embed(0).
         p = self.function(torch.zeros_like(a)).detach()
         return a + p, b + p, {}
 
@@ -86,6 +89,7 @@ class PositionStep:
         """Return the input streams, their gradients, and the gradients of `reads`."""
         with torch.enable_grad():
             p = self.function(torch.zeros_like(a))
+        # p is added to both streams, so its gradient is the sum of both.
         grads = _gradients([(p, grad_a + grad_b)], self.reads)
         return a - p.detach(), b - p.detach(), grad_a, grad_b, grads
 
@@ -251,6 +255,7 @@ class _Reversible(torch.autograd.Function):
             terms += losses.values()
         y = torch.stack([a, b])
         ctx.tape = tape
+        # Two tensors [B, T, E] for the whole stack; inputs of steps are recomputed.
         ctx.save_for_backward(y)
         return y, *terms
 
@@ -264,6 +269,7 @@ class _Reversible(torch.autograd.Function):
         total: list[Tensor | None] = [None] * len(tape.reads)
         end = len(grad_terms)
         for step, state, loss_names in reversed(list(zip(tape.steps, tape.states, tape.loss_names))):
+            # Auxiliary losses are in the order of the steps; this loop takes them from the end.
             start = end - len(loss_names)
             with state.restored():
                 a, b, grad_a, grad_b, grads = step.backward(a, b, grad_a, grad_b, grad_terms[start:end])

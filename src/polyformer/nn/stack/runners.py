@@ -105,6 +105,7 @@ class RunCheckpointed:
             raise InputError(
                 "recompute: a norm over all tokens would count every batch twice; set it to false"
             )
+        # The layer runs inside `checkpoint`, so only x and the arguments stay in memory.
         arguments = self.run, index, layer, x, active
         return torch.utils.checkpoint.checkpoint(_in_training, *arguments, use_reentrant=False)  # type: ignore[return-value]
 
@@ -119,6 +120,7 @@ class AddConvolution:
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the results of the inner runner, for the first layer with the convolution."""
+        # The layer and the convolution read the same x; the sum is normalized once more.
         y, state = self.run(index, layer, x, active)
         return (y if index else self.convolution(x, y, self.context)), state
 
@@ -135,6 +137,7 @@ class DropLayers:
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return x and the updated memory for a skipped layer, else the results of the inner runner."""
+        # A skipped layer is the identity: the residual stream passes unchanged.
         if index not in self.skipped:
             return self.run(index, layer, x, active)
         if not self.states:
@@ -153,6 +156,7 @@ class RunActive:
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the hidden states of all tokens, [B, T, E]; halted tokens keep theirs."""
+        # y [1, N, E] has only the active tokens, but they attend to keys of all tokens in x.
         y, state = self.run(index, layer, x, self.halting.active)
         return self.halting.update(index, y), state
 

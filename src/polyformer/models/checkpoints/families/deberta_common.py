@@ -96,8 +96,8 @@ class DebertaFamily(Family):
         terms = _terms(hub)
         if bool(terms) != bool(hub.get("relative_attention")) or set(terms) - {"c2p", "p2c"}:
             raise InputError(
-                f"config.json: pos_att_type is {terms}, expected 'c2p', 'p2c' or both where "
-                f"relative_attention is true, and none where it is false"
+                f"config.json: pos_att_type is {terms}, expected 'c2p', 'p2c' or both if "
+                f"relative_attention is true, and none if it is false"
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:

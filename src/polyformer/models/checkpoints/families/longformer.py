@@ -79,7 +79,7 @@ class Longformer(Family):
         tree[POSITIONS] = hub.get(POSITIONS, 512) - first
         if tree[POSITIONS] < 1:
             raise InputError(
-                f"config.json: {POSITIONS} is {hub.get(POSITIONS)}, and the first {first} are no positions"
+                f"config.json: {POSITIONS} is {hub.get(POSITIONS)}, but the first {first} rows are unused"
             )
 
     def write_other_options(self, tree: Tree) -> Tree:

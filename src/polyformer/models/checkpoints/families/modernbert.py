@@ -212,6 +212,6 @@ def _base(hub: Tree, kind: str) -> float:
     if read["extension"] is not None:
         raise InputError(
             f"config.json: rope_type of {kind} is {quote(rope['rope_type'])}, and only 'default' is "
-            "supported where kinds of layers have rotary positions of their own"
+            "supported if each kind of layer has its own rotary positions"
         )
     return read["base"]

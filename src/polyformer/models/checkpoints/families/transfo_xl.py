@@ -169,8 +169,8 @@ class TransfoXL(Family):
             raise InputError(f"config.json: d_model is {quote(hub['d_model'])}, expected an even number")
         if hub.get("same_length", True) and hub.get("mem_len", 1600) < 2:
             raise InputError(
-                f"config.json: same_length with mem_len {quote(hub['mem_len'])}: a token would see itself at "
-                "most; expected 2 or more"
+                f"config.json: same_length with mem_len {quote(hub['mem_len'])}: a token would see at most "
+                "itself; expected 2 or more"
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:

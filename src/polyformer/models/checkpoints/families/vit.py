@@ -76,7 +76,7 @@ def _size(theirs: str, default: int, ours: str) -> Option:
     return Option(theirs, default, (ours,), read, write)
 
 
-def _together(numbers: list[float]) -> list[float]:
+def _combined(numbers: list[float]) -> list[float]:
     """Return one number for all channels where they have the same."""
     return numbers[:1] if len({*numbers}) == 1 else numbers
 
@@ -101,8 +101,8 @@ OPTIONS = (
         lambda biased: True if biased else ["output"],
         lambda biased: biased is True,
     ),
-    Option("image_mean", [0.5], ("mean",), _together),
-    Option("image_std", [0.5], ("std",), _together),
+    Option("image_mean", [0.5], ("mean",), _combined),
+    Option("image_std", [0.5], ("std",), _combined),
 )
 MODEL = Task(
     EmbedConfig(pooling="first", hidden=True, normalize=False),

@@ -116,7 +116,7 @@ class Exits(Depth):
 
     def __init__(self, config: ExitsConfig, hidden_size: int, layers: Sequence[int], norm: NormConfig | None):
         super().__init__()
-        self.config, self.layers, self.alone = config, list(layers), config.alone
+        self.config, self.layers, self.trains_only_depth = config, list(layers), config.alone
         linear, count = config.translation == "linear", len(layers) - 1
         self.exits = nn.ModuleList(Exit(hidden_size, norm, linear) for _ in range(count))
         self.rule = config.rule.build(hidden_size, len(layers))
@@ -129,6 +129,7 @@ class Exits(Depth):
         with torch.no_grad():
             for exit in self.exits:
                 assert isinstance(exit, Exit)
+                # With the final norm and a zero map, exit n computes finish(h_n), as the end of the stack.
                 exit.norm = copy.deepcopy(final_norm)
                 if exit.map is not None:
                     exit.map.weight.zero_()
@@ -142,11 +143,13 @@ class Exits(Depth):
         start = torch.full(pos.shape, self.thresholds[number], device=pos.device)
         if self.config.decay is None:
             return start
+        # The threshold falls with the position t: an error in an early token affects more of the text.
         falling = torch.exp(-self.config.decay * pos / self.config.decay_length)
         return (0.9 * start + 0.1 * falling).clamp(0, 1)
 
     def weight(self, number: int) -> float:
         """Return the weight of the loss at exit `number`; the sum of all is 1."""
+        # With 'layer', the weight of an exit is proportional to its layer number.
         own = self.layers if self.config.loss_weights == "layer" else [1] * len(self.layers)
         return own[number] / sum(own)
 
@@ -182,9 +185,11 @@ class ExitHalting(Halting):
         """Return the tokens that leave after this layer; none at the end."""
         if not layer and self.features is None:
             self.features = self.exits.rule.token_features(x)
+        # `layers` count from 1, the index of a layer from 0.
         if layer + 1 not in self.exits.layers:
             return None
         number = self.exits.layers.index(layer + 1)
+        # Aligned training and recordings run all layers and read the states afterwards.
         if self.aligned or self.recorded:
             self.states.append(x)
             return None
@@ -215,6 +220,7 @@ class ExitHalting(Halting):
                 else self.features.unsqueeze(1).expand(-1, length, -1)
             )
             features = features.flatten(0, 1)[active.index]
+        # The rule sees only active tokens: all tensors are [1, N, ...] or [N, ...].
         candidates = Candidates(number, state, previous, hidden, self.inputs.predict, features)
         pos = self.inputs.pos.expand(rows, length).flatten()[active.index]
         return self.exits.rule.confidence(candidates) >= self.exits.threshold(number, pos)
@@ -231,6 +237,7 @@ class ExitHalting(Halting):
         if not self.aligned or not self.exits.exits:
             return {}
         hidden = [exit(state) for exit, state in zip(self.exits.exits, self.states)]
+        # The last exit is the end of the stack; its loss is `loss`.
         mean = self.exits.weight(len(hidden)) * loss
         for number, seen in enumerate(hidden):
             mean = mean + self.exits.weight(number) * exit_loss.loss(seen)
@@ -238,6 +245,7 @@ class ExitHalting(Halting):
             self.features if self.features is None or self.features.dim() == 3 else self.features.unsqueeze(1)
         )
         trajectory = ExitTrajectory(self.states, [*hidden, self.final_hidden], exit_loss, features)
+        # The caller adds the terms to `loss`, so the sum is the weighted mean of all exits.
         terms = {"exits": mean - loss}
         rule = self.exits.rule.loss(trajectory)
         if rule is not None:

@@ -50,12 +50,14 @@ class Multinomial(ExitRule):
         assert candidates.features is not None
         if self.config.greedy:
             return (candidates.features.argmax(-1) <= candidates.number).to(candidates.features.dtype)
+        # A cumulative probability, so that the threshold can lower the depth after training.
         return candidates.features.softmax(-1).cumsum(-1)[:, candidates.number]
 
     def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the cross-entropy with the oracle's exits."""
         assert trajectory.features is not None
         labelled = trajectory.exit_loss.labelled
+        # The label is the best exit in hindsight, for every token [B, T].
         best = self.config.oracle.exits(trajectory)
         terms = F.cross_entropy(trajectory.features.flatten(0, 1), best.flatten(), reduction="none")
         return (terms.view(labelled.shape) * labelled).sum() / labelled.sum().clamp_min(1)

@@ -41,14 +41,17 @@ class OracleConfig(Config):
 
         Exits are counted from 0.
         """
+        # [B, T, exits]; tokens without a label count 0.
         gains = torch.stack([self._gain(trajectory, hidden) for hidden in trajectory.hidden], -1)
         gains = gains * trajectory.exit_loss.labelled.unsqueeze(-1)
         if per_sequence:
             gains = gains.sum(1)
         elif self.sigma:
             t = torch.arange(gains.shape[1], device=gains.device, dtype=gains.dtype)
+            # kappa [T, T] adds the gains of neighbouring tokens.
             kappa = torch.exp(-((t[:, None] - t) ** 2) / self.sigma)
             gains = kappa @ gains
+        # Every further exit must gain at least `penalty`.
         cost = self.penalty * torch.arange(gains.shape[-1], device=gains.device, dtype=gains.dtype)
         return (gains - cost).argmax(-1)
 

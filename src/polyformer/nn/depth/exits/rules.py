@@ -35,6 +35,7 @@ class SoftmaxResponse(ExitRule):
         """Return the gap for the head's predictions from the hidden states."""
         if candidates.predict is None:
             raise InputError("depth.rule: 'softmax' needs the head of a language model; use another rule")
+        # [N, 2], the probabilities of the two likeliest tokens.
         likeliest = candidates.predict(candidates.hidden)[0].float().softmax(-1).topk(2, -1).values
         return likeliest[:, 0] - likeliest[:, 1]
 
@@ -112,12 +113,15 @@ class Classifier(ExitRule):
         labelled = trajectory.exit_loss.labelled
         logits = torch.stack([self.logits(n, state) for n, state in enumerate(trajectory.states[:-1])], -1)
         if self.config.target == "exit":
+            # log prod_(m <= n) (1 - chi_m): the token passes the exits up to n.
             stays = F.logsigmoid(-logits).cumsum(-1)
             before = F.pad(stays[..., :-1], (1, 0))
+            # log q(n) = log chi_n + log prod_(m < n) (1 - chi_m). The end takes the remaining probability.
             log_q = torch.cat([F.logsigmoid(logits) + before, stays[..., -1:]], -1)
             best = self.config.oracle.exits(trajectory)
             terms = -log_q.gather(-1, best.unsqueeze(-1)).squeeze(-1)
         else:
+            # [B, T, exits]; the prediction of the last exit is the model's own.
             choices = torch.stack(
                 [trajectory.exit_loss.tokens(hidden)[1] for hidden in trajectory.hidden], -1
             )

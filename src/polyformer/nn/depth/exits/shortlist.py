@@ -58,5 +58,6 @@ class Shortlist(ExitRule):
         """Return the gap for the head's input."""
         hidden = candidates.hidden[0]
         logits = F.linear(hidden, self.rows.to(hidden.dtype), self.bias.to(hidden.dtype))
+        # A softmax over |V'| tokens only, which overestimates probabilities.
         likeliest = logits.float().softmax(-1).topk(2, -1).values
         return likeliest[:, 0] - likeliest[:, 1]
