@@ -165,8 +165,8 @@ def test_in_a_process_of_its_own(command: str, folders: Path):
 def test_one_module_loads_from_transformers():
     """Others ask it; `ours` are classes of this library and of torch."""
     root = Path(polyformer.__file__).parent
-    ours = {"Transformer", "MODELS[type(read_config(folder))]", "nn.Embedding"}
-    for file in {*root.rglob("*.py")} - {root / "models" / "attached" / "loading.py"}:
+    ours = {"Transformer", "MODEL_CLASSES[type(read_config(folder))]", "nn.Embedding"}
+    for file in {*root.rglob("*.py")} - {root / "core" / "transformers_loading.py"}:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
                 assert ast.unparse(node.value) in ours, file

@@ -156,7 +156,7 @@ def test_missing_stale_and_left_over_pictures_are_found(copy: Path, capsys: pyte
     assert check() == [
         "docs/patterns/Window.svg: stale; run `make docs`",
         "docs/positions/alibi.svg: stale; run `make docs`",
-        "docs/patterns/Gone.svg: of no member; run `make docs`",
+        "docs/patterns/Gone.svg: no longer used; run `make docs`",
     ]
     assert documentation.main([]) == 0
     assert not (copy / "patterns" / "Gone.svg").exists()
