@@ -56,7 +56,9 @@ def test_the_wheel_holds_the_package(source: Path, tmp_path: Path):
         assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
         wheel.extractall(tmp_path / "site")
     # The package runs from the wheel alone.
-    code = "import polyformer.cli.main; print(polyformer.__file__); polyformer.cli.main(['list', 'rope'])"
+    code = (
+        "import polyformer.cli.main; print(polyformer.__file__); polyformer.cli.main.main(['list', 'rope'])"
+    )
     words = [sys.executable, "-c", code]
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)

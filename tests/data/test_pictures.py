@@ -99,7 +99,9 @@ def test_a_folder_of_texts_per_label(tmp_path: Path):
     rows = list(read(DataConfig(), ("text", "label"), str(tmp_path)))
     assert rows == [{"text": "bad", "label": "neg"}, {"text": "good\nfilm", "label": "pos"}]
     (tmp_path / "pos" / "2.docx").write_text("x")
-    with pytest.raises(InputError, match=r"2\.docx: neither a \.txt nor an image; in a folder per label"):
+    with pytest.raises(
+        InputError, match=r"2\.docx: neither a \.txt nor an image; expected only texts or images"
+    ):
         read(DataConfig(), ("text", "label"), str(tmp_path))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyformer import create_model
 from polyformer.attention.mechanisms.sinkhorn.definition import permutation
 from polyformer.cli.plots.explorer import page_of
-from polyformer.cli.plots.explorer.calls import Call, measure_call
+from polyformer.cli.plots.explorer.calls import Call, measured
 from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
@@ -97,7 +97,7 @@ def test_keys_of_compressed_attention_are_slots(kernel: int, stride: int, positi
         expected = model(IDS, output_attentions=True).attentions
     windows = [[s, s + kernel] for s in range(0, LENGTH - kernel + 1, stride)]
     for call, weights in zip(recorded_calls(model, {"input_ids": IDS}), expected, strict=True):
-        site = measure_call(call)
+        site = measured(call)
         assert call.slots is not None
         assert call.slots.tolist() == [[0, 1], *windows]
         torch.testing.assert_close(site.weights(), weights[0], atol=1e-6, rtol=1e-5)
@@ -199,7 +199,7 @@ def test_the_soft_permutation_is_shown_beside_the_matrix(opened: Callable[..., P
 
 def test_slots_are_named_by_their_tokens(opened: Callable[..., Page], tmp_path: Path):
     model = model_of(attention="memory_compressed(kernel=3, stride=3)", position="alibi")
-    weights = measure_call(recorded_calls(model, {"input_ids": IDS})[1]).weights()[1]
+    weights = measured(recorded_calls(model, {"input_ids": IDS})[1]).weights()[1]
     tab = opened(saved_page(model, tmp_path), "view=matrix&layer=2&head=2&query=20&key=3")
     tab.set_default_timeout(5000)
     said = tab.locator("output.readout").inner_text()
@@ -217,7 +217,7 @@ def test_slots_are_named_by_their_tokens(opened: Callable[..., Page], tmp_path: 
         spread = torch.zeros(8, LENGTH)
         for slot, (start, stop) in enumerate(call.slots.tolist() if call.slots is not None else []):
             spread[slot, start:stop] = 1 / (stop - start)
-        mean = measure_call(call).weights().mean(0) @ spread
+        mean = measured(call).weights().mean(0) @ spread
         expected = expected @ (0.5 * mean + 0.5 * torch.eye(LENGTH))
     script = "rows => rows.map(row => [Number(row.dataset.token), Number(row.dataset.share)])"
     for token, share in tab.locator("tr[data-token]").evaluate_all(script):

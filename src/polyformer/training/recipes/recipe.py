@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, Self
 
-import polyformer.training.muon  # noqa: F401  registers the optimizer
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
