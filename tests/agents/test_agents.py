@@ -292,5 +292,5 @@ def test_another_model_and_data_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match="needs a policy, such as the preset gtrxl"):
         fit(wrong, tmp_path / "run")
     wrong = Recipe.from_dict({**recipe().to_dict(), "data": {"path": "somewhere"}})
-    with pytest.raises(InputError, match="the task 'agent' generates its own data"):
+    with pytest.raises(InputError, match="data: the task 'agent' makes its own"):
         fit(wrong, tmp_path / "run")

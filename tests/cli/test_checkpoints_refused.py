@@ -61,7 +61,7 @@ def test_a_text_that_is_too_long(tmp_path: Path, complaint: Callable[..., str]):
 def test_no_tokenizer(tmp_path: Path, complaint: Callable[..., str]):
     checkpoints.save(tmp_path, "bert-base", checkpoints.bert_files(tmp_path), ClassifyConfig())
     (tmp_path / "vocab.txt").unlink()
-    assert "no vocab.txt in it, which a WordPiece tokenizer needs" in complaint("classify", tmp_path, "text")
+    assert "no vocab.txt in it, which BertTokenizer needs" in complaint("classify", tmp_path, "text")
 
 
 def test_no_checkpoint(tmp_path: Path, complaint: Callable[..., str]):

@@ -34,7 +34,7 @@ def test_it_computes_what_the_same_weights_in_floating_point_do(case: Case, monk
     if not any(isinstance(part, CHOOSING) for part in parts(case.config)):
         largest = float(expected.abs().max()) + 1
         torch.testing.assert_close(model(**batch).logits, expected, rtol=0, atol=0.02 * largest)
-    monkeypatch.setattr(int8_layers, "takes", lambda *_: False)
+    monkeypatch.setattr(int8_layers, "has_fast_product", lambda *_: False)
     torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -60,7 +60,7 @@ def test_it_survives_the_disk_bitwise_and_says_what_it_is(case: Case, tmp_path: 
 @torch.no_grad()
 @pytest.mark.parametrize("case", cases("int8 decoding", shape=("decoder",)), ids=str)
 def test_decoding_goes_on_as_one_pass_does(case: Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(int8_layers, "takes", lambda *_: False)
+    monkeypatch.setattr(int8_layers, "has_fast_product", lambda *_: False)
     model, ids = rounded(case), case.batch()["input_ids"]
     whole = model(ids).last_hidden_state
     first = model(ids[:, :-2], use_cache=True)

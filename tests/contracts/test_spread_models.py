@@ -53,7 +53,7 @@ def refuses(case: Case) -> bool:
         try:
             case.model()(**case.labels(case.batch()))
         except InputError as error:
-            return "spread over processes" in str(error)
+            return "context parallelism" in str(error)
     return False
 
 

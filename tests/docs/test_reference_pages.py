@@ -14,7 +14,7 @@ def test_every_command_and_recipe_is_there():
     text = command_page()
     for name in COMMANDS:
         assert f"## polyformer {name}\n" in text
-    assert "| `--max-new-tokens N` | maximum number of tokens to generate" in text
+    assert "| `--max-new-tokens N` | largest number of tokens to generate" in text
     recipes = recipe_page()
     assert all(f"## {name}\n" in recipes for name in recipe_names())
 

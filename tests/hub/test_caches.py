@@ -165,7 +165,7 @@ def test_caches_that_do_not_fit_are_refused():
     other(ids, past_key_values=cache)
     cases = [
         (cache, "keys and values of 2 layers, got DynamicCache with 1 of [8] tokens"),
-        (StaticCache(config=theirs.config, max_cache_len=5), "room for 5 tokens, got 8; make it with"),
+        (StaticCache(config=theirs.config, max_cache_len=5), "capacity of 5 tokens, got 8; create it with"),
         (QuantizedCache("fp8", theirs.config), "got Fp8QuantizedLayer; use DynamicCache()"),
         (((ids, ids),), "a cache of transformers such as DynamicCache(), got tuple"),
     ]

@@ -44,7 +44,7 @@ def test_the_documentation_names_the_families_whose_long_texts_differ(tmp_path: 
     far = {family for family, number in differences.items() if number is not None and number > FAR}
     assert far == NAMES.keys()
     page, models = ((DOCS / name).read_text(encoding="utf-8") for name in ("presets.md", "models.md"))
-    (named,) = re.findall(r"Loaded checkpoints of ([^.]*?)\s+compute long texts in another way", page)
+    (named,) = re.findall(r"Checkpoints of ([^.]*?)\s+compute long texts differently", page)
     assert set(re.split(r"\s+and\s+|,\s+", named)) == {*NAMES.values()}
     assert "(models.md#where-ours-differs)" in page
     section = models.partition("\n## Where ours differs\n")[2].partition("\n## ")[0]

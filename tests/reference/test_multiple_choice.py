@@ -56,7 +56,7 @@ def test_transformers_loads_what_was_wrapped(tmp_path: Path):
 
 
 def test_a_head_of_a_text_has_one_label():
-    with pytest.raises(InputError, match="text: expected the head 'classify' of one label"):
+    with pytest.raises(InputError, match="text: expected the head 'classify' with num_labels=1"):
         ChooseConfig(text=TagConfig())
     with pytest.raises(InputError, match="got 3 labels"):
         ChooseConfig(text=ClassifyConfig(num_labels=3))

@@ -73,7 +73,7 @@ def test_the_same_command_goes_on_in_the_second_stage(
     first = (tmp_path / "run/stage-1/model.safetensors").stat().st_mtime_ns
     assert (tmp_path / "run/stage-2").is_dir()
     if code == 143:
-        assert f"go on with: the same command and --out {tmp_path}/run\n" in (tmp_path / "shown").read_text()
+        assert f"resume with: the same command and --out {tmp_path}/run\n" in (tmp_path / "shown").read_text()
     assert exit_code(tmp_path) == 0
     assert (tmp_path / "run/stage-1/model.safetensors").stat().st_mtime_ns == first
     assert weights(tmp_path, 2) == whole

@@ -128,7 +128,7 @@ def test_the_command_says_how_to_go_on(number: int, tmp_path: Path) -> None:
         name = signal.Signals(number).name
         assert shown.endswith(
             f"polyformer: stopped by {name} at step 2, of which a checkpoint is written; "
-            f"go on with: polyformer train --resume {tmp_path / 'run'}\n"
+            f"resume with: polyformer train --resume {tmp_path / 'run'}\n"
         )
         assert steps(tmp_path / "run") == [2]
 
