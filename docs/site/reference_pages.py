@@ -16,26 +16,26 @@ from polyformer.core.config import Config
 from polyformer.training.recipes.find import recipe_names, recipe_text
 
 PACKAGES = (
-    "patterns",
-    "attention",
-    "position",
-    "memory",
-    "depth",
-    "feedforward",
-    "block",
-    "heads",
-    "stack",
-    "model",
-    "generation",
-    "checkpoints",
-    "hub",
+    "attention.patterns",
+    "attention.mechanisms",
+    "attention.positions",
+    "nn.memory",
+    "nn.depth",
+    "nn.feedforward",
+    "nn.block",
+    "nn.heads",
+    "nn.stack",
+    "models.architectures",
+    "models.generation",
+    "models.checkpoints",
+    "models.transformers",
     "data",
-    "tasks",
+    "training.tasks",
     "training",
-    "recipes",
-    "prompting",
-    "calibration",
-    "datastore",
+    "training.recipes",
+    "applications.prompting",
+    "applications.exits",
+    "applications.retrieval",
 )
 """Subpackages with a public `__all__`, from attention to training."""
 
@@ -80,7 +80,7 @@ def package_page(package: ModuleType, names: list[str], seen: dict[Any, str]) ->
         thing = getattr(package, name)
         if isinstance(thing, type) or callable(thing):
             if thing in seen:
-                elsewhere.append(f"`{name}` ([{seen[thing]}]({seen[thing].rpartition('.')[2]}.md))")
+                elsewhere.append(f"`{name}` ([{seen[thing]}]({seen[thing].removeprefix('polyformer.')}.md))")
                 continue
             seen[thing] = home
         directives.append(directive(f"{home}.{name}", thing))
