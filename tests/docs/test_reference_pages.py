@@ -25,7 +25,7 @@ def test_a_name_has_its_entry_in_a_single_place():
     assert ".. autoclass:: polyformer.attention.patterns.Window\n" in first
     second = package_page(polyformer.attention.patterns, ["Window"], seen)
     assert "autoclass" not in second
-    assert "`Window` ([polyformer.attention.patterns](patterns.md))" in second
+    assert "`Window` ([polyformer.attention.patterns](attention.patterns.md))" in second
 
 
 def test_every_paper_is_on_the_map_and_every_arrow_goes_forward():
