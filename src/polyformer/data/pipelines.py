@@ -134,7 +134,7 @@ def load_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     if 10 * sum(line.endswith("</w>") for line in lines) > len(lines):
         raise InputError(
             f"{merges}: the merges of words that end by </w>, as in GPT, CTRL and XLM; which of them it is "
-            "must be said by tokenizer_class in a tokenizer_config.json beside it, or by the model_type of a "
-            "config.json"
+            "must be said by tokenizer_class in a tokenizer_config.json next to it, or by the model_type of "
+            "a config.json"
         )
     return with_special(backend, _known_special(backend.get_vocab()))

@@ -6,7 +6,6 @@
 
 from typing import TYPE_CHECKING
 
-import polyformer.training.muon  # registers the optimizer
 from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class QuestionAnsweringConfig(TextTaskConfig):
         capacity = self.max_length - self.max_question - 3
         if self.stride > capacity:
             raise InputError(
-                f"stride: expected at most {capacity}, the tokens of a text that fit beside a question "
+                f"stride: expected at most {capacity}, the tokens of a text that fit next to a question "
                 f"(max_length - max_question - 3), got {self.stride}"
             )
 
