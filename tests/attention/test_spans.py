@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
 from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpan, spans
@@ -99,7 +100,7 @@ def scores(pattern: Pattern, length: int) -> int:
     """Scores that the backend computes for one row, over the heads."""
     q = torch.zeros(1, 3, length, 5)
     context = Context(length, length, causal=True)
-    request = prepare(q, q, q, pattern=pattern, score_mod=None, context=context, scale=None, dropout=0.0)
+    request = prepare(Call(q, q, q, pattern=pattern, context=context))
     limits = request.pattern
     assert limits is not None
     return sum(plan(limits.head_pattern(head), context, 1, TileSizes()).scores for head in range(3))

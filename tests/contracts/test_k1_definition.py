@@ -13,6 +13,7 @@ from shared_models import defined, shared
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.plan import BACKENDS
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.mechanisms import SoftmaxConfig
@@ -174,12 +175,10 @@ def test_backends_agree(named: tuple[str, Pattern], groups: int, device: str):
         moved = {name: value.to(device) for name, value in vars(context).items() if isinstance(value, Tensor)}
         context = fresh(context, moved)
         for mod in (None, score_mod):
-            request = prepare(
-                *inputs, pattern=pattern, score_mod=mod, context=context, scale=None, dropout=0.0
-            )
+            request = prepare(Call(*inputs, pattern=pattern, score_mod=mod, context=context))
             results = {}
             for backend, module in BACKENDS.items():
-                if module.refuses(request, False) is None:
+                if module.refuses(request) is None:
                     y = attend(*inputs, pattern=pattern, score_mod=mod, context=context, backend=backend)
                     results[backend] = (y, *torch.autograd.grad((y * weight).sum(), inputs))
             assert {"definition", "tiled"} <= results.keys()

@@ -1,6 +1,7 @@
 """`attend`: its arguments, its choice of a backend, SDPA's exactness, and errors that say the way out."""
 
 import logging
+import traceback
 from typing import Any
 
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, zeros
 
 from attention_cases import LargestTensor, assert_same, patterns, random_context, results, tensors
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Window
 from polyformer.attention.patterns.layout import Keys, Row
 from polyformer.attention.patterns.mods import broadcasts
@@ -281,3 +281,19 @@ def test_a_table_that_is_read_in_some_calls_only_is_refused_by_tiled() -> None:
         with pytest.raises(InputError, match="score_mod: it reads a tensor that requires a gradient in some"):
             attend(q, k, v, score_mod=score_mod, backend="tiled")
         assert attend(q, k, v, score_mod=score_mod, backend="definition").requires_grad
+
+
+def test_a_plain_call_reaches_the_kernel_through_six_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    names: list[str] = []
+
+    def record(*arguments: Any, **options: Any) -> Tensor:
+        stack = [frame.name for frame in traceback.extract_stack()]
+        names.extend(stack[stack.index("attend") : -1])
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
+    q = torch.randn(1, 2, 8, 4)
+    attend(q, q, q, pattern=Causal())
+    assert names[0] == "attend"
+    assert len(names) <= 6, names

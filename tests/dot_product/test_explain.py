@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import explain
 from polyformer.attention.patterns import Causal, Global, Window
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context

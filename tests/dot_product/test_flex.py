@@ -1,5 +1,6 @@
 """The BlockMask made from a layout; the compiled kernels against the definition, on a CPU and on CUDA."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from attention_cases import LargestTensor, dense, patterns, random_context
-from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import flex
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.attention.patterns.implied import Full, implied
@@ -105,18 +106,7 @@ def test_it_compiles_into_the_graph_around_it() -> None:
     context = random_context(2, 140, 200, causal=True, documents=True, padding=True)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flex.run(
-            prepare(
-                q,
-                k,
-                v,
-                pattern=Window(40) | Global(2),
-                score_mod=None,
-                context=context,
-                scale=None,
-                dropout=0.0,
-            )
-        )[0]
+        return flex.run(prepare(Call(q, k, v, pattern=Window(40) | Global(2), context=context)))[0]
 
     expected = attend(q, k, v, pattern=Window(40) | Global(2), context=context, backend="definition")
     compiled = torch.compile(function, fullgraph=True, backend="eager")
@@ -160,7 +150,7 @@ class Fake:
     ],
 )
 def test_what_it_refuses_on_cuda(request_: Any, reason: str | None) -> None:
-    assert flex.refuses(request_, return_lse=False) == reason
+    assert flex.refuses(request_) == reason
 
 
 needs_compiler = pytest.mark.skipif(
@@ -205,10 +195,11 @@ def test_lengths_and_windows_may_change_on_a_cpu() -> None:
 
 
 def test_what_it_refuses_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = prepare(*torch.randn(3, 1, 2, 8, 4).unbind(), score_mod=lambda score, b, h, i, j: score)
-    assert flex.refuses(request, False) == "it has no backward on a CPU; call it under torch.no_grad()"
+    request = prepare(Call(*torch.randn(3, 1, 2, 8, 4).unbind(), score_mod=lambda score, b, h, i, j: score))
+    assert flex.refuses(request) == "it has no backward on a CPU; call it under torch.no_grad()"
     with torch.no_grad():
-        assert flex.refuses(request, True) == "its kernel for a CPU returns no log-sum-exp"
+        wanted = dataclasses.replace(request, return_lse=True)
+        assert flex.refuses(wanted) == "its kernel for a CPU returns no log-sum-exp"
         assert (
             explain(request.q, request.k, request.v, pattern=Window(1), return_lse=True)
             .reasons["flex"]

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import definition, flex, sdpa
-from polyformer.attention.functional.explain import explain
 from polyformer.attention.functional.plan import BACKENDS
 from polyformer.attention.patterns import Causal, Fixed, Global, PerHead, Strided, Window
 from polyformer.core.errors import InputError
@@ -170,7 +169,7 @@ def test_a_compiled_call_is_explained_where_it_is_compiled() -> None:
 def test_flex_runs_heads_and_residue_classes_in_parts(
     ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flex, "refuses", lambda request, return_lse: None)
+    monkeypatch.setattr(flex, "refuses", lambda request: None)
     run = flex.run  # which counts
     monkeypatch.setattr(flex, "run", lambda request: run(request) if False else definition.run(request))
     for pattern, parts in ((PerHead([Window(3), Window(5)]), 2), (Window(3) | Strided(8), 2)):

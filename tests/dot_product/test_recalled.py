@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from pairwise import pairwise
-from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import sdpa
 from polyformer.attention.functional.backends.tiled import run as tiled
-from polyformer.attention.functional.explain import explain
 from polyformer.attention.functional.relative import Relative
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from attention_cases import LargestTensor
 from pairwise import pairwise
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.relative import TABLES, Relative
 from polyformer.attention.patterns import Global, Pattern, Window
 from polyformer.core.errors import InputError

@@ -11,6 +11,7 @@ from polyformer.attention.functional.backends.tiled import tuning, work_items
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
 from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
 from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
@@ -26,7 +27,7 @@ def test_scores_of_any_size_are_joined_from_several_tiles(pattern: Pattern | Non
     q, k, v = tensors(2, 2, 2, 117, 117)
     q = (q.detach() * factor).requires_grad_()
     context = random_context(2, 117, 117, padding=True)
-    item = work_items.work_items(prepare(q, k, v), 0, 1, TileSizes())[0]
+    item = work_items.work_items(prepare(Call(q, k, v)), 0, 1, TileSizes())[0]
     item.look_at(item.by_query(q.detach()), item.by_key(k.detach()))
     assert item.small_scores == (factor == 1)
     with small_tiles(16, 24):
@@ -74,7 +75,7 @@ def test_a_mask_is_kept_for_other_heads_where_it_is_theirs_too(
 def test_threads_get_items_of_equal_size() -> None:
     q = torch.zeros(1, 8, 1024, 64)
     sizes = TileSizes(entries=3 * 128 * 640, blocks=(128,), prices=(1.0,))
-    items = work_items.work_items(prepare(q, q, q, pattern=Window(256)), 0, 2, sizes)
+    items = work_items.work_items(prepare(Call(q, q, q, pattern=Window(256))), 0, 2, sizes)
     assert [item.kv_heads.stop - item.kv_heads.start for item in items] == [2, 2, 2, 2]
 
 
@@ -82,7 +83,7 @@ def test_keys_read_again_lie_side_by_side_and_others_stay_where_they_are() -> No
     x = torch.randn(1, 300, 2, 64).transpose(1, 2)
     for queries, copied in ((300, True), (1, False)):
         item = work_items.work_items(
-            prepare(x[:, :, -queries:], x, x), 0, 1, TileSizes(blocks=(64,), prices=(1.0,))
+            prepare(Call(x[:, :, -queries:], x, x)), 0, 1, TileSizes(blocks=(64,), prices=(1.0,))
         )[0]
         keys = item.gathered("keys", x)
         assert torch.equal(keys, item.by_key(x))

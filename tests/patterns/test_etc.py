@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.patterns import ETC, Global, Pattern, Window
 from polyformer.attention.patterns.layout import count
 from polyformer.core.errors import InputError

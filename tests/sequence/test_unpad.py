@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import attend, explain
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.functional.splits.by_document import document_lengths
 from polyformer.attention.patterns import Window
@@ -109,7 +109,7 @@ def test_a_pattern_or_short_documents_stay_in_one_call():
     documents = torch.arange(64).div(4, rounding_mode="floor").unsqueeze(0)
     context = Context(64, 64, q_doc=documents, kv_doc=documents)
     q = torch.randn(1, 1, 64, 4)
-    assert document_lengths(prepare(q, q, q, context=context)) is None
+    assert document_lengths(prepare(Call(q, q, q, context=context))) is None
     long = Context(64, 64, q_doc=documents // 8, kv_doc=documents // 8)
     for pattern, expected in ((None, [32, 32]), (Window(3), None)):
-        assert document_lengths(prepare(q, q, q, pattern=pattern, context=long)) == expected
+        assert document_lengths(prepare(Call(q, q, q, pattern=pattern, context=long))) == expected

@@ -6,8 +6,7 @@ from spread_cases import HEADS, LENGTH, check_pattern, random_inputs, share_of, 
 from torch import Tensor
 
 from launching import launch, run_checks
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.explain import explain
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.spread.needs import find_needs, imbalance
 from polyformer.attention.functional.spread.traffic import counted_transfers

@@ -1,26 +1,25 @@
-"""`attend`: softmax attention for any pattern and any score function, through one of several backends."""
+"""`attend`: softmax attention for any pattern and any score function, through one of several backends.
+
+A call is prepared (`request`), planned (`plan`) and run; `explain` returns the plan.
+"""
 
 import logging
-from collections.abc import Callable, Hashable
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.call import Call, check_dense, refuse_unknown
 from polyformer.attention.functional.isolation import run_isolated
-from polyformer.attention.functional.observed import observe
-from polyformer.attention.functional.plan import Leaf, plan
+from polyformer.attention.functional.plan import Leaf, Plan, plan
 from polyformer.attention.functional.recalled import recall, recall_key, remember
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import Request, check_dense, is_autocast, prepare
-from polyformer.attention.functional.torch_arguments import refuse_unknown
+from polyformer.attention.functional.request import Request, observe, prepare
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
-from polyformer.core.ops.precision import autocast_device
+from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
 
 log = logging.getLogger(__name__)
-
-Run = Callable[[Request], tuple[Tensor, Tensor | None]]
 
 
 @overload
@@ -78,14 +77,12 @@ def attend(
 
     Args:
         q: [B, H, Tq, D]. k: [B, Hkv, Tk, D]. v: [B, Hkv, Tk, Dv]. H is a multiple of Hkv (grouped queries).
-        pattern: the keys each query attends to: a `Pattern`, its text ("Window(256) | Global(1)"), or any
-            FlexAttention `mask_mod(b, h, q_idx, kv_idx)`, a function of scalar indices as in FlexAttention.
-            With a `context` q_idx counts among all keys, so that decoding with a KV cache masks like a
-            single pass; without a `context` it counts from 0.
+        pattern: the keys each query attends to: a `Pattern`, its text ("Window(256) | Global(1)"), or a
+            FlexAttention `mask_mod(b, h, q_idx, kv_idx)`. With a `context` q_idx counts among all keys, so
+            that decoding with a KV cache masks like a single pass; without a `context` it counts from 0.
         mask_mod: a FlexAttention `mask_mod` in addition to `pattern`; with both, both must allow a key.
-        layout: the keys that `mask_mod` needs: a function (start, stop) -> `Keys` of a run of queries, or
-            the rows of a `Layout`. Keys outside it are masked; without it `mask_mod` is evaluated for all
-            keys.
+        layout: the keys that `mask_mod` needs, as a function (start, stop) -> `Keys` of a run of queries or
+            the rows of a `Layout`. Other keys are masked. By default `mask_mod` is evaluated for all keys.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, applied to scaled scores.
         relative: terms that depend only on the distance of two tokens, added before the `score_mod`; faster
             than a `score_mod` that looks them up.
@@ -107,45 +104,41 @@ def attend(
     """
     if unknown:
         refuse_unknown("attend", unknown)
-    check_dense(q, k, v)
-    key = recall_key(
-        q, k, v, pattern, mask_mod, score_mod, relative, context, scale, dropout, backend, return_lse
+    call = Call(
+        q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, return_lse
     )
-    if key is not None and (out := recall(context, key, q, k, v)) is not None:
+    check_dense(call)
+    key = recall_key(call)
+    if key is not None and (out := recall(call, key)) is not None:
         return out
-    request = prepare(q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout)
+    request = prepare(call, key)
     observe(request)
-    out, lse = _run(request, backend, return_lse, key)
+    with without_autocast(q):  # `prepare` has already cast the inputs as autocast would
+        out, lse = run_isolated(request, _run)
     return (out, lse) if return_lse else out
 
 
-def _run(
-    request: Request, backend: str, return_lse: bool, key: Hashable | None
-) -> tuple[Tensor, Tensor | None]:
-    """Plan and run a call; a plan with a single fused kernel is stored under `key` for repeated calls."""
-
-    def run(request: Request) -> tuple[Tensor, Tensor | None]:
-        steps = plan(request, backend, return_lse, repeated=key is not None)
-        if not torch.compiler.is_compiling():
-            log.debug("attend: %s", steps)
-        relative = request.relative
-        # Terms of position keys depend on the queries, so their mask differs between calls.
-        by_content = relative is not None and relative.position_keys is not None
-        if key is not None and not by_content and isinstance(steps, Leaf) and steps.backend == "sdpa":
-            return remember(key, request)(request.q, request.k, request.v), None
-        return steps.run()
-
-    device = autocast_device(request.q)
-    isolated = run_isolated if request.context.shard is None else _run_together
-    if not is_autocast(device):
-        return isolated(request, run)
-    with torch.autocast(device, enabled=False):  # `prepare` has already cast the inputs as autocast would
-        return isolated(request, run)
+def _run(request: Request) -> tuple[Tensor, Tensor | None]:
+    """Plan and run a call; store a plan that consists of a single fused kernel, for repeated calls."""
+    steps = plan(request)
+    if not torch.compiler.is_compiling():
+        log.debug("attend: %s", steps)
+    # Terms of position keys depend on the queries, so their mask differs between calls.
+    by_content = request.relative is not None and request.relative.position_keys is not None
+    if request.key is not None and not by_content and isinstance(steps, Leaf) and steps.backend == "sdpa":
+        return remember(request)(request.q, request.k, request.v), None
+    return steps.run()
 
 
-def _run_together(request: Request, run: Run) -> tuple[Tensor, Tensor | None]:
-    """Run the request without a check of its values, so that all processes take the same steps.
+def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
+    """Return the plan by which `attend` would run this call now, which can be printed.
 
-    The parts of the call are isolated instead.
+    `options` are the options of `attend`. A simple call is a single run of a backend: `.backend` is its name,
+    and `.reasons` contains the reasons against the backends before it. A split call has `.leaves` of this
+    form, and prints as a tree.
     """
-    return run(request)
+    if unknown := options.keys() - set(Call._fields):
+        refuse_unknown("explain", sorted(unknown))
+    call = Call(q, k, v, **options)
+    check_dense(call)
+    return plan(prepare(call, recall_key(call)))

@@ -61,9 +61,12 @@ def run_isolated(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the result of `run`, without any effect of a NaN or an infinity on queries that may not see it.
 
-    Queries never affect each other, so a bad query is not replaced: its output is NaN.
+    Queries never affect each other, so a bad query is not replaced: its output is NaN. If the sequence is
+    spread over processes, all processes must take the same steps, so each part of the call is isolated
+    instead.
     """
-    if request.pattern is None or sdpa.sees_all(request) or not is_readable(request.q):
+    spread = request.context.shard is not None
+    if spread or request.pattern is None or sdpa.sees_all(request) or not is_readable(request.q):
         return run(request)
     k, v = request.k, request.v
     # Check the inputs if there are gradients: even with finite outputs, a backward pass would spread a NaN.

@@ -24,7 +24,7 @@ from polyformer.core.sequence.context import Context
 BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "definition": definition}
 """Backends in the order in which `auto` tries them.
 
-Each module has `refuses(request, return_lse)` and `run(request)`.
+Each module has `refuses(request)` and `run(request)`.
 """
 
 TRACED = 1 << 26
@@ -116,7 +116,6 @@ class Spread:
     needs: Needs = dataclasses.field(repr=False)
     way: str
     reason: str
-    asked: str  # the backend argument of the call
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -151,7 +150,7 @@ class Spread:
         return WAYS[self.way](self.request, self.needs, self._compute)
 
     def _compute(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = run_isolated(request, lambda part: plan(part, self.asked, True).run())
+        out, lse = run_isolated(request, lambda part: plan(part).run())
         assert lse is not None, "parts are joined by it"
         return out, lse
 
@@ -164,7 +163,7 @@ class Spread:
                 # A plan depends only on shapes: expanded tensors of a single number take no memory.
                 keys, values = (x.new_empty(1).expand(*x.shape[:2], number, x.shape[3]) for x in (k, v))
                 request = part_request(self.request, first, part, span, keys, values)
-                plans.append(plan(request, self.asked, True))
+                plans.append(plan(request))
         return plans
 
     def __str__(self) -> str:
@@ -180,31 +179,31 @@ class Spread:
 Plan: TypeAlias = Nothing | Leaf | Branch | Spread
 
 
-def plan(request: Request, backend: str = "auto", return_lse: bool = False, repeated: bool = False) -> Plan:
-    """Return the plan of a request: by `backend`, or by the first that can run it, split if that is faster.
+def plan(request: Request) -> Plan:
+    """Return the plan of a request: by its backend, or by the first that can run it, split if that is faster.
 
-    repeated: calls of other layers use the plan again. A shared mask then costs less than a split call.
+    If calls of other layers use the plan again (`request.key`), a shared mask costs less than a split call.
     """
     if request.context.shard is not None:
         refuse_recording(request.context)
-        return Spread(request, *choose_way(request), backend)
+        # Parts over different keys are joined by log-sum-exp.
+        return Spread(dataclasses.replace(request, return_lse=True), *choose_way(request))
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
         return Nothing(request)
-    leaf = choose(request, backend, return_lse) if repeated else None
+    leaf = None if request.key is None else choose(request)
     if leaf is not None and leaf.backend == "sdpa":
         return leaf
     # Splitting reads the values of index tensors, which would break a compiled graph.
-    if backend == "auto" and not recording() and not torch.compiler.is_compiling():
+    if request.backend == "auto" and not recording() and not torch.compiler.is_compiling():
         split = by_document(request)
         if split is not None:
-            return _branch(split, backend, return_lse)
-    leaf = leaf or choose(request, backend, return_lse)
-    # Parts over different keys are joined by log-sum-exp, so the backend must be able to return it.
-    by_parts = leaf.backend in ("tiled", "flex") and not BACKENDS[leaf.backend].refuses(request, True)
-    if by_parts and not torch.compiler.is_compiling():
+            return _branch(split)
+    leaf = leaf or choose(request)
+    by_parts = leaf.backend in ("tiled", "flex") and not torch.compiler.is_compiling()
+    if by_parts and not BACKENDS[leaf.backend].refuses(dataclasses.replace(request, return_lse=True)):
         split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
         if split is not None:
-            return _branch(split, backend, return_lse)
+            return _branch(split)
     return leaf
 
 
@@ -217,27 +216,31 @@ def refuse_recording(context: Context) -> None:
         )
 
 
-def _branch(split: Split, backend: str, return_lse: bool) -> Branch:
+def _branch(split: Split) -> Branch:
     """Return a split call with the plans of its parts."""
-    return_lse = return_lse or split.needs_lse
-    return Branch(split, tuple(plan(request, backend, return_lse) for request in split.requests))
+    requests = (
+        dataclasses.replace(part, return_lse=part.return_lse or split.needs_lse, key=None)
+        for part in split.requests
+    )
+    return Branch(split, tuple(map(plan, requests)))
 
 
-def choose(request: Request, backend: str, return_lse: bool) -> Leaf:
-    """Return a run of `backend` or, for "auto", of the first backend that can run the request.
+def choose(request: Request) -> Leaf:
+    """Return a run of the request's backend or, for "auto", of the first backend that can run it.
 
     While weights are recorded, the backend is always `definition`.
     """
+    backend = request.backend
     if backend != "auto" and backend not in BACKENDS:
         raise unknown("backend", backend, ["auto", *BACKENDS])
-    asked = BACKENDS if backend == "auto" else [backend]
+    candidates = BACKENDS if backend == "auto" else [backend]
     if recording():
-        reasons = {name: "attention weights are being recorded" for name in asked if name != "definition"}
-        return Leaf(request, "definition", reasons)
+        others = [name for name in candidates if name != "definition"]
+        return Leaf(request, "definition", dict.fromkeys(others, "attention weights are being recorded"))
     reasons: dict[str, str] = {}
-    for name in asked:
+    for name in candidates:
         why = _passed_over(name, request) if backend == "auto" else None
-        why = why or BACKENDS[name].refuses(request, return_lse)
+        why = why or BACKENDS[name].refuses(request)
         if why is None:
             return Leaf(request, name, reasons)
         reasons[name] = why

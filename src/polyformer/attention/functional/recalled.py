@@ -10,35 +10,22 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.isolation import is_finite, is_readable
-from polyformer.attention.functional.observed import observing
-from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import Request, is_autocast, is_traced, transformed
-from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.attention.functional.request import Request, is_traced, observing, transformed
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.ops.precision import is_autocast
 from polyformer.core.ops.softmax import recording
-from polyformer.core.sequence.context import Context
 
 
-def recall_key(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | MaskMod | str | None,
-    mask_mod: MaskMod | None,
-    score_mod: ScoreMod | None,
-    relative: Relative | None,
-    context: Context | None,
-    scale: float | None,
-    dropout: float,
-    backend: str,
-    return_lse: bool,
-) -> Hashable | None:
+def recall_key(call: Call) -> Hashable | None:
     """Return the key under which the context stores the plan of a call, or None if it cannot be reused.
 
     A plan can be reused if the call has a context, is not spread over processes, and has no other options
     than a static pattern, relative terms and a scale. Autograd, tracers, autocast, recording of weights and
     observation of calls prevent the reuse.
     """
+    q, k, v, pattern, mask_mod, _, score_mod, relative, context, scale, dropout, backend, return_lse = call
     if context is None or context.shard is not None or mask_mod is not None or score_mod is not None:
         return None
     if dropout or backend != "auto" or return_lse:
@@ -52,19 +39,19 @@ def recall_key(
     return "plan", pattern, relative, scale, q.shape, k.shape, v.shape, q.dtype, q.device
 
 
-def recall(context: Context | None, key: Hashable, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+def recall(call: Call, key: Hashable) -> Tensor | None:
     """Return the output [B, H, Tq, Dv], or None if no plan is stored or NaN or infinity must be isolated."""
-    assert context is not None, "without a context there is no key"
-    plan: sdpa.Plan | None = context.recalled().get(key)
+    assert call.context is not None, "without a context there is no key"
+    plan: sdpa.Plan | None = call.context.recalled().get(key)
     if plan is None:
         return None
-    out = plan(q, k, v)
+    out = plan(call.q, call.k, call.v)
     return out if not (plan.hides and is_readable(out)) or is_finite(out) else None
 
 
-def remember(key: Hashable, request: Request) -> sdpa.Plan:
+def remember(request: Request) -> sdpa.Plan:
     """Return the plan of torch's fused kernel for a call, and store it for the following calls."""
     memo = request.context.recalled()
-    if key not in memo:
-        memo[key] = sdpa.plan(request)
-    return memo[key]
+    if request.key not in memo:
+        memo[request.key] = sdpa.plan(request)
+    return memo[request.key]

@@ -2,19 +2,23 @@
 
 import dataclasses
 import math
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from polyformer.attention.functional.call import Call, check
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
-from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.precision import autocast_device
+from polyformer.core.errors import InputError
+from polyformer.core.ops.precision import autocast_device, is_autocast
 from polyformer.core.ops.softmax import recording
+from polyformer.core.recorder import Recorder
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
@@ -31,6 +35,9 @@ class Request:
         score_mod: applied to the scaled scores.
         scale: the factor on q k^T.
         dropout: probability that an attention weight is dropped.
+        backend: "auto", or the only backend that may run the call.
+        return_lse: whether the backend must return the log-sum-exp.
+        key: the key under which `recalled` stores the plan, or None if calls of other layers cannot use it.
     """
 
     q: Tensor
@@ -41,7 +48,10 @@ class Request:
     relative: Relative | None
     score_mod: ScoreMod | None
     scale: float
-    dropout: float
+    dropout: float = 0.0
+    backend: str = "auto"
+    return_lse: bool = False
+    key: Hashable | None = None
 
     @property
     def groups(self) -> int:
@@ -64,25 +74,14 @@ class Request:
         return lambda score, *place: then(first(score, *place), *place)
 
 
-def prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | MaskMod | str | None = None,
-    mask_mod: MaskMod | None = None,
-    layout: Where | None = None,
-    score_mod: ScoreMod | None = None,
-    relative: Relative | None = None,
-    context: Context | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-) -> Request:
-    """Return the request for these arguments of `attend`; raises `InputError` for invalid arguments."""
+def prepare(call: Call, key: Hashable | None = None) -> Request:
+    """Return the request of a call; raises `InputError` for invalid arguments."""
+    q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, *_ = call
     spread = context is not None and context.shard is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
     q, k, v = _autocast(q, k, v)
-    check(q, k, v, dropout)
+    check(q, k, v, call.dropout)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise InputError(f"scale: expected a finite number, got {scale}")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -103,7 +102,9 @@ def prepare(
         score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
         score_mod = by_slots(score_mod, context.shard)
-    return Request(q, k, v, context, limits, relative, score_mod, scale, dropout)
+    return Request(
+        q, k, v, context, limits, relative, score_mod, scale, call.dropout, call.backend, call.return_lse, key
+    )
 
 
 def by_slots(score_mod: ScoreMod, share: SequenceShard | None) -> ScoreMod:
@@ -132,11 +133,6 @@ def combine_patterns(
     return rule if pattern is None else as_pattern(pattern) & rule
 
 
-def is_autocast(device: str) -> bool:
-    """Return whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
 def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Return the inputs in the type of autocast if it is on, except float64 and other kinds of numbers."""
     device = autocast_device(inputs[0])
@@ -156,43 +152,6 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def check_dense(q: object, k: object, v: object) -> None:
-    """Raise `InputError` unless the inputs of a call are dense tensors."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else str(tensor.layout)
-            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
-
-
-def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
-    """Raise `InputError` unless the shapes, types and devices of a call match."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise InputError(
-                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
-            )
-    if not (q.dtype == k.dtype == v.dtype):
-        raise InputError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them first")
-    if not q.is_floating_point():
-        raise InputError(f"q, k, v: expected a floating dtype, got {q.dtype}")
-    if not (q.device == k.device == v.device):
-        raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
-    if k.shape[:3] != v.shape[:3]:
-        raise InputError(
-            f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise InputError(f"q, k: expected the same batch and width, got {tuple(q.shape)}, {tuple(k.shape)}")
-    if q.shape[3] == 0:
-        raise InputError(f"q, k: expected a width of 1 or more, got {tuple(q.shape)}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise InputError(f"k: expected a number of heads that divides {q.shape[1]}, got {k.shape[1]}")
-    if not 0.0 <= dropout < 1.0:
-        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
-
-
 def indices(request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return broadcast indices b [B,1,1,1], h [1,H,1,1], q [Tq,1], kv [Tk] of the dense score tensor."""
     device = request.q.device
@@ -200,3 +159,21 @@ def indices(request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     h = torch.arange(request.q.shape[1], device=device).view(1, -1, 1, 1)
     q_idx = torch.arange(request.context.q_len, device=device).view(-1, 1)
     return b, h, q_idx, torch.arange(request.context.kv_len, device=device)
+
+
+_recorder: Recorder[Request] = Recorder("observed_calls")
+
+
+def observed() -> AbstractContextManager[list[Request]]:
+    """Collect the requests of all calls of `attend` in the context, in order; the calls run as usual."""
+    return _recorder.collect()
+
+
+def observing() -> bool:
+    """Return whether requests are being collected."""
+    return _recorder.records is not None
+
+
+def observe(request: Request) -> None:
+    """Pass a call to all active collectors."""
+    _recorder.record(request)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,9 +24,16 @@ def autocast_device(x: Tensor) -> str:
     return "cpu" if x.is_meta else x.device.type
 
 
+def is_autocast(device: str) -> bool:
+    """Return whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context where operations run in the precision of their inputs, on the device of `x`."""
-    return torch.autocast(autocast_device(x), enabled=False)
+    device = autocast_device(x)
+    # Entering torch's context costs microseconds even if autocast is off.
+    return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()
 
 
 def autocast_disabled(function: Callable[P, R]) -> Callable[P, R]:

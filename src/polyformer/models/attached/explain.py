@@ -5,12 +5,9 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from polyformer.attention.functional import explain as calls
+from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
-from polyformer.attention.functional.relative import Relative
-from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.context import Context
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached
 
@@ -36,22 +33,7 @@ class Explanation:
 
 
 @overload
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    pattern: Pattern | MaskMod | str | None = ...,
-    mask_mod: MaskMod | None = ...,
-    layout: Where | None = ...,
-    score_mod: ScoreMod | None = ...,
-    relative: Relative | None = ...,
-    context: Context | None = ...,
-    scale: float | None = ...,
-    dropout: float = ...,
-    backend: str = ...,
-    return_lse: bool = ...,
-) -> Plan: ...
+def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan: ...
 @overload
 def explain(q: nn.Module) -> Explanation: ...
 def explain(q: Any, *inputs: Any, **options: Any) -> Any:

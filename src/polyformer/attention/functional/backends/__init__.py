@@ -1,1 +1,1 @@
-"""Backends that compute a `Request`: each module has `refuses(request, return_lse)` and `run(request)`."""
+"""Backends that compute a `Request`: each module has `refuses(request)` and `run(request)`."""

@@ -13,7 +13,7 @@ from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.softmax import softmax
 
 
-def refuses(request: Request, return_lse: bool) -> str | None:
+def refuses(request: Request) -> str | None:
     """Return None: this backend runs every request."""
     return None
 

@@ -28,7 +28,7 @@ COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
 
 
-def refuses(request: Request, return_lse: bool) -> str | None:
+def refuses(request: Request) -> str | None:
     """Return why this backend cannot run the request, or None."""
     device = request.q.device.type
     if request.dropout:
@@ -40,7 +40,7 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
         return "there is nothing to attend to"
     if device == "cpu":
-        return _refuses_on_cpu(request, return_lse)
+        return _refuses_on_cpu(request)
     if device != "cuda":
         return f"its kernels are for CUDA and CPUs, not {device}"
     widths = request.q.shape[3], request.v.shape[3]
@@ -51,12 +51,12 @@ def refuses(request: Request, return_lse: bool) -> str | None:
     return None
 
 
-def _refuses_on_cpu(request: Request, return_lse: bool) -> str | None:
+def _refuses_on_cpu(request: Request) -> str | None:
     # A score_mod may capture tensors that require gradients.
     captured = request.score_mod is not None or request.relative is not None
     if torch.is_grad_enabled() and (captured or any(x.requires_grad for x in _inputs(request))):
         return "it has no backward on a CPU; call it under torch.no_grad()"
-    if return_lse:
+    if request.return_lse:
         return "its kernel for a CPU returns no log-sum-exp"
     if transformed():
         return "torch.func and forward differentiation cannot look into its kernel"

@@ -35,11 +35,11 @@ The limit is lower for dropout on a CPU because `tiled` has a faster generator (
 """
 
 
-def refuses(request: Request, return_lse: bool) -> str | None:
+def refuses(request: Request) -> str | None:
     """Return why this backend cannot run the request, or None."""
     if request.score_mod is not None or (request.relative is not None and not _short_terms(request)):
         return "a score_mod or relative terms change the scores"
-    if return_lse:
+    if request.return_lse:
         return "torch's function does not return the log-sum-exp"
     if forward_ad._current_level >= 0:
         return "torch's kernels have no forward differentiation"

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention.functional.observed import observed
-from polyformer.attention.functional.request import Request
+from polyformer.attention.functional.request import Request, observed
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention, SoftmaxConfig
 from polyformer.cli.plots.explorer.calls import Call

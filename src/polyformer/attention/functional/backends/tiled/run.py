@@ -41,7 +41,7 @@ from polyformer.core.ops.second_order import first_order
 T = TypeVar("T")
 
 
-def refuses(request: Request, return_lse: bool) -> str | None:
+def refuses(request: Request) -> str | None:
     """Return why this backend cannot run the request, or None."""
     if transformed():
         return "torch.func and forward differentiation cannot look into its loop over tiles"

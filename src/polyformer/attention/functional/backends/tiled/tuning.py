@@ -57,7 +57,7 @@ def _row(queries: int, keys: int) -> Callable[[], object]:
     """Return a function that runs the forward pass of a row of a single head."""
     q, k = (torch.full((1, 1, n, WIDTH), 0.1, dtype=torch.float32) for n in (queries, keys))
     context = Context(queries, keys)
-    request = Request(q, k, k, context, None, None, None, scale=WIDTH**-0.5, dropout=0.0)
+    request = Request(q, k, k, context, None, None, None, WIDTH**-0.5)
     row = (Tile(0, queries, ((0, keys),), ()),)
     item = WorkItem(request, Masks(None, context), (row,), slice(0, 1), slice(0, 1), seed=0)
     item.look_at(q, k[0])
