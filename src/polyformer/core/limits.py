@@ -26,7 +26,7 @@ NEW_TOKENS = 2**20
 RESERVED = 2**14
 """The most tokens for which a KV cache reserves memory at once; beyond that it grows with the tokens."""
 
-WAYS = 4096
+TEXTS = 4096
 """Texts generated at once for one input: beams or samples."""
 
 COUNT = 2**63 - 1
@@ -66,7 +66,7 @@ LIMITS = {
     "layers of a stack, also in a GGUF file": f"{LAYERS:,}",
     "a number in a pattern": f"{PATTERN_NUMBER:,}",
     "new tokens of a text (`--max-new-tokens`, `--generate`, `GenerationConfig`)": f"{NEW_TOKENS:,}",
-    "beams or samples per input": f"{WAYS:,}",
+    "beams or samples per input": f"{TEXTS:,}",
     "any other size on the command line (`--lengths`, `--num-beams`, `--batch-tokens`, ...)": f"{SIZE:,}",
     "a value quoted in a message": f"{QUOTED} characters",
     "a message": f"{MESSAGE:,} characters",

@@ -8,15 +8,15 @@ import torch
 
 from polyformer.attention.functional.backends import definition, flex, sdpa
 from polyformer.attention.functional.backends.tiled import run as tiled
+from polyformer.attention.functional.context_parallel.needs import Needs
+from polyformer.attention.functional.context_parallel.parts import numbered, part_request
+from polyformer.attention.functional.context_parallel.run import STRATEGIES, choose_strategy
 from polyformer.attention.functional.isolation import empty, run_isolated
 from polyformer.attention.functional.request import Request, is_traced
 from polyformer.attention.functional.splits.base import Result, Split
 from polyformer.attention.functional.splits.by_document import by_document
 from polyformer.attention.functional.splits.by_head import by_head
 from polyformer.attention.functional.splits.by_residue_class import by_residue_class
-from polyformer.attention.functional.spread.needs import Needs
-from polyformer.attention.functional.spread.parts import numbered, part_request
-from polyformer.attention.functional.spread.run import WAYS, choose_way
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
@@ -94,7 +94,7 @@ class Branch:
         return self.split.join(outs, lses)
 
     def __str__(self) -> str:
-        """Return a tree as text; parts with equal plans share a line."""
+        """Return a tree as text; parts with equal plans shard a line."""
         same: dict[str, list[int]] = {}
         for index, plan in enumerate(self.plans):
             same.setdefault(str(plan), []).append(index)
@@ -105,16 +105,20 @@ class Branch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Spread:
+class ContextParallel:
     """A call of the queries of a process, for which the processes of a group exchange keys.
 
-    Each part of the call then has a separate plan. needs: the keys that each process needs. way: the method
-    of the exchange. reason: the reason for this method.
+    Each part of the call then has a separate plan.
+
+    Args:
+        needs: the keys that each process needs.
+        strategy: the method of the exchange.
+        reason: the reason for this method.
     """
 
     request: Request = dataclasses.field(repr=False)
     needs: Needs = dataclasses.field(repr=False)
-    way: str
+    strategy: str
     reason: str
 
     @property
@@ -140,14 +144,14 @@ class Spread:
     @property
     def received(self) -> int:
         """Return the number of keys that this process receives."""
-        share = self.needs.share.key_shard
-        if self.way == "ring":
-            return sum(stop - start for runs in share.runs for start, stop in runs) - share.length
-        return self.needs.received(share.rank)
+        shard = self.needs.shard.key_shard
+        if self.strategy == "ring":
+            return sum(stop - start for runs in shard.runs for start, stop in runs) - shard.length
+        return self.needs.received(shard.rank)
 
     def run(self) -> Result:
         """Exchange the keys and compute the parts."""
-        return WAYS[self.way](self.request, self.needs, self._compute)
+        return STRATEGIES[self.strategy](self.request, self.needs, self._compute)
 
     def _compute(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = run_isolated(request, lambda part: plan(part).run())
@@ -156,7 +160,7 @@ class Spread:
 
     def _parts(self) -> "list[Plan]":
         plans: list[Plan] = []
-        rank, k, v = self.needs.share.rank, self.request.k, self.request.v
+        rank, k, v = self.needs.shard.rank, self.request.k, self.request.v
         for first, part in numbered(self.needs.parts[rank]):
             for span in part.spans():
                 number = span[1] - span[0]
@@ -168,7 +172,7 @@ class Spread:
 
     def __str__(self) -> str:
         peers = len(self.needs.keys) - 1
-        head = f"spread over {peers + 1} processes: {self.way} ({self.reason}); "
+        head = f"spread over {peers + 1} processes: {self.strategy} ({self.reason}); "
         head += f"{self.received} keys from others, "
         lines = [f"{head}{self.bytes_received} bytes"]
         for part in self._parts():
@@ -176,7 +180,7 @@ class Spread:
         return "\n    ".join(lines)
 
 
-Plan: TypeAlias = Nothing | Leaf | Branch | Spread
+Plan: TypeAlias = Nothing | Leaf | Branch | ContextParallel
 
 
 def plan(request: Request) -> Plan:
@@ -187,7 +191,7 @@ def plan(request: Request) -> Plan:
     if request.context.shard is not None:
         refuse_recording(request.context)
         # Parts over different keys are joined by log-sum-exp.
-        return Spread(dataclasses.replace(request, return_lse=True), *choose_way(request))
+        return ContextParallel(dataclasses.replace(request, return_lse=True), *choose_strategy(request))
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
         return Nothing(request)
     leaf = None if request.key is None else choose(request)

@@ -107,14 +107,14 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
     )
 
 
-def by_slots(score_mod: ScoreMod, share: SequenceShard | None) -> ScoreMod:
+def by_slots(score_mod: ScoreMod, shard: SequenceShard | None) -> ScoreMod:
     """Return a user's `score_mod` for the queries of a process: it receives the slots of the queries."""
-    if share is None:
+    if shard is None:
         return score_mod
 
     @broadcasts
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score_mod(score, b, h, share.slots(q_idx.device)[q_idx], kv_idx)
+        return score_mod(score, b, h, shard.slots(q_idx.device)[q_idx], kv_idx)
 
     return at_slots
 

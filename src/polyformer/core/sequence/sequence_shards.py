@@ -40,7 +40,7 @@ class SequenceShard:
     group: the torch process group over which the sequence is sharded. rank: this process in the group. runs:
     the runs of every process, in increasing order, which is the order of its tokens. strategy: how keys reach
     the processes that hold the queries that need them: "needed", "ring", "all" or "auto"
-    (`attention/functional/spread/`).
+    (`attention/functional/context_parallel/`).
     source: the runs of another sequence that the queries attend to, for every process; None for
     self-attention.
     """

@@ -6,7 +6,7 @@ from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import NEW_TOKENS, WAYS
+from polyformer.core.limits import NEW_TOKENS, TEXTS
 from polyformer.core.sizes import check_most, check_sizes
 from polyformer.models.generation.constraints import ConstraintConfig
 
@@ -208,8 +208,8 @@ class GenerationConfig(Config):
 
     def __post_init__(self) -> None:
         check_most("max_new_tokens", self.max_new_tokens, NEW_TOKENS)
-        check_most("num_return_sequences", self.num_return_sequences, WAYS)
-        check_most("num_beams", self.beam.num_beams, WAYS)
+        check_most("num_return_sequences", self.num_return_sequences, TEXTS)
+        check_most("num_beams", self.beam.num_beams, TEXTS)
         check_sizes(self)
         self._check_lengths()
         if self.num_return_sequences < 1:

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.functional.spread.exchange import everywhere, total, total_of_parts
+from polyformer.attention.functional.context_parallel.exchange import everywhere, total, total_of_parts
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import ExactLinear, linear

@@ -22,8 +22,8 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
-from polyformer.attention.functional.spread.needs import choose_runs, find_needs
-from polyformer.attention.functional.spread.run import WORTH_A_RING
+from polyformer.attention.functional.context_parallel.needs import choose_runs, find_needs
+from polyformer.attention.functional.context_parallel.run import WORTH_A_RING
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern

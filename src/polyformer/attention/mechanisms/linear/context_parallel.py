@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.spread.exchange import anchored, gather
+from polyformer.attention.functional.context_parallel.exchange import anchored, gather
 from polyformer.attention.mechanisms.linear.documents import attend_causal_documents, attend_document, spans
 from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums

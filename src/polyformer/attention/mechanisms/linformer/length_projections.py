@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.attention.functional.context_parallel.exchange import gather
 from polyformer.attention.functional.isolation import is_readable
-from polyformer.attention.functional.spread.exchange import gather
 from polyformer.attention.mechanisms.linformer.definition import (
     convolution_rows,
     matrix_rows,

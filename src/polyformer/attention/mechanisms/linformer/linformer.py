@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.context_parallel.exchange import anchored
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.functional.spread.exchange import anchored
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
 from polyformer.attention.mechanisms.linformer.definition import definition
 from polyformer.attention.mechanisms.linformer.length_projections import (

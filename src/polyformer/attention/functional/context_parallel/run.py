@@ -16,24 +16,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.request import Request
-from polyformer.attention.functional.splits.by_residue_class import join_by_lse
-from polyformer.attention.functional.spread.exchange import anchored, exchange
-from polyformer.attention.functional.spread.needs import Needs, find_needs
-from polyformer.attention.functional.spread.parts import (
+from polyformer.attention.functional.context_parallel.exchange import anchored, exchange
+from polyformer.attention.functional.context_parallel.needs import Needs, find_needs
+from polyformer.attention.functional.context_parallel.parts import (
     Compute,
     keys_at,
     nothing_seen,
     numbered,
     part_request,
 )
-from polyformer.attention.functional.spread.ring import refuses_ring, run_ring
+from polyformer.attention.functional.context_parallel.ring import refuses_ring, run_ring
+from polyformer.attention.functional.request import Request
+from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.core.errors import InputError
 
 
 def run_exchanged(request: Request, needs: Needs, compute: Compute) -> tuple[Tensor, Tensor]:
     """Exchange the keys; return output [B, H, T, Dv] and log-sum-exp [B, H, T] of the process's queries."""
-    rank, width = needs.share.rank, request.k.shape[3]
+    rank, width = needs.shard.rank, request.k.shape[3]
     kv = exchange(request.k, request.v, needs)
     results = []
     for first, part in numbered(needs.parts[rank]):
@@ -61,36 +61,36 @@ def in_order(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([out.transpose(1, 2) for out in outs], 1).transpose(1, 2), torch.cat(lses, 2)
 
 
-WAYS = {"all": run_exchanged, "needed": run_exchanged, "ring": run_ring}
+STRATEGIES = {"all": run_exchanged, "needed": run_exchanged, "ring": run_ring}
 
 WORTH_A_RING = 0.5
 """Fraction of the keys of other processes that the queries need, from which on `auto` uses a ring."""
 
 
-def choose_way(request: Request) -> tuple[Needs, str, str]:
+def choose_strategy(request: Request) -> tuple[Needs, str, str]:
     """Return the needs of the processes, the method of the exchange and the reason for it.
 
     The result is the same in every process. Raises `InputError` for a ring if the call does not allow it.
     """
     context, pattern = request.context, request.pattern
-    share, whole = context.shard, context.whole
-    assert share is not None
+    shard, whole = context.shard, context.whole
+    assert shard is not None
     assert whole is not None
 
     def needs() -> Needs:
-        return find_needs(pattern, whole, share, every=share.strategy == "all")
+        return find_needs(pattern, whole, shard, every=shard.strategy == "all")
 
     # A function may read values that change, so its needs are computed in every call.
     static = pattern is None or pattern.is_static()
-    needed = whole.once(("needs", pattern, share), needs) if static else needs()
+    needed = whole.once(("needs", pattern, shard), needs) if static else needs()
     refused = refuses_ring(request)
-    if share.strategy == "ring" and refused:
+    if shard.strategy == "ring" and refused:
         raise InputError(f"strategy: 'ring' cannot run this call: {refused}; use 'needed' or 'auto'")
-    if share.strategy != "auto":
-        return needed, share.strategy, "requested"
+    if shard.strategy != "auto":
+        return needed, shard.strategy, "requested"
     part = needed.part_needed()
     if part < WORTH_A_RING:
         return needed, "needed", f"the layout lists {part:.0%} of the keys of others"
-    if refused or len(share.runs) < 3:
+    if refused or len(shard.runs) < 3:
         return needed, "needed", refused or "with two processes a ring holds all keys at once too"
     return needed, "ring", f"the layout lists {part:.0%} of the keys of others: no process holds them all"

@@ -34,12 +34,12 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The keys that the processes of a share need from each other for a call.
+    """The keys that the processes of a shard need from each other for a call.
 
     parts: the runs of queries of each process. keys: all keys that the queries of each process may see.
     """
 
-    share: SequenceShard = dataclasses.field(repr=False)
+    shard: SequenceShard = dataclasses.field(repr=False)
     parts: tuple[tuple[Part, ...], ...]
     keys: tuple[tuple[Interval, ...], ...]
 
@@ -48,12 +48,12 @@ class Needs:
         if sender == receiver:
             return ()
         # The keys that the receiver needs and the sender has.
-        return intersect(self.keys[receiver], unite(self.share.key_runs[sender]))
+        return intersect(self.keys[receiver], unite(self.shard.key_runs[sender]))
 
     def part_needed(self) -> float:
         """Return the fraction of the keys of other processes that the queries of the processes need."""
         processes = len(self.keys)
-        every = (processes - 1) * sum(stop - start for runs in self.share.key_runs for start, stop in runs)
+        every = (processes - 1) * sum(stop - start for runs in self.shard.key_runs for start, stop in runs)
         return sum(map(self.received, range(processes))) / max(every, 1)
 
     def received(self, rank: int) -> int:
@@ -100,7 +100,7 @@ def _keys(pattern: Pattern | None, whole: Context, start: int, stop: int) -> tup
     return clip(0, whole.kv_len, whole.kv_len) if pattern is None else pattern.keys(whole, start, stop).some
 
 
-def find_needs(pattern: Pattern | None, whole: Context, share: SequenceShard, every: bool = False) -> Needs:
+def find_needs(pattern: Pattern | None, whole: Context, shard: SequenceShard, every: bool = False) -> Needs:
     """Return the needs of a call of `pattern`, which includes the limits of the context.
 
     every: all processes need all keys.
@@ -113,6 +113,6 @@ def find_needs(pattern: Pattern | None, whole: Context, share: SequenceShard, ev
 
     parts = tuple(
         tuple(Part((start, stop), keys_of(start, stop)) for start, stop in runs if start < stop)
-        for runs in share.runs
+        for runs in shard.runs
     )
-    return Needs(share, parts, tuple(unite(run for part in of for run in part.keys) for of in parts))
+    return Needs(shard, parts, tuple(unite(run for part in of for run in part.keys) for of in parts))

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyformer.attention.functional.spread.needs import Needs
-from polyformer.attention.functional.spread.traffic import count_transfer
+from polyformer.attention.functional.context_parallel.needs import Needs
+from polyformer.attention.functional.context_parallel.traffic import count_transfer
 from polyformer.attention.patterns.layout import Interval, intersect, unite
 from polyformer.core.ops.second_order import WHOLE, first_order
 from polyformer.core.sequence.sequence_shards import SequenceShard
@@ -51,13 +51,13 @@ class _Gathered(torch.autograd.Function):
     """An all-gather of a tensor with the same shape in all processes, with a backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, share: SequenceShard, what: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, shard: SequenceShard, what: str) -> Tensor:
         """Return the tensors of all processes, [P, ...]."""
-        ctx.group, ctx.what = share.group, what
+        ctx.group, ctx.what = shard.group, what
         x = x.contiguous()
-        everybody = [torch.empty_like(x) for _ in share.runs]
+        everybody = [torch.empty_like(x) for _ in shard.runs]
         if not x.is_meta:
-            dist.all_gather(everybody, x, group=share.group)
+            dist.all_gather(everybody, x, group=shard.group)
         count_transfer(what, x.nbytes * (len(everybody) - 1), x.nbytes * (len(everybody) - 1))
         return torch.stack(everybody)
 
@@ -73,39 +73,39 @@ class _Gathered(torch.autograd.Function):
         return grad[dist.get_rank(ctx.group)], None, None
 
 
-def total(x: Tensor, share: SequenceShard) -> Tensor:
-    """Return the sum of x over the processes of a share, without a gradient."""
+def total(x: Tensor, shard: SequenceShard) -> Tensor:
+    """Return the sum of x over the processes of a shard, without a gradient."""
     x = x.clone()
-    if len(share.runs) > 1 and not x.is_meta:
-        dist.all_reduce(x, group=share.group)
+    if len(shard.runs) > 1 and not x.is_meta:
+        dist.all_reduce(x, group=shard.group)
     return x
 
 
-def total_of_parts(x: Tensor, share: SequenceShard) -> Tensor:
-    """Return the sum of x over the processes of a share.
+def total_of_parts(x: Tensor, shard: SequenceShard) -> Tensor:
+    """Return the sum of x over the processes of a shard.
 
     The gradient of the part of this process is multiplied by the number of processes, so that the mean of the
     gradients of all processes is the gradient of the sum.
     """
-    part = x * len(share.runs)
+    part = x * len(shard.runs)
     # The value is the total, but the gradient flows only through `part`.
-    return part + (total(x.detach(), share) - part).detach()
+    return part + (total(x.detach(), shard) - part).detach()
 
 
-def everywhere(x: Tensor, share: SequenceShard, what: str) -> Tensor:
+def everywhere(x: Tensor, shard: SequenceShard, what: str) -> Tensor:
     """Return x [B, T, ...] of all slots, gathered from the tokens of each process; without a gradient."""
-    lengths = [sum(stop - start for start, stop in runs) for runs in share.runs]
+    lengths = [sum(stop - start for start, stop in runs) for runs in shard.runs]
     # An all-gather requires equal shapes: pad to the longest run and cut afterwards.
     room = x.new_zeros(x.shape[0], max(lengths), *x.shape[2:])
     room[:, : x.shape[1]] = x.detach()
-    gathered = gather(room, share, what)
+    gathered = gather(room, shard, what)
     tokens = torch.cat([theirs[:, :length] for theirs, length in zip(gathered, lengths)], 1)
-    return tokens[:, torch.cat([_slots(runs, x.device) for runs in share.runs]).argsort()]
+    return tokens[:, torch.cat([_slots(runs, x.device) for runs in shard.runs]).argsort()]
 
 
-def gather(x: Tensor, share: SequenceShard, what: str) -> Tensor:
-    """Return x of every process of a share, [P, ...]; x must have the same shape in all of them."""
-    return _Gathered.apply(x, share, what) if len(share.runs) > 1 else x.unsqueeze(0)
+def gather(x: Tensor, shard: SequenceShard, what: str) -> Tensor:
+    """Return x of every process of a shard, [P, ...]; x must have the same shape in all of them."""
+    return _Gathered.apply(x, shard, what) if len(shard.runs) > 1 else x.unsqueeze(0)
 
 
 class _Anchored(torch.autograd.Function):
@@ -137,16 +137,16 @@ def exchange(k: Tensor, v: Tensor, needs: Needs, what: str = "keys and values") 
 
     k [B, Hkv, T, D], v [B, Hkv, T, Dv]: the keys and values of the process, in ascending slot order.
     """
-    share, rank = needs.share, needs.share.rank
-    processes, held = range(len(share.runs)), share.key_shard.slots(k.device)
+    shard, rank = needs.shard, needs.shard.rank
+    processes, held = range(len(shard.runs)), shard.key_shard.slots(k.device)
     sent = [_slots(needs.sent(rank, peer), k.device) for peer in processes]
     received = [_slots(needs.sent(peer, rank), k.device) for peer in processes]
-    own = _slots(intersect(needs.keys[rank], unite(share.key_shard.local_runs)), k.device)
+    own = _slots(intersect(needs.keys[rank], unite(shard.key_shard.local_runs)), k.device)
     # [B, Hkv, T, D + Dv] -> [T, B, Hkv, D + Dv]: an all-to-all splits the first axis.
     rows = torch.cat([k, v], -1).movedim(2, 0)
     arrived = _ToPeers.apply(
         rows.index_select(0, torch.searchsorted(held, torch.cat(sent))),
-        share.group,
+        shard.group,
         what,
         list(map(len, sent)),
         list(map(len, received)),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.context_parallel.needs import Part
 from polyformer.attention.functional.request import Request
-from polyformer.attention.functional.spread.needs import Part
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.call_part import pattern_in_part
 from polyformer.attention.patterns.layout import Interval, intersect

@@ -18,12 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyformer.attention.functional.context_parallel.needs import Needs
+from polyformer.attention.functional.context_parallel.parts import (
+    Compute,
+    nothing_seen,
+    numbered,
+    part_request,
+)
+from polyformer.attention.functional.context_parallel.traffic import count_transfer
 from polyformer.attention.functional.relative import TABLES, Relative
 from polyformer.attention.functional.request import Request
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
-from polyformer.attention.functional.spread.needs import Needs
-from polyformer.attention.functional.spread.parts import Compute, nothing_seen, numbered, part_request
-from polyformer.attention.functional.spread.traffic import count_transfer
 from polyformer.attention.patterns.layout import intersect
 from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import WHOLE, first_order
@@ -55,13 +60,13 @@ class _Ring(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return output and log-sum-exp, joined over the keys of all processes as they arrive."""
         request = _with(request, q, terms)
-        own = needs.parts[needs.share.rank]
+        own = needs.parts[needs.shard.rank]
         # Online softmax over the parts: start with no keys and a log-sum-exp of -inf.
         joined = [nothing_seen(request, part.queries[1] - part.queries[0], wide=True) for part in own]
         chunk = kv
-        for owner in _turns(needs.share):
+        for owner in _turns(needs.shard):
             # Start the transfer before the computation, so that both overlap.
-            hop = _start(chunk, needs.share, owner, "keys and values")
+            hop = _start(chunk, needs.shard, owner, "keys and values")
             for number, call in _calls(request, needs, owner, chunk):
                 outs, lses = zip(joined[number], compute(call))
                 joined[number] = join_by_lse(list(outs), list(lses))
@@ -79,11 +84,11 @@ class _Ring(torch.autograd.Function):
         """Pass the keys around again; the gradients of the keys of a process follow a step later."""
         q, kv, out, lse, *terms = ctx.saved_tensors
         request, needs, compute = ctx.call
-        share, chunk, behind = needs.share, kv, None
+        shard, chunk, behind = needs.shard, kv, None
         leaves = [x.detach().requires_grad_() for x in (q, *terms)]
         totals = [torch.zeros_like(x, dtype=lse.dtype) for x in leaves]  # sums over all processes: float32
-        for owner in _turns(share):
-            hop = _start(chunk, share, owner, "keys and values")
+        for owner in _turns(shard):
+            hop = _start(chunk, shard, owner, "keys and values")
             keys = chunk.detach().requires_grad_()
             with torch.enable_grad():
                 parts = [
@@ -96,7 +101,7 @@ class _Ring(torch.autograd.Function):
             if behind is not None:
                 # Add to the gradient of these keys that the processes before have computed.
                 own = own + behind.arrived()
-            behind = _start(own, share, owner, "gradients of keys and values", home=True)
+            behind = _start(own, shard, owner, "gradients of keys and values", home=True)
             chunk = hop.arrived()
         assert behind is not None
         totals = [total.to(leaf.dtype) for total, leaf in zip(totals, leaves)]
@@ -113,7 +118,7 @@ def _gradients(
 
     whole: grad out, grad lse, out and lse of all queries of this process.
     """
-    starts = [first for first, _ in numbered(needs.parts[needs.share.rank])]
+    starts = [first for first, _ in numbered(needs.parts[needs.shard.rank])]
     outputs, gradients = [], []
     for number, out_i, lse_i in parts:
         if not out_i.requires_grad:
@@ -130,17 +135,17 @@ def _gradients(
     return list(torch.autograd.grad(outputs, leaves, gradients, materialize_grads=True, allow_unused=True))
 
 
-def _turns(share: SequenceShard) -> Iterator[int]:
+def _turns(shard: SequenceShard) -> Iterator[int]:
     """Yield the owner of the present keys for each step: this process, then the processes before it."""
-    return ((share.rank - step) % len(share.runs) for step in range(len(share.runs)))
+    return ((shard.rank - step) % len(shard.runs) for step in range(len(shard.runs)))
 
 
 def _calls(request: Request, needs: Needs, owner: int, kv: Tensor) -> Iterator[tuple[int, Request]]:
     """Yield the calls of the runs of queries of this process, by number, over the keys kv of `owner`."""
     width = request.q.shape[3]
-    for number, (first, part) in enumerate(numbered(needs.parts[needs.share.rank])):
+    for number, (first, part) in enumerate(numbered(needs.parts[needs.shard.rank])):
         at = 0
-        for start, stop in needs.share.key_runs[owner]:
+        for start, stop in needs.shard.key_runs[owner]:
             seen = intersect(part.keys, ((start, stop),))
             if seen:
                 span = seen[0][0], seen[-1][1]
@@ -164,27 +169,27 @@ class _Hop:
         return self.incoming
 
 
-def _start(x: Tensor, share: SequenceShard, owner: int, what: str, home: bool = False) -> _Hop:
+def _start(x: Tensor, shard: SequenceShard, owner: int, what: str, home: bool = False) -> _Hop:
     """Start to send x [B, Hkv, T, W] of process `owner` to the next process, and to receive the next tensor.
 
     The keys of the last step are not sent; gradients are, with `home`, because they must reach their owner.
     """
-    processes = len(share.runs)
-    if processes == 1 or (not home and owner == (share.rank + 1) % processes):
+    processes = len(shard.runs)
+    if processes == 1 or (not home and owner == (shard.rank + 1) % processes):
         return _Hop(x, x, [])
     x = x.contiguous()
-    runs = share.key_runs[(owner - 1) % processes]
+    runs = shard.key_runs[(owner - 1) % processes]
     length = sum(stop - start for start, stop in runs)
     incoming = x.new_empty(*x.shape[:2], length, x.shape[3])
     count_transfer(what, x.nbytes, incoming.nbytes)
     if x.is_meta:  # only shapes are traced
         return _Hop(incoming, x, [])
-    group = share.group or dist.group.WORLD
+    group = shard.group or dist.group.WORLD
     assert group is not None, "processes without a group have nothing to exchange"
     steps = []
     for operation, tensor, by in ((dist.isend, x, 1), (dist.irecv, incoming, -1)):
         if tensor.numel():
-            peer = dist.get_global_rank(group, (share.rank + by) % processes)
+            peer = dist.get_global_rank(group, (shard.rank + by) % processes)
             steps.append(dist.P2POp(operation, tensor, peer, group))
     return _Hop(incoming, x, dist.batch_isend_irecv(steps) if steps else [])
 

@@ -1,1 +1,0 @@
-"""Attention over a sequence that is spread over processes: context parallelism."""
