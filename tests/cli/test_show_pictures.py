@@ -51,6 +51,22 @@ def test_a_pattern_is_drawn_at_a_length_where_it_shows(
     assert lengths[-1] == tokens
 
 
+def test_paths_of_a_pattern(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "paths.svg"
+    sparse = output(
+        capsys, "pattern", "Window(8) | Global(1)", "--paths", "--length", "64", "--out", str(path)
+    )
+    assert "Every pair is connected within 2 layers" in sparse
+    assert "     2 100.0 %" in sparse
+    assert f"Drawn in {path}" in sparse
+    assert b"fraction of the pairs connected" in path.read_bytes()
+    causal = output(capsys, "pattern", "Strided(32)", "--paths", "--length", "64", "--causal")
+    assert "1.59 % of the pairs are connected, within 1 layer" in causal  # 32 of 64 * 63 / 2
+    assert "No pair of tokens is connected." in output(
+        capsys, "pattern", "Strided(9)", "--paths", "--length", "9"
+    )
+
+
 def test_heads_and_layers(capsys: pytest.CaptureFixture[str]):
     heads = ["pattern", "PerHead([Window(1), Full])", "--length", "8"]
     assert output(capsys, *heads).count("mask (") == 2
@@ -100,6 +116,8 @@ def test_figures(words: tuple[str, ...], name: str, tmp_path: Path, capsys: pyte
         ("position {", "; expected a kind, or a mapping in YAML"),
         ("position alibi --length 0", "length: expected 1 to 1024, got 0"),
         ("position alibi --layer 0", "--layer: only for `show pattern`"),
+        ("position alibi --paths", "--paths: only for `show pattern`"),
+        ("pattern Full --paths --length 1025", "length: expected 1 to 1024, got 1025"),
         ("position none", "'none': nothing to draw"),
         ("gpt2 --length 0", "--length: only for `show pattern` and `show position`"),
         ("gpt2 Full", "unexpected 'Full'"),

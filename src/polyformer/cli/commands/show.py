@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   polyformer show llama-2-7b --mesh data=8,shard=8,tensor=2 --batch 16 --length 8192
   polyformer show pattern "Window(8) | Global(2)" --length 64
   polyformer show pattern "PerHead([Window(8), Full])" --causal --out heads.svg
+  polyformer show pattern "Window(3) | Global(1)" --paths
   polyformer show position alibi --length 64 --out alibi.png
   polyformer show position "{kind: rope, base: 500}"
 """
@@ -66,6 +67,7 @@ class ShowOptions:
     causal: bool = option("hide later tokens, as in a decoder", False)
     block: int | None = option("for a pattern: queries per block of the sparse layout (default: 16)")
     layer: int | None = option("for a pattern that differs by layer: layer, from 0 (default: 0)")
+    paths: bool = option("for a pattern: the number of layers that connect two tokens, for all pairs", False)
     out: str | None = option(
         "draw the picture into this file, .png or .svg (default: print as text)",
         metavar="FILE",

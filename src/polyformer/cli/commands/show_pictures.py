@@ -26,14 +26,18 @@ def show_pattern(
     causal: bool = False,
     block: int = BLOCK,
     layer: int = 0,
+    paths: bool = False,
     out: str | None = None,
 ) -> None:
-    """Print or draw the mask of a pattern, its block-sparse layout and the number of keys per query."""
+    """Print or draw the mask of a pattern, its block-sparse layout and the number of keys per query.
+
+    With `paths`: the number of layers after which each token depends on each other token.
+    """
     import polyformer.attention.mechanisms  # noqa: F401, the patterns must be known
     from polyformer.attention.patterns.base import Pattern
-    from polyformer.cli.plots.characters import characters, pattern_text
-    from polyformer.cli.plots.pattern import pictures
-    from polyformer.cli.plots.pattern_figure import draw_pattern
+    from polyformer.cli.plots.characters import characters, path_text, pattern_text
+    from polyformer.cli.plots.pattern import path_picture, pictures
+    from polyformer.cli.plots.pattern_figure import draw_paths, draw_pattern
     from polyformer.core.sequence.context import Context
 
     if expression is None:
@@ -45,12 +49,19 @@ def show_pattern(
     pattern = Pattern.from_text(expression)
     length = sparse_length(pattern, causal, layer) if length is None else length
     context = Context(length, length, causal=causal)
-    panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
-    if path:
-        draw_pattern(panels, path)
-        print(f"Drawn in {path}")
+    if paths:
+        picture = path_picture(pattern, context, heads)
+        if path:
+            draw_paths(picture, path)
+        print(path_text(picture))
     else:
-        print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
+        panels = pictures(pattern, context, block=block, heads=heads, layers=(layer,))
+        if path:
+            draw_pattern(panels, path)
+        else:
+            print(pattern_text(panels, columns(), characters(sys.stdout.encoding)))
+    if path:
+        print(f"Drawn in {path}")
 
 
 def sparse_length(pattern: "Pattern", causal: bool, layer: int) -> int:
@@ -76,6 +87,7 @@ def show_position(
     causal: bool = False,
     block: int | None = None,
     layer: int | None = None,
+    paths: bool | None = None,
     out: str | None = None,
 ) -> None:
     """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
@@ -89,7 +101,7 @@ def show_position(
         raise InputError(
             "NAME is missing: expected a position scheme such as 'alibi'; see `polyformer list position`"
         )
-    for name, value in (("block", block), ("layer", layer)):
+    for name, value in (("block", block), ("layer", layer), ("paths", paths)):
         if value is not None:
             raise InputError(f"--{name}: only for `show pattern`, not for a position scheme")
     path = output_file(out)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.cli.plots.pattern import FULL, SKIPPED, PatternPicture, labels, span
+from polyformer.cli.plots.pattern import FULL, SKIPPED, PathPicture, PatternPicture, labels, span
 
 LEAST = 16
 """The number of columns below which a picture loses its margins."""
@@ -59,6 +59,12 @@ def pattern_text(panels: list[PatternPicture], width: int, signs: Characters = B
         legend = f"layout ({full} computed in full, {masked} with a mask, {skipped} skipped)"
         lines += ["", *wrapped(legend, width), *place.beside(work_cells(panel.work, place.step, signs)), ""]
     return "\n".join(line.rstrip() for line in lines[:-1])
+
+
+def path_text(picture: PathPicture) -> str:
+    """Return the pairs that are connected after each layer, a line for each layer."""
+    bars = [f"{layer:>6} {100 * share:>5.1f} %" for layer, share in enumerate(picture.shares(), 1)]
+    return "\n".join([picture.text, picture.summary(), "", "layers  pairs", *bars])
 
 
 class Margins:

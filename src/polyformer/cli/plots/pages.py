@@ -21,6 +21,7 @@ Each row of a picture is a query and each column a key. Dark blue: visible, comp
 blue: visible, computed with a mask. Grey: computed, then masked. White: skipped. The bars show the number of
 keys of each query. The layout has {block} queries per row in the pictures; real layouts have longer rows.
 Patterns are combined with `&` and `|`: `polyformer show pattern "Window(8) | Global(2)"` draws any pattern.
+With `--paths` it shows how many layers connect each pair of tokens.
 
 `make docs` generates this page and its pictures.
 """

@@ -8,12 +8,16 @@ from torch import Tensor
 from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Layout, count
+from polyformer.attention.patterns.paths import path_lengths
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
 LIMIT = 4096
 """The most tokens: a picture is dense."""
+
+PATHS_LIMIT = 1024
+"""The most tokens with paths: each layer multiplies two matrices of this size."""
 
 MOST_HEADS = 64
 ROWS = 256  # queries per call of the mask function: its indices require eight bytes per pair
@@ -85,6 +89,38 @@ def pictures(
             _join(own, _picture(pattern, context, block, layer, head))
         panels += own
     return panels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PathPicture:
+    """Picture of the paths of a pattern through layers: lengths [T, T], as `path_lengths` returns them."""
+
+    text: str
+    lengths: Tensor
+    causal: bool
+
+    def shares(self) -> list[float]:
+        """Return the fraction of all pairs that 1, 2, ... layers connect; the last is the highest."""
+        pairs = self.lengths.numel() - len(self.lengths)
+        counts = torch.bincount(self.lengths[self.lengths > 0]).cumsum(0)[1:]
+        return (counts / (pairs / 2 if self.causal else pairs)).tolist()
+
+    def summary(self) -> str:
+        """Return the numbers in a sentence."""
+        shares, lengths = self.shares(), self.lengths[self.lengths > 0]
+        if not shares:
+            return "No pair of tokens is connected."
+        layers = f"{len(shares)} layer{'s' * (len(shares) > 1)} ({lengths.double().mean():.3g} on average)"
+        if shares[-1] == 1:
+            return f"Every pair is connected within {layers}."
+        return f"{100 * shares[-1]:.3g} % of the pairs are connected, within {layers}."
+
+
+def path_picture(pattern: Pattern, context: Context, heads: int) -> PathPicture:
+    """Return the picture of the paths between the tokens of a text through layers with `heads` heads."""
+    check("length", context.q_len, PATHS_LIMIT)
+    check("heads", heads, MOST_HEADS)
+    return PathPicture(pattern.to_text(), path_lengths(pattern, context, heads), context.causal)
 
 
 def check(name: str, value: int, most: int | None) -> None:

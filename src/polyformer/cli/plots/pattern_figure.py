@@ -1,6 +1,7 @@
 """A pattern as a figure: the mask, the layout, and the keys of each query, side by side."""
 
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.cli.plots.pattern import FULL, MASKED, SKIPPED, PatternPicture, labels
+from polyformer.cli.plots.pattern import FULL, MASKED, SKIPPED, PathPicture, PatternPicture, labels
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
 
@@ -32,9 +33,38 @@ def draw_pattern(panels: list[PatternPicture], path: Path) -> None:
     rows = figure.subplots(len(panels), 3, squeeze=False, gridspec_kw={"width_ratios": (3, 3, 1.4)})
     for axes, panel, label in zip(rows, panels, labels(panels)):
         _row(axes, panel, label)
-    title = dict.fromkeys(panel.text for panel in panels)
-    figure.suptitle("\n".join(line for text in title for line in textwrap.wrap(text, 100)), fontsize=10)
+    _title(figure, dict.fromkeys(panel.text for panel in panels))
     save_figure(figure, path, write_output)
+
+
+def draw_paths(picture: PathPicture, path: Path) -> None:
+    """Draw the length of each pair's path and the pairs connected after each layer into `path`.
+
+    Raises `InputError` without matplotlib.
+    """
+    figure = new_figure(9.5, 4.2)
+    from matplotlib.ticker import MaxNLocator  # after `new_figure`, which names the extra if it is missing
+
+    pairs, growth = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1)})
+    lengths = picture.lengths.double()
+    image = pairs.imshow(
+        lengths.where(lengths >= 0, torch.nan).numpy(), cmap="viridis", interpolation="nearest"
+    )
+    pairs.set(xlabel="key", ylabel="query")
+    pairs.set_title("layers until a query depends on a key", fontsize=9)
+    figure.colorbar(image, ax=pairs, ticks=MaxNLocator(integer=True))
+    shares = picture.shares()
+    growth.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3)
+    growth.set(xlabel="layers", ylim=(0, 1.02))
+    growth.xaxis.set_major_locator(MaxNLocator(integer=True))
+    growth.set_title("fraction of the pairs connected", fontsize=9)
+    _title(figure, [picture.text, picture.summary()])
+    save_figure(figure, path, write_output)
+
+
+def _title(figure: Any, lines: Iterable[str]) -> None:
+    """Write lines above a figure, wrapped."""
+    figure.suptitle("\n".join(line for text in lines for line in textwrap.wrap(text, 100)), fontsize=10)
 
 
 def _row(axes: Any, panel: PatternPicture, label: str) -> None:
