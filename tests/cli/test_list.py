@@ -1,25 +1,77 @@
-"""`polyformer list` says of every member and preset what it is."""
+"""`polyformer list` says of every recipe, preset and member what it is, and searches them."""
 
 import re
 from collections import Counter
 
-from polyformer.cli.commands.list import entries
+import pytest
+
+from polyformer.cli.commands.list import ListOptions, entries, matching, run
 from polyformer.cli.documentation import members
+from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 
 FRAGMENT = re.compile(r"(Of|All of|Nothing|What|Where|As|The same|With)\b|`\w+`:")
 
 
-def test_every_member_and_preset_is_described():
+def is_sentence(text: str) -> bool:
+    """Return whether `text` says what something is: a sentence, or a noun phrase with a full stop."""
+    return bool(
+        len(text) >= 20
+        and re.match(r"[A-Z`]", text)
+        and text.endswith(".")
+        and not FRAGMENT.match(text)
+        and text.count("`") % 2 == 0
+        and text.count("(") == text.count(")")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Nothing is built.",
+        "`tokens`: of the vocabulary, at most.",
+        "a window of tokens before the query.",
+        "Window attention over the last tokens",
+        "Window attention over the last tokens (Beltagy et al. 2020.",
+    ],
+)
+def test_what_is_no_sentence(text: str):
+    assert not is_sentence(text)
+
+
+def test_every_entry_is_described():
     of_tests = {(axis, name) for axis, name, member in members() if not in_package(member)}
-    rows = [row for row in entries() if row[0] != "recipe" and row[:2] not in of_tests]
+    rows = [row for row in entries() if row[:2] not in of_tests]
     times = Counter((axis, text) for axis, _, text, _ in rows)
+    longest = {"recipe": 160}
     refused = [
         (axis, name, text)
         for axis, name, text, _ in rows
-        if not 20 <= len(text) <= 120
-        or not re.match(r"[A-Z`]", text)
-        or FRAGMENT.match(text)
-        or times[axis, text] > 1
+        if not is_sentence(text) or len(text) > longest.get(axis, 120) or times[axis, text] > 1
     ]
     assert not refused
+
+
+def names(pattern: str) -> set[tuple[str, str]]:
+    return {row[:2] for row in matching(pattern)}
+
+
+def test_a_word_searches_names_descriptions_and_sources():
+    sparse = names("sparse")
+    assert {("preset", "sparse-transformer-small"), ("recipe", "sparse-transformer")} <= sparse
+    assert {("Pattern", "Strided"), ("Pattern", "Fixed")} <= sparse  # by their source
+    assert names("CHILD 2019 per layer") == {("Pattern", "PerLayer")}
+    assert ("Mechanism", "lsh") in names("buckets") | names("bucket")  # by its description
+
+
+def test_a_kind_lists_its_entries_and_wildcards_match_names():
+    assert {kind for kind, _ in names("position")} == {"Position"}
+    assert names("gpt2-*") == {("preset", name) for name in ("gpt2-medium", "gpt2-large", "gpt2-xl")}
+    assert {kind for kind, _ in names("Ex*Rule")} == {"ExitRule"}
+    assert names("*") == {row[:2] for row in entries()}
+
+
+def test_an_unknown_word_is_an_error():
+    with pytest.raises(InputError, match="unknown name 'performr': did you mean"):
+        run(ListOptions(pattern="performr"))

@@ -43,6 +43,15 @@ def test_sizes():
     assert relative(ShawConfig(values=False), Context(3, 3))[0].position_values is None
 
 
+def test_layers_share_the_tables():
+    config = ShawConfig(clip=2, shared=True)
+    (first, position), (last, _) = relative(config, Context(4, 4)), relative(config, Context(4, 4), layer=2)
+    assert len([*position.parameters()]) == 2
+    for vectors in (first, last):
+        assert vectors.position_keys is not None
+        assert torch.equal(vectors.position_keys[0, 0], position.keys[0].weight[4])
+
+
 def test_a_clip_of_nothing_is_refused():
     with pytest.raises(InputError, match="clip: expected a distance of 1 token or more, got 0"):
         ShawConfig(clip=0)

@@ -100,3 +100,12 @@ def test_a_recipe_says_what_changes_with_a_checkpoint():
 def test_data_that_is_no_mapping(data: Any):
     with pytest.raises(InputError, match="data: expected a mapping with a path, got "):
         with_data(data, ".")
+
+
+def test_a_recipe_extends_one_of_the_package(tmp_path: Path):
+    path = tmp_path / "my.yaml"
+    for text, message in (("defalt", "did you mean 'default'"), ("[a]", r"unknown recipe \['a'\]")):
+        path.write_text(f"extends: {text}\n")
+        with pytest.raises(InputError, match=message) as caught:
+            find_recipe(str(path))
+        assert str(caught.value).startswith(f"{path}: extends: ")

@@ -67,10 +67,18 @@ def _linked(axis: str, name: str) -> str:
 
 
 def preset_table() -> str:
-    """Return the presets with their exact parameter counts as a Markdown table."""
-    lines = ["| preset | parameters | what |", "|---|---|---|"]
+    """Return the presets with their exact parameter counts and their recipes as a Markdown table."""
+    from polyformer.training.recipes import Recipe, find_recipe, recipe_names
+
+    recipes: dict[str, list[str]] = {}
+    for recipe in recipe_names():
+        preset = Recipe.from_dict(find_recipe(recipe)).model.preset
+        recipes.setdefault(preset or "", []).append(f"`{recipe}`")
+    lines = ["| preset | parameters | what | recipes |", "|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {parameters(name):,} | {_cell(sentence(MODELS[name]))} |" for name in MODELS.names()
+        f"| `{name}` | {parameters(name):,} | {_cell(sentence(MODELS[name]))} | "
+        f"{', '.join(recipes.get(name, []))} |"
+        for name in MODELS.names()
     ]
     return "\n".join(lines)
 

@@ -5,8 +5,9 @@
 
 Each layer has a table [2 clip + 1, D] of keys and a table of values, shared by its heads; entry x + k is for
 j - i = x. Without `values` only the keys are relative, which is faster and just as good in the paper (table
-3). The cost is a product of the queries with the table and sums of the probabilities by distance, never
-L x L x D. Shaw et al. 2018, sections 3.2 and 3.3.
+3). With `shared` all layers have the same tables, as in Sukhbaatar et al. 2019. The cost is a product of the
+queries with the table and sums of the probabilities by distance, never L x L x D. Shaw et al. 2018, sections
+3.2 and 3.3.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ class ShawConfig(PositionConfig):
 
     clip: int = 16  # tokens, from which on all distances share a vector
     values: bool = True  # relative values too
+    shared: bool = False  # all layers share the tables
 
     kind: ClassVar[str] = "shaw"
     paper: ClassVar[str] = "Shaw et al. 2018, section 3"
@@ -42,16 +44,16 @@ class ShawConfig(PositionConfig):
     @classmethod
     def examples(cls) -> tuple["ShawConfig", ...]:
         """Return small instances for the contract tests."""
-        return cls(), cls(clip=3, values=False)
+        return cls(), cls(clip=3, values=False, shared=True)
 
 
 class Shaw(Position):
-    """Tables [2 clip + 1, D] of keys and values for each layer."""
+    """Tables [2 clip + 1, D] of keys and values for each layer, or shared by all layers."""
 
     def __init__(self, config: ShawConfig, shape: Shape):
         super().__init__()
         self.clip = self.farthest = config.clip
-        size, layers = (2 * config.clip + 1, shape.head_size), range(shape.num_layers)
+        size, layers = (2 * config.clip + 1, shape.head_size), range(1 if config.shared else shape.num_layers)
         self.keys = nn.ModuleList(nn.Embedding(*size) for _ in layers)
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in layers if config.values)
 
@@ -61,8 +63,9 @@ class Shaw(Position):
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device)
         entry = self.clip - distance.clamp(-self.clip, self.clip)
+        table = min(site.layer, len(self.keys) - 1)
         return Relative(
             first=least,
-            position_keys=self.keys[site.layer](entry).to(q.dtype).unsqueeze(0),
-            position_values=self.values[site.layer](entry).to(q.dtype).unsqueeze(0) if self.values else None,
+            position_keys=self.keys[table](entry).to(q.dtype).unsqueeze(0),
+            position_values=self.values[table](entry).to(q.dtype).unsqueeze(0) if self.values else None,
         )

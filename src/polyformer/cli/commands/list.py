@@ -1,7 +1,8 @@
 """List recipes, presets, and the registered classes of every kind: mechanisms, patterns, positions, ...
 
-Prints one line per entry: kind, name, description, source. Select a class by its name, for example with
-polyformer train --model.position rope --model.attention "Window(64)".
+Prints one line per entry: kind, name, description, source. A word searches names, descriptions and sources.
+Select a class by its name, for example with polyformer train --model.position rope --model.attention
+"Window(64)".
 """
 
 import fnmatch
@@ -12,8 +13,10 @@ from polyformer.core.names import unknown_name
 
 EXAMPLES = """examples:
   polyformer list
-  polyformer list "decoder*"
+  polyformer list sparse        # all entries with this word in their name, description or source
+  polyformer list "Child 2019"  # with all of these words
   polyformer list position      # all entries of a kind
+  polyformer list "decoder*"    # names by wildcard
 """
 
 
@@ -21,21 +24,31 @@ EXAMPLES = """examples:
 class ListOptions:
     """Options of `polyformer list`."""
 
-    pattern: str = argument("name or kind; * and ? match any characters (default: *)", "*")
+    pattern: str = argument(
+        "a kind, words to search for, or a name in which * and ? match any characters (default: *)", "*"
+    )
 
 
 def run(options: ListOptions) -> None:
-    """Print the entries with a matching name or kind."""
-    rows = [
-        row
-        for row in entries()
-        if any(fnmatch.fnmatchcase(name.lower(), options.pattern.lower()) for name in row[:2])
-    ]
+    """Print the entries that match."""
+    rows = matching(options.pattern)
     if not rows:
         raise unknown_name("name", options.pattern, {name for row in entries() for name in row[:2]})
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    for axis, name, *rest in rows:
-        print(f"{axis:<{widths[0]}}  {name:<{widths[1]}}  {'; '.join(text for text in rest if text)}")
+    for axis, name, description, source in rows:
+        print(f"{axis:<{widths[0]}}  {name:<{widths[1]}}  {description}{source and f' [{source}]'}")
+
+
+def matching(pattern: str) -> list[tuple[str, str, str, str]]:
+    """Return the entries of a kind, or with a name or kind that matches a wildcard, or with all words.
+
+    Words are searched in names, descriptions and sources, in upper or lower case, and may be parts of words.
+    """
+    rows, wanted = entries(), pattern.lower()
+    if any(character in wanted for character in "*?["):
+        return [row for row in rows if any(fnmatch.fnmatchcase(name.lower(), wanted) for name in row[:2])]
+    kinds = [row for row in rows if row[0].lower() == wanted]
+    return kinds or [row for row in rows if all(word in " ".join(row[1:]).lower() for word in wanted.split())]
 
 
 def entries() -> list[tuple[str, str, str, str]]:

@@ -12,15 +12,16 @@ from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import LanguageModelConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
-SIZES = {
-    "m2m100-418m": ((12, 4096), "484M parameters, called 418M"),
-    "m2m100-1.2b": ((24, 8192), "1239M parameters"),
+SIZES = {  # layers, width, inner width
+    "m2m100-418m": ((12, 1024, 4096), "484M parameters, called 418M"),
+    "m2m100-1.2b": ((24, 1024, 8192), "1239M parameters"),
+    "m2m100-12b": ((24, 4096, 16384), "11.8B parameters, called 12B"),
 }
 
 
-@register_sizes("M2M-100, 100 languages: {layers} + {layers} layers of 1024, {} (Fan et al. 2021).", SIZES)
-def m2m100(layers: int, intermediate: int) -> ModelConfig:
-    """Return equal stacks of 1024 with 16 heads, and 128112 tokens including one for each language."""
+@register_sizes("M2M-100, 100 languages: {layers} + {layers} layers of {width}, {} (Fan et al. 2021).", SIZES)
+def m2m100(layers: int, width: int, intermediate: int) -> ModelConfig:
+    """Return equal stacks with 16 heads, and 128112 tokens including one for each language."""
     stack = StackConfig(
         num_hidden_layers=layers,
         attention=AttentionConfig(num_attention_heads=16, mechanism=SoftmaxConfig(dropout=0.1)),
@@ -31,7 +32,7 @@ def m2m100(layers: int, intermediate: int) -> ModelConfig:
     )
     return ModelConfig(
         vocab_size=128112,
-        hidden_size=1024,
+        hidden_size=width,
         max_position_embeddings=1024,
         embedding=EmbeddingConfig(scaled=True),
         encoder=stack,

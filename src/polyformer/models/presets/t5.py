@@ -26,12 +26,17 @@ def gated_gelu(size: int) -> FeedForwardConfig:
     return GatedConfig(intermediate_size=size, activation="gelu_tanh", inner_dropout=0.1)
 
 
-T5 = {  # layers, width, heads, feed-forward
+T5 = {  # layers, width, heads, feed-forward, width of a head
     "t5-small": ((6, 512, 8, relu(2048)), "60.5M", "3.7"),  # the paper says about 60 million parameters
     "t5-base": ((12, 768, 12, relu(3072)), "223M", "3.1.1"),  # the paper says about 220 million
     "t5-large": ((24, 1024, 16, relu(4096)), "738M", "3.7"),  # the paper says 770 million
+    "t5-3b": ((24, 1024, 32, relu(16384), 128), "2.85B", "3.7"),
+    "t5-11b": ((24, 1024, 128, relu(65536), 128), "11.3B", "3.7"),
 }
-V1_1 = {"t5-v1_1-base": ((12, 768, 12, gated_gelu(2048), False),)}
+V1_1 = {
+    "t5-v1_1-small": ((8, 512, 6, gated_gelu(1024), 64, False), "77M"),
+    "t5-v1_1-base": ((12, 768, 12, gated_gelu(2048), 64, False), "248M"),
+}
 
 
 @register_sizes(
@@ -41,16 +46,23 @@ V1_1 = {"t5-v1_1-base": ((12, 768, 12, gated_gelu(2048), False),)}
 )
 @register_sizes(
     "T5 version 1.1, and Flan-T5: {layers} + {layers} layers of {width}, gated GELU, untied output, "
-    "248M parameters.",
+    "{} parameters.",
     V1_1,
 )
-def t5(layers: int, width: int, heads: int, feedforward: FeedForwardConfig, tied: bool = True) -> ModelConfig:
-    """Return equal stacks with heads of 64 and dropout of 0.1; a tied output layer reads scaled states."""
+def t5(
+    layers: int,
+    width: int,
+    heads: int,
+    feedforward: FeedForwardConfig,
+    head_size: int = 64,
+    tied: bool = True,
+) -> ModelConfig:
+    """Return equal stacks with dropout of 0.1; a tied output layer reads scaled states."""
     stack = StackConfig(
         num_hidden_layers=layers,
         attention=AttentionConfig(
             num_attention_heads=heads,
-            head_size=64,
+            head_size=head_size,
             bias=False,
             mechanism=SoftmaxConfig(scale=1.0, dropout=0.1),
         ),

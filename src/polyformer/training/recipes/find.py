@@ -47,11 +47,7 @@ def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
     The entry `pretrained` of a recipe contains changes for a model that starts from a checkpoint. In this
     case the entry `model` is replaced by the options of `pretrained` for the model of the checkpoint.
     """
-    data = parse_yaml(recipe_text(name), name)
-    if not isinstance(data, dict):
-        raise InputError(
-            f"{name}: expected a recipe, a mapping of task, model, data and so on, got {quote(data)}"
-        )
+    data = _complete(name)
     changes = data.pop("pretrained", {})
     if not isinstance(changes, dict):
         raise InputError(f"{name}: pretrained: expected a mapping of changes, got {quote(changes)}")
@@ -59,6 +55,21 @@ def find_recipe(name: str, pretrained: bool = False) -> dict[str, Any]:
         return data
     data.pop("model", None)
     return merged(data, changes)
+
+
+def _complete(name: str) -> dict[str, Any]:
+    """Return the recipe `name` on top of the recipe of the package that its entry `extends` names, if any."""
+    data = parse_yaml(recipe_text(name), name)
+    if not isinstance(data, dict):
+        raise InputError(
+            f"{name}: expected a recipe, a mapping of task, model, data and so on, got {quote(data)}"
+        )
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str) or base not in recipe_names():
+        raise InputError(f"{name}: extends: {unknown_name('recipe', base, recipe_names())}")
+    return merged(_complete(base), data)
 
 
 def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
