@@ -38,10 +38,18 @@ PARTS: dict[str, list[str]] = {
         "examples",
     ],
     "Members": ["members", "survey", "members/*/index", "patterns", "positions", "presets"],
-    "Explanation": ["design", *(f"design/{package}" for package in PACKAGES), "errata"],
+    "Explanation": ["design", *(f"design/{package}" for package in PACKAGES), "errata", "seeds"],
     "Reference": ["reference/api", "reference/cli", "reference/recipes", "claims", "glossary"],
     "Results": ["results", "results/*"],
-    "Tiếng Việt": ["vi/README", "vi/start", "vi/survey", "vi/tutorials/*", "vi/errata", "vi/glossary"],
+    "Tiếng Việt": [
+        "vi/README",
+        "vi/start",
+        "vi/survey",
+        "vi/tutorials/*",
+        "vi/errata",
+        "vi/seeds",
+        "vi/glossary",
+    ],
     "Project": ["project/changelog", "project/contributing", "project/security", "screenshots"],
 }
 
