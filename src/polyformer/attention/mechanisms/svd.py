@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.precision import at_least_float32
@@ -44,6 +44,7 @@ class SVDConfig(MechanismConfig):
     supports_packing: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = True  # any attention weights have a decomposition
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -52,14 +53,6 @@ class SVDConfig(MechanismConfig):
     def build(self, num_heads: int, head_size: int) -> "SVDAttention":
         """Return the module, which has no parameters."""
         return SVDAttention(self)
-
-    def definition(self) -> "SVDConfig":
-        """Return this config: there is no faster form."""
-        return self
-
-    def cross(self) -> "SVDConfig":
-        """Return this config: attention weights over any sequence have a decomposition."""
-        return self
 
     @classmethod
     def examples(cls) -> tuple["SVDConfig", ...]:
@@ -76,13 +69,7 @@ class SVDAttention(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return U_r S_r W_r^T v of P, with zeros in P for padding, and the state unchanged."""
         dtype, groups = q.dtype, q.shape[1] // k.shape[1]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.spread.exchange import anchored
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
 from polyformer.attention.mechanisms.linformer.definition import definition
 from polyformer.attention.mechanisms.linformer.length_projections import (
     PROJECTIONS,
@@ -68,6 +68,7 @@ class LinformerConfig(MechanismConfig):
     supports_kv_cache: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = True  # of at most `max_length` tokens
     supports_context_parallel: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
@@ -115,14 +116,6 @@ class LinformerConfig(MechanismConfig):
     def build(self, num_heads: int, head_size: int) -> "Linformer":
         """Return the module with separate projections; `share_parameters` shares them with another layer."""
         return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
-
-    def definition(self) -> "LinformerConfig":
-        """Return the config that computes the equation over all columns and rows."""
-        return dataclasses.replace(self, backend="definition")
-
-    def cross(self) -> "LinformerConfig":
-        """Return this config: E and F project any sequence of at most `max_length` tokens."""
-        return self
 
     def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the projected keys and values, which processes exchange."""
@@ -179,13 +172,7 @@ class Linformer(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Attend to the rows E k and F v, separately for each k."""
         columns = KeyColumns.of(context, self.config.max_length, k.device)

@@ -16,8 +16,14 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows
 from polyformer.attention.mechanisms.lsh.window_blocks import WindowBlocks
-from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
+from polyformer.attention.mechanisms.pair_terms import (
+    Pairs,
+    PairTerms,
+    PairTiles,
+    TokenRows,
+    max_elements,
+    tile_attention,
+)
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

@@ -38,7 +38,7 @@ from polyformer.attention.mechanisms.base import (
     Mechanism,
     MechanismBackend,
     MechanismConfig,
-    ScoreTerms,
+    PositionTerms,
     check_head_size,
 )
 from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
@@ -98,10 +98,6 @@ class SinkhornConfig(MechanismConfig):
         """Return the sorting options of the definition."""
         return SortingOptions(self.block_size, self.iterations, self.temperature, noisy)
 
-    def definition(self) -> "SinkhornConfig":
-        """Return the config that computes the equations document by document."""
-        return dataclasses.replace(self, backend="definition")
-
     @classmethod
     def examples(cls) -> tuple["SinkhornConfig", ...]:
         """Return configs with two block sizes, with S near a permutation and far from it."""
@@ -158,13 +154,7 @@ class Sinkhorn(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Sort the blocks that begin in this call, and attend from the blocks of the queries."""
         assert isinstance(state, SinkhornState | None)
@@ -317,13 +307,7 @@ class PlainSinkhorn(Sinkhorn):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Compute all blocks again in every call."""
         q, k, v, dtype = *self._inputs(q, k, v), q.dtype
