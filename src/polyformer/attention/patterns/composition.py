@@ -66,9 +66,7 @@ class _BinaryPattern(Pattern):
         return self._with_parts(self.left.head_pattern(head), self.right.head_pattern(head))
 
     def _with_parts(self, left: Pattern, right: Pattern) -> Pattern:
-        """Return the same composition of other parts; `self` if they are unchanged, so that plain patterns
-        cost nothing.
-        """
+        """Return the composition of other parts; `self` if both are unchanged, which costs nothing."""
         return self if left is self.left and right is self.right else type(self)(left, right)
 
     def to_text(self) -> str:

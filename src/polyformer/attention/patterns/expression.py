@@ -44,9 +44,7 @@ def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> An
 
 
 def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Return the pattern with these fields: names and types are checked, and the size of numbers, as in a
-    file.
-    """
+    """Return the pattern with these fields; names, types and sizes are checked, as in a file."""
     where, (signature, hints) = f"pattern {pattern.__name__}", _signature(pattern)
     names = [field.name for field in dataclasses.fields(pattern)]
     for name in keywords:
@@ -67,9 +65,7 @@ def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any])
 
 @functools.cache
 def _signature(pattern: type) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the arguments of a pattern and their types; cached, as an expression may have thousands of
-    patterns.
-    """
+    """Return a pattern's arguments and their types; an expression may have thousands of patterns."""
     return inspect.signature(pattern), typing.get_type_hints(pattern)
 
 

@@ -68,9 +68,7 @@ class _LocalBlocks(Pattern):
         return self._keys_by_document(context, start, stop)
 
     def _keys_by_document(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the slots if rows and documents begin at different slots: one result per
-        beginning, joined.
-        """
+        """Return the slots if documents begin at different slots: one result per beginning, joined."""
         q_pos = context.q_pos
         assert q_pos is not None
         pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
