@@ -77,7 +77,6 @@ class SoftmaxAttention(Mechanism):
         self.config = config
 
     def new_state(self, reserve: int) -> KeyValueCache:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def extended(self, state: State, k: Tensor, v: Tensor) -> State:

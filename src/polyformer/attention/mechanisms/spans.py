@@ -94,7 +94,6 @@ class SpanAttention(Mechanism):
     config: LearnedSpanConfig
 
     def new_state(self, reserve: int) -> KeyValueCache:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def attend(

@@ -51,7 +51,6 @@ class SVDConfig(MechanismConfig):
             raise InputError(f"rank: counts singular values, expected 1 or more, got {self.rank}")
 
     def build(self, num_heads: int, head_size: int) -> "SVDAttention":
-        """Return the module, which has no parameters."""
         return SVDAttention(self)
 
     @classmethod
@@ -76,10 +75,10 @@ class SVDAttention(Mechanism):
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         scores, allowed = q @ k.mT * q.shape[3] ** -0.5, None
-        if context.kv_valid is not None:
-            real = context.kv_valid[:, context.offset : context.offset + context.q_len]
+        if context.q_valid is not None and context.kv_valid is not None:
             # Rows of padding are masked too: otherwise they would change the singular vectors.
-            allowed = (real.unsqueeze(2) & context.kv_valid.unsqueeze(1)).unsqueeze(1)  # [B, 1, Tq, Tk]
+            allowed = context.q_valid.unsqueeze(2) & context.kv_valid.unsqueeze(1)
+            allowed = allowed.unsqueeze(1)  # [B, 1, Tq, Tk]
         weights = truncate_rank(softmax(scores, allowed)[0], self.config.rank)
         weights = dropout(weights, self.config.dropout, self.training)
         return (weights @ v).to(dtype), state

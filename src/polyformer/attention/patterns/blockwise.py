@@ -70,7 +70,6 @@ class Blockwise(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(2, (1, 2, 0))
 
     @classmethod

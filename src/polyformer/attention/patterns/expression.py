@@ -32,14 +32,9 @@ def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> An
         )
     if name.id not in registry:
         raise unknown("pattern", name.id, registry)
-    positional, keywords = (
-        ([], {})
-        if not isinstance(node, ast.Call)
-        else (
-            [_argument(argument, text, registry) for argument in node.args],
-            {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in node.keywords},
-        )
-    )
+    arguments, options = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
+    positional = [_argument(argument, text, registry) for argument in arguments]
+    keywords = {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in options}
     return _instantiate(registry[name.id], positional, keywords)
 
 

@@ -140,7 +140,6 @@ class Local1D(_LocalBlocks):
 
     @classmethod
     def examples(cls) -> tuple["Local1D", ...]:
-        """Return small instances for the contract tests."""
         return cls(4, 3), cls(7, 16)
 
 
@@ -233,7 +232,6 @@ class Local2D(_LocalBlocks):
 
     @classmethod
     def examples(cls) -> tuple["Local2D", ...]:
-        """Return small instances for the contract tests."""
         return cls((1300, 13), (2, 5), (3, 2, 1)), cls((1100, 5, 3), (3, 2), (1, 1, 0))
 
     @classmethod

@@ -57,7 +57,6 @@ class Links(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Links", ...]:
-        """Return small instances for the contract tests."""
         return (cls(3, ((0,), (0, 2), (), (1, 3))),)
 
     @classmethod

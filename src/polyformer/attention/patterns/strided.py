@@ -73,7 +73,6 @@ class Strided(Pattern):
 
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(70)
 
     @classmethod

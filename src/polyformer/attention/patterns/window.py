@@ -86,5 +86,4 @@ class Window(Pattern):
 
     @classmethod
     def examples(cls) -> tuple["Window", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(4, 0), cls(0, 2), cls(0, 0), cls(2, 1, dilation=3)

@@ -36,12 +36,10 @@ class ShawConfig(PositionConfig):
             raise InputError(f"clip: expected a distance of 1 token or more, got {self.clip}")
 
     def build(self, shape: Shape) -> "Shaw":
-        """Return the module of the scheme for a whole stack."""
         return Shaw(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["ShawConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(clip=3, values=False)
 
 

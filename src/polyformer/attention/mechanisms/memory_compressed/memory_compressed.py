@@ -207,7 +207,6 @@ class PlainMemoryCompressed(MemoryCompressed):
     """Memory-compressed attention by its equation, slot by slot (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def _compress(

@@ -71,11 +71,8 @@ def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
         query_slot, slot = slots(context, same.device)
         b = torch.arange(len(same), device=same.device).view(-1, 1, 1, 1)
         same = same & limits.allows(context, b, torch.zeros_like(b), query_slot - context.offset, slot)
-    if context.kv_valid is None:
-        return same
-    real = context.kv_valid[:, context.offset : context.offset + context.q_len].bool()
     # Padding queries attend to nothing.
-    return same & real[:, None, :, None]
+    return same if context.q_valid is None else same & context.q_valid[:, None, :, None]
 
 
 def slots(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -182,10 +182,9 @@ class Routing(Mechanism):
         spread = (0, 0, self.num_local, 0)  # local heads have no clusters
         record_mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
         record_mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
-        queries = slice(context.offset, context.offset + context.q_len)
-        new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
+        new_valid = None if context.kv_valid is None else context.kv_valid[:, -k.shape[2] :].bool()
         self.centroids.update_after_backward(
-            (q, query_clusters, _valid(context, queries)), (k, key_clusters, _valid(context, new_keys))
+            (q, query_clusters, context.q_valid), (k, key_clusters, new_valid)
         )
         if state is not None:
             k, v, routed = state.routed.append(k, v)
@@ -211,10 +210,6 @@ class Routing(Mechanism):
         if heads.terms is not None:
             return interval_attention_with_terms(heads, intervals, config.window, heads.terms)
         return interval_attention(heads.q, heads.k, heads.v, intervals, heads.scale)
-
-
-def _valid(context: Context, slots: slice) -> Tensor | None:
-    return None if context.kv_valid is None else context.kv_valid[:, slots].bool()
 
 
 @contextlib.contextmanager

@@ -302,7 +302,6 @@ class PlainSinkhorn(Sinkhorn):
     """Sinkhorn attention by its equations, document by document (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     @guarded
