@@ -6,7 +6,7 @@ recomputed in the backward pass, which saves only inputs, output and the sums be
 distributed over a CPU's threads.
 
 With u = phi(q) and f = phi(k) without their scales, S and z the sums before the run, and weights relative to
-the running maximum (`weights.py`): w_ij of the pairs, a_i of the past, b_j of the keys in the next sums, c of
+the running maximum (`sums.py`): w_ij of the pairs, a_i of the past, b_j of the keys in the next sums, c of
 the past in the next sums, the queries i and keys j of a run give
 
     s_ij = w_ij (u_i . f_j)                                    scores
@@ -47,12 +47,14 @@ from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import (
     RUN,
     Sums,
+    grad_ratio,
     head_groups,
+    invert_denominators,
     matrix_vector,
+    run_weights,
     runs,
     weighted_sum,
 )
-from polyformer.attention.mechanisms.linear.weights import grad_ratio, invert_denominators, run_weights
 from polyformer.core.ops.batched_products import product
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import autocast_disabled

@@ -20,14 +20,13 @@ from torch import Tensor
 from polyformer.attention.functional.plan import refuse_recording
 from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig
 from polyformer.attention.mechanisms.linear.context_parallel import context_parallel_attention, packed_size
-from polyformer.attention.mechanisms.linear.definition import definition
+from polyformer.attention.mechanisms.linear.definition import LinearInputs, definition
 from polyformer.attention.mechanisms.linear.documents import (
     attend_causal_documents,
     attend_document,
     attend_noncausal_documents,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache

@@ -116,7 +116,7 @@ class Kernel:
     """A feature map of factor * x and its directions W [M, D].
 
     `floor` is the lower bound of denominators, for sine maps as a share of phi(x) . phi(x): see
-    `weights.floor_denominators`.
+    `sums.floor_denominators`.
     """
 
     map: FeatureMap

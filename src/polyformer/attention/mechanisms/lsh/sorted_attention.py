@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.lsh.sorted_window import Windows, max_number
-from polyformer.attention.mechanisms.lsh.window_blocks import MASKED, Round, WindowBlocks
+from polyformer.attention.mechanisms.lsh.sorted_window import MASKED, Round, WindowBlocks, Windows, max_number
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import autocast_disabled

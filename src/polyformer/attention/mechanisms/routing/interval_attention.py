@@ -33,8 +33,7 @@ from polyformer.attention.mechanisms.pair_terms import (
     tile_attention,
 )
 from polyformer.attention.mechanisms.routing.definition import RoutedHeads
-from polyformer.attention.mechanisms.routing.interval_tiles import BLOCK, Tiles, tiles
-from polyformer.attention.mechanisms.routing.intervals import Intervals
+from polyformer.attention.mechanisms.routing.interval_tiles import BLOCK, Intervals, Tiles, tiles
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order

@@ -33,7 +33,7 @@ from polyformer.attention.mechanisms.routing.interval_attention import (
     interval_attention,
     interval_attention_with_terms,
 )
-from polyformer.attention.mechanisms.routing.intervals import cluster_intervals, placeholder_clusters
+from polyformer.attention.mechanisms.routing.interval_tiles import cluster_intervals, placeholder_clusters
 from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache

@@ -41,10 +41,10 @@ from polyformer.attention.mechanisms.base import (
     PositionTerms,
     check_head_size,
 )
-from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
-from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, gumbel, sinkhorn_balance
+from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, SortingNet, gumbel, sinkhorn_balance
 from polyformer.attention.mechanisms.sinkhorn.blocks import (
     Blocks,
+    attend_in_blocks,
     blocks_of,
     check_count,
     from_blocks,
@@ -52,7 +52,6 @@ from polyformer.attention.mechanisms.sinkhorn.blocks import (
     to_blocks,
 )
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, definition
-from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
