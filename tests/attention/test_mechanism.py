@@ -83,5 +83,4 @@ def test_members_that_ask_nothing_of_slots_read_another_sequence_themselves(conf
 def test_the_definition_keeps_everything_but_the_way():
     config = SoftmaxConfig(pattern=Window(3), scale=0.5)
     assert config.definition() == SoftmaxConfig(pattern=Window(3), scale=0.5, backend="definition")
-    with pytest.raises(NotImplementedError):
-        MechanismConfig().definition()
+    assert SVDConfig(rank=2).definition() == SVDConfig(rank=2)

@@ -172,9 +172,7 @@ def test_runs_of_blocks_change_nothing(cut: int | None, monkeypatch: pytest.Monk
     for _ in range(2):
         y, _ = module(*inputs, Context(14, 14), None, None)
         results.append([y, *torch.autograd.grad(y.square().sum(), [*inputs, *module.parameters()])])
-        monkeypatch.setattr(
-            "polyformer.attention.mechanisms.sinkhorn.attend_in_blocks.cache_capacity", lambda x: 1
-        )
+        monkeypatch.setattr("polyformer.attention.mechanisms.sinkhorn.blocks.cache_capacity", lambda x: 1)
     torch.testing.assert_close(results[1], results[0])
 
 

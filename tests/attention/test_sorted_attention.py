@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_cases import LargestTensor, random_context
 from pairwise import pairwise
 from polyformer.attention.mechanisms.lsh import sorted_attention as engine
-from polyformer.attention.mechanisms.lsh import window_blocks
+from polyformer.attention.mechanisms.lsh import sorted_window
 from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
 from polyformer.attention.mechanisms.lsh.sorted_window import Windows, bucket_windows
 from polyformer.core.sequence.context import Context
@@ -66,7 +66,7 @@ def test_parts_do_not_show_in_the_result(few: int, monkeypatch: pytest.MonkeyPat
     context = Context(150, 150, causal=True)
     windows = bucket_windows(buckets, 33, context)
     expected = sorted_attention(*tensors, windows, context, SCALE)
-    for module in (window_blocks, engine):
+    for module in (sorted_window, engine):
         monkeypatch.setattr(module, "cache_capacity", lambda like: few)
     actual = sorted_attention(*tensors, windows, context, SCALE)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)

@@ -12,9 +12,9 @@ from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpan, spans
+from polyformer.attention.mechanisms.spans import Spans
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.layout import count
-from polyformer.attention.patterns.spans import Spans
 from polyformer.attention.positions import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError

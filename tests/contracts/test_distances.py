@@ -32,7 +32,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.lsh import lsh as lsh_module
 from polyformer.attention.mechanisms.lsh import sorted_terms
 from polyformer.attention.mechanisms.memory_compressed import slot_terms
-from polyformer.attention.mechanisms.routing import interval_terms
+from polyformer.attention.mechanisms.routing import interval_attention
 from polyformer.attention.positions import (
     AlibiConfig,
     BoundPosition,
@@ -117,7 +117,7 @@ def test_tiles_one_after_another_are_all_at_once(
     mechanism: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Several blocks of queries, each computed alone."""
-    for module in (sorted_terms, interval_terms, slot_terms):
+    for module in (sorted_terms, interval_attention, slot_terms):
         monkeypatch.setattr(module, "max_elements", lambda q, terms: 1)
     monkeypatch.setattr(slot_terms, "BLOCK", 16)
     config, context = CHOOSING[mechanism], Context(75, 75, causal=True)
@@ -285,7 +285,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(config: MechanismConfig)
 @pytest.mark.parametrize("scheme", ["content", "values"])
 @pytest.mark.parametrize("mechanism", list(CHOOSING))
 def test_nothing_has_the_size_of_all_pairs(mechanism: str, scheme: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.attention.mechanisms.tile_attention.cache_capacity", lambda like: 1 << 14)
+    monkeypatch.setattr("polyformer.attention.mechanisms.pair_terms.cache_capacity", lambda like: 1 << 14)
     length, (position, site) = 1024, position_of(SCHEMES[scheme])
     q, k, v, _ = k1.tensors(1, HEADS, 1, length, length)
     module = CHOOSING[mechanism].build(HEADS, WIDTH).double().eval()

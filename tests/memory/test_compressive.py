@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.memory import CompressiveConfig, compressive
-from polyformer.nn.memory.compression import COMPRESSIONS, LEARNED
+from polyformer.nn.memory.compressive import COMPRESSIONS, LEARNED
 
 RATE, COMPRESSED = 3, 2
 

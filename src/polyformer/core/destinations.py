@@ -26,17 +26,13 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def check_file(path: str | Path, name: str = "path") -> None:
-    """Raise `InputError` if a file is expected and `path` is a directory; `name` is the name of
-    the argument.
-    """
+    """Raise `InputError` if `path`, the argument `name`, is a directory instead of a file."""
     if Path(path).is_dir():
         raise InputError(f"{name}: expected a file, got the directory {quote(str(path))}; name a file in it")
 
 
 def check_folder(path: str | Path, name: str = "path") -> None:
-    """Raise `InputError` if a folder is expected and `path` is not a folder; `name` is the name of the
-    argument.
-    """
+    """Raise `InputError` if `path`, the argument `name`, exists and is not a folder."""
     path = Path(path)
     if os.path.lexists(path) and not path.is_dir():
         kind = kind_of(path.stat()) if path.exists() else "a link to nothing"
@@ -46,9 +42,7 @@ def check_folder(path: str | Path, name: str = "path") -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Return whether a new file may replace `path`: it is a regular file, a link to a regular file, or
-    absent.
-    """
+    """Return whether a new file may replace `path`: a regular file, a link to one, or nothing."""
     try:
         return descriptor(path) is None and stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:

@@ -24,7 +24,7 @@ def load_installed() -> None:
     with _lock:  # other threads wait; an imported module may look up members too
         if _started:
             return
-        _begun = True
+        _started = True
         for point in _entry_points():
             try:
                 point.load()

@@ -29,9 +29,7 @@ class Modules(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class Use:
-    """The threads that currently use a module, once for each call; `training`: its mode before the first
-    call.
-    """
+    """The threads that use a module, once per call; `training`: its mode before the first call."""
 
     calls: list[int] = dataclasses.field(default_factory=list[int])
     passes: list[int] = dataclasses.field(default_factory=list[int])
@@ -44,8 +42,7 @@ _uses: "WeakKeyDictionary[nn.Module, Use]" = WeakKeyDictionary()
 
 @contextlib.contextmanager
 def evaluating(model: Modules) -> Iterator[None]:
-    """Put the model in evaluation mode; restore its mode when the last of several overlapping calls has
-    ended.
+    """Put the model in evaluation mode, until the last of several overlapping calls has ended.
 
     The end of one call must not turn dropout on in another.
     """
@@ -70,8 +67,7 @@ def evaluating(model: Modules) -> Iterator[None]:
 
 
 def training_pass(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Return a context for a forward pass, or its recomputation in the backward pass, in the requested
-    training mode.
+    """Return a context for a forward pass, or its recomputation, in the requested training mode.
 
     Without gradients, and in compiled code, it does nothing.
 

@@ -23,9 +23,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def figure_svg(figure: Any) -> str:
-    """Return the figure as SVG with text as text, identical in every build with the same
-    matplotlib version.
-    """
+    """Return the figure as SVG with text as text, identical for the same matplotlib version."""
     import matplotlib
 
     same: Any = {"svg.hashsalt": "polyformer", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}

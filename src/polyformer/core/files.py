@@ -239,9 +239,7 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raise `InputError` for a pickle; only for files that are not safetensors, as a header of 640 bytes
-    begins like one.
-    """
+    """Raise `InputError` if a file that is not safetensors is a pickle."""
     with open_file(path) as file:
         head = file.read(4)
     if head.startswith(PICKLES):
@@ -265,9 +263,7 @@ _DAMAGED = "; it is damaged: restore it from a copy or make it again"
 
 
 def read_json(path: str | Path, expected: type = object) -> Any:
-    """Return the content of a JSON file, an `expected` (dict, list); `InputError` if it is missing or
-    damaged.
-    """
+    """Return the content of a JSON file, an `expected` (dict, list); `InputError` if missing or damaged."""
     return parse_json(read_bounded(path, JSON_BYTES), path, expected, way_out=_DAMAGED)
 
 

@@ -32,9 +32,7 @@ DIMENSIONS = 4
 
 
 class TensorPlace(NamedTuple):
-    """shape: as in torch, rows first. kind: the code of its number type. offset: from the beginning of the
-    file, in bytes.
-    """
+    """shape: as in torch, rows first. kind: the code of the number type. offset: in the file, in bytes."""
 
     shape: tuple[int, ...]
     kind: int
@@ -56,9 +54,7 @@ class Gguf:
         return self.value("general.architecture", str)
 
     def value(self, name: str, kind: type, default: Any = None) -> Any:
-        """Return a named value of type `kind`; `InputError` if it has another type, or is absent without a
-        `default`.
-        """
+        """Return a value of type `kind`; `InputError` for another type, or no value and no `default`."""
         value = self.metadata.get(name, default)
         if isinstance(value, int) and not isinstance(value, bool) and kind is float:
             return float(value)
@@ -122,9 +118,7 @@ class _Cursor:
     at: int
 
     def times(self, count: int) -> range:
-        """Return a range of `count` steps, if the rest of the file is long enough: each step takes at least a
-        byte.
-        """
+        """Return a range of `count` steps if the rest of the file has at least a byte for each."""
         if count > len(self.content) - self.at:
             raise _truncated(self.path)
         return range(count)

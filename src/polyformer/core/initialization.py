@@ -40,9 +40,7 @@ def initialize(model: nn.Module, initializer_range: float | None) -> None:
 
 
 def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tuple[nn.Module, str, Filling]]:
-    """Yield each parameter that `initialize` draws, in order: a module, the parameter's name, its fill
-    function.
-    """
+    """Yield what `initialize` draws, in order: a module, a parameter's name, the function that fills it."""
 
     def matrix(weight: torch.Tensor) -> None:
         _matrix(weight, initializer_range)
@@ -74,9 +72,7 @@ def _vectors(weight: torch.Tensor, deviation: float | None) -> None:
 
 
 def shrink_residual(model: nn.Module, initializer_range: float | None) -> None:
-    """Scale residual outputs so that the variance does not grow with the number of layers; only
-    with a range.
-    """
+    """Scale residual outputs so that the variance does not grow with depth; only with a range."""
     if initializer_range is None:
         return
     for stack in ("encoder", "decoder"):

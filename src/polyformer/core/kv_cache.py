@@ -15,8 +15,7 @@ FIRST_CAPACITY = 64
 
 @dataclasses.dataclass(frozen=True)
 class KeyValueCache(State):
-    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv]; the slots from `start` to `length` are
-    filled.
+    """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv], filled from `start` to `length`.
 
     A cache is a value: `append` returns the longer cache and the shorter cache stays valid. Both share one
     buffer; `high_water` (its number of filled slots) shows when a second continuation must copy it.
@@ -31,9 +30,7 @@ class KeyValueCache(State):
     start: int = 0  # slots before `start` were dropped by `last`
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
-        """Return all keys and values, with the new ones [B, Hkv, T, D] last, and the cache that contains
-        them.
-        """
+        """Return all keys and values with the new ones [B, Hkv, T, D] last, and the longer cache."""
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         new = keys.shape[2]
@@ -72,9 +69,7 @@ class KeyValueCache(State):
         return KeyValueCache(new_keys, new_values, filled, [filled], self.reserve, self.spare)
 
     def last(self, count: int) -> "KeyValueCache":
-        """Return the cache with only its last `count` slots, in the same buffer; others are freed when that
-        is full.
-        """
+        """Return the cache with only its last `count` slots; a full buffer frees the others."""
         return dataclasses.replace(self, start=max(self.start, self.length - count))
 
     def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
@@ -137,9 +132,7 @@ class KeyValueCache(State):
 
 
 def appended(state: State | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, State | None]:
-    """Return all keys and values of a mechanism with a KV cache as its state, the new ones last, and the next
-    state.
-    """
+    """Return all keys and values, the new ones last, and the next state of a mechanism with a KV cache."""
     if state is None:
         return keys, values, None
     assert isinstance(state, KeyValueCache)

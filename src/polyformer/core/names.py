@@ -57,8 +57,7 @@ def registered_names() -> list[Name]:
 
 
 def unknown_name(kind: str, value: object, known: Iterable[str]) -> InputError:
-    """Return an error for `value`, which is not a name of `kind`, with suggestions from the names of all
-    kinds.
+    """Return an error for `value`, no name of `kind`, with suggestions from the names of all kinds.
 
     The error explains a name of another kind, and names a member with `value` in its source, as "(RoFormer)".
     """

@@ -1,6 +1,4 @@
-"""States: data that one call leaves for the next (caches, memories, sums), passed in and returned, never
-hidden.
-"""
+"""States: what one call leaves for the next (caches, memories, sums), passed in and returned."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,9 +16,7 @@ class State:
         return self._each(function, lambda state: state.map(function))
 
     def reorder(self, index: Tensor) -> Self:
-        """Return the state of batch rows `index` [B'], in that order, as beam search needs
-        after every step.
-        """
+        """Return the state of batch rows `index` [B'], as beam search needs after every step."""
         return self._each(lambda tensor: tensor.index_select(0, index), lambda state: state.reorder(index))
 
     def reorder_(self, index: Tensor) -> Self:

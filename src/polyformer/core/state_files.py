@@ -28,9 +28,7 @@ def save_state(state: State, path: str | Path) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """Return the state that `save_state` wrote, on the CPU (`state.map` moves it); `InputError` for other
-    files.
-    """
+    """Return the state that `save_state` wrote, on the CPU; `InputError` for other files."""
     return state_of(read_tensors(path), path)
 
 

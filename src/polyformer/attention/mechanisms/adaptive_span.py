@@ -20,59 +20,47 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.spans import Spans, log_span_mask, round_up_span
+from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.spans import (
+    SPAN_MULTIPLE,
+    LearnedSpanConfig,
+    SpanAttention,
+    Spans,
+    log_span_mask,
+)
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.kv_cache import appended
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveSpanConfig(MechanismConfig):
+class AdaptiveSpanConfig(LearnedSpanConfig):
     """Adaptive span attention: each head learns how far back it attends.
 
-    Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
+    `initial`: the first spans, as a fraction of `max_span`. Spans are in tokens: a span of 0 still includes
+    `ramp` - 1 keys next to the token, with decreasing weight.
     """
 
-    max_span: int = 1024  # the greatest distance that any head may learn to attend to
-    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
-    initial: float = 0.0  # the first spans, as a fraction of max_span
-    penalty: float = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
-    dropout: float = 0.0  # of attention weights
-    backend: str = "auto"
-
-    supports_context_parallel: ClassVar[bool] = True
     kind: ClassVar[str] = "adaptive_span"
-    paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    supports_recurrence: ClassVar[bool] = True
+    supports_context_parallel: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("max_span", "ramp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
+        super().__post_init__()
         if not 0 <= self.initial <= 1:
             raise InputError(f"initial: expected a fraction of max_span in [0, 1], got {self.initial}")
-        if self.penalty < 0:
-            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
         """Return the module with a separate span per head."""
         return AdaptiveSpan(self, num_heads)
 
-    def pattern_of(self, spans: Sequence[float]) -> Pattern:
+    def pattern_of(self, spans: Sequence[float]) -> Spans:
         """Return the pattern of keys that heads with these spans attend to."""
         reach = (min(self.max_span, math.ceil(span + self.ramp) - 1) for span in spans)
-        return Spans(tuple((round_up_span(span),) for span in reach))
-
-    def definition(self) -> "AdaptiveSpanConfig":
-        """Return the config that computes all pairs at once, without the layout of the spans."""
-        return dataclasses.replace(self, backend="definition")
+        return Spans(tuple((-(-span // SPAN_MULTIPLE) * SPAN_MULTIPLE,) for span in reach))
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
@@ -80,8 +68,10 @@ class AdaptiveSpanConfig(MechanismConfig):
         return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)
 
 
-class AdaptiveSpan(Mechanism):
+class AdaptiveSpan(SpanAttention):
     """Softmax attention with a learned span [H] per head, and a KV cache as state."""
+
+    config: AdaptiveSpanConfig
 
     def __init__(self, config: AdaptiveSpanConfig, num_heads: int):
         super().__init__()
@@ -95,42 +85,15 @@ class AdaptiveSpan(Mechanism):
             fraction = torch.full(fraction.shape, self.config.initial, device="cpu")
         return fraction.clamp(0, 1) * self.config.max_span
 
-    def new_state(self, reserve: int) -> KeyValueCache:
-        """Return an empty KV cache."""
-        return KeyValueCache(reserve=reserve)
-
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return softmax attention with the bias log m(d) inside the spans; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         add_auxiliary_loss("span", self._span_loss())
         record_mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
-        relative = self._log_mask(self._clamped(), context)
-        position_terms = None if position is None else position.relative(q, k, context)
-        y = attend(
-            q,
-            k,
-            v,
-            pattern=None if self.config.backend == "definition" else self._pattern(),
-            score_mod=None if position is None else position.score_mod(q, k, context),
-            relative=(relative if position_terms is None else relative.plus(position_terms)),
-            context=context,
-            dropout=self.config.dropout if self.training else 0.0,
-            backend=self.config.backend,
-        )
-        return y, state
-
-    def _clamped(self) -> Tensor:
-        """Return the spans [H] in tokens, clamped with a straight-through gradient: spans can recover."""
-        exact = self.fraction.to(torch.promote_types(self.fraction.dtype, torch.float32))
-        return (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
+        log_mask = self._log_mask(context)
+        return self.attend(q, k, v, context, position, self._pattern(), log_mask), state
 
     def _span_loss(self) -> Tensor:
         """Return the mean span times its penalty, plus a quadratic loss that keeps fractions near 0..1."""
@@ -138,14 +101,17 @@ class AdaptiveSpan(Mechanism):
         weight = self.config.penalty * self.config.max_span
         return weight * inside.mean() + (self.fraction - inside).square().mean()
 
-    def _log_mask(self, spans: Tensor, context: Context) -> Relative:
+    def _log_mask(self, context: Context) -> Relative:
         """Return log m(d) for every head and distance d, -inf beyond max_span."""
+        exact = self.fraction.to(torch.promote_types(self.fraction.dtype, torch.float32))
+        # Straight-through: the clamp has gradient 1, so a span that left its range can recover.
+        spans = (exact + (exact.clamp(0, 1) - exact).detach()) * self.config.max_span
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=spans.device).abs()
         seen = log_span_mask(spans.unsqueeze(1), distance, self.config.ramp)
         return Relative(first=least, bias=seen.masked_fill(distance > self.config.max_span, -torch.inf))
 
-    def _pattern(self) -> Pattern:
+    def _pattern(self) -> Spans:
         """Return the pattern of keys with m above 0; while a graph is traced, max_span for all heads."""
         # Values of tensors cannot be read while tracing.
         if torch.compiler.is_compiling():

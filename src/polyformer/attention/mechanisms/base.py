@@ -35,6 +35,9 @@ class ScoreTerms(Protocol):
         """Return the terms of scores and values by distance; None if the scheme has none."""
 
 
+PositionTerms = ScoreTerms | None
+"""The terms of a model's position scheme; None outside a model."""
+
 CAPABILITIES = {
     "causal": "run in a decoder: it sees later tokens",
     "supports_packing": "separate documents that are packed in one row",
@@ -67,7 +70,8 @@ class MechanismConfig(Config):
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights
     are an attention matrix of queries and tokens. `separate_queries`: the output of a query does not depend
-    on other queries, so that the queries of halted tokens can be left out.
+    on other queries, so that the queries of halted tokens can be left out. `reads_any_sequence`: its equation
+    does not use slots, so that it can be the cross-attention of a layer.
     """
 
     option: ClassVar[str] = "model.attention"
@@ -82,6 +86,7 @@ class MechanismConfig(Config):
     shares_queries: ClassVar[bool] = False
     pairs: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = False
     reasons: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -114,7 +119,8 @@ class MechanismConfig(Config):
 
     def definition(self) -> "MechanismConfig":
         """Return the config that computes the plain equation, the reference for tests of the fast form."""
-        raise NotImplementedError
+        # A member without the option has no other form than its equation.
+        return dataclasses.replace(self, backend="definition") if hasattr(self, "backend") else self
 
     def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int | None:
         """Return the number of elements per run of slots that processes of context parallelism all-gather.
@@ -128,8 +134,10 @@ class MechanismConfig(Config):
 
         The slots of another sequence have no relation to the slots of the queries, so windows, buckets,
         clusters and spans over them are meaningless. The member's `dropout` and `backend` are kept, if it has
-        them. A member with an equation that does not use slots returns itself.
+        them.
         """
+        if self.reads_any_sequence:
+            return self
         # Not all members have these options.
         kept = {name: getattr(self, name) for name in ("dropout", "backend") if hasattr(self, name)}
         return MechanismConfig.from_dict({"kind": "softmax", **kept})
@@ -176,13 +184,7 @@ class Mechanism(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return y [B, H, Tq, D] and the next state, given q [B, H, Tq, D] and new k, v [B, Hkv, Tq, D].
 

@@ -19,53 +19,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.spans import (
+    SPAN_MULTIPLE,
+    LearnedSpanConfig,
+    SpanAttention,
+    Spans,
+    log_span_mask,
+)
+from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.score_steps import chain_score_mods, step
-from polyformer.attention.patterns.spans import SPAN_MULTIPLE, Spans, log_span_mask
+from polyformer.attention.patterns.score_steps import step
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.kv_cache import appended
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DynamicSpanConfig(MechanismConfig):
+class DynamicSpanConfig(LearnedSpanConfig):
     """Dynamic span attention: each token predicts how far back every head attends.
 
     Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
     """
 
-    max_span: int = 1024  # the greatest distance that a head may attend to (S in the paper)
-    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
     initial: float = -4.0  # the first b, which gives spans of 1.8 % of max_span
-    penalty: float = 2e-6  # on the mean span of each layer (lambda in the paper)
-    dropout: float = 0.0  # of attention weights
-    backend: str = "auto"
 
     kind: ClassVar[str] = "dynamic_span"
-    paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
-    supports_recurrence: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_span", "ramp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
-        if self.penalty < 0:
-            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "DynamicSpan":
         """Return the module with a vector v_h and a bias b_h per head."""
         return DynamicSpan(self, num_heads, head_size)
-
-    def definition(self) -> "DynamicSpanConfig":
-        """Return the config that computes all pairs at once, without the layout of the spans."""
-        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["DynamicSpanConfig", ...]:
@@ -73,7 +59,7 @@ class DynamicSpanConfig(MechanismConfig):
         return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)
 
 
-class DynamicSpan(Mechanism):
+class DynamicSpan(SpanAttention):
     """Softmax attention with spans [B, H, Tq] predicted by the queries, and a KV cache as state."""
 
     def __init__(self, config: DynamicSpanConfig, num_heads: int, head_size: int):
@@ -89,38 +75,17 @@ class DynamicSpan(Mechanism):
         logits = torch.einsum("bhtd,hd->bht", q, vector) + bias.unsqueeze(1)
         return self.config.max_span * torch.sigmoid(logits)
 
-    def new_state(self, reserve: int) -> KeyValueCache:
-        """Return an empty KV cache."""
-        return KeyValueCache(reserve=reserve)
-
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return softmax attention with log m(d) added to the scores; adds the auxiliary loss."""
         k, v, state = appended(state, k, v)
         spans = self.spans(q)
         record_mark("span (tokens)", lambda: spans, "queries")
         add_auxiliary_loss("span", self.config.penalty * _mean_span(spans, context))
-        position_mod = None if position is None else position.score_mod(q, k, context)
-        y = attend(
-            q,
-            k,
-            v,
-            pattern=None if self.config.backend == "definition" else self._pattern(spans),
-            score_mod=chain_score_mods([position_mod, self._log_mask(spans, context)]),
-            relative=None if position is None else position.relative(q, k, context),
-            context=context,
-            dropout=self.config.dropout if self.training else 0.0,
-            backend=self.config.backend,
-        )
-        return y, state
+        pattern, log_mask = self._pattern(spans), self._log_mask(spans, context)
+        return self.attend(q, k, v, context, position, pattern, log_mask), state
 
     def _log_mask(self, spans: Tensor, context: Context) -> ScoreMod:
         """Return a score function that adds log m(d)."""
@@ -135,7 +100,7 @@ class DynamicSpan(Mechanism):
 
         return add
 
-    def _pattern(self, spans: Tensor) -> Pattern:
+    def _pattern(self, spans: Tensor) -> Spans:
         """Return a pattern with the widest span over the batch in each run of queries, per head."""
         most = self.config.max_span
         if torch.compiler.is_compiling():  # values cannot be read while tracing
@@ -144,9 +109,9 @@ class DynamicSpan(Mechanism):
         if farthest.is_meta:  # no values on the meta device: use the spans of a new model
             first = torch.tensor(self.config.initial, device="cpu").sigmoid()
             farthest = (most * first).expand(farthest.shape)
-        runs = (
-            F.pad(farthest, (0, -farthest.shape[1] % SPAN_MULTIPLE)).unflatten(1, (-1, SPAN_MULTIPLE)).amax(2)
-        )
+        # Runs of SPAN_MULTIPLE queries share a span, so that a layout has few rows.
+        padded = F.pad(farthest, (0, -farthest.shape[1] % SPAN_MULTIPLE))
+        runs = padded.unflatten(1, (-1, SPAN_MULTIPLE)).amax(2)
         longest = (runs + self.config.ramp).ceil().clamp(max=most)
         steps = (longest / SPAN_MULTIPLE).ceil().long() * SPAN_MULTIPLE
         return Spans(tuple(map(tuple, steps.tolist())), SPAN_MULTIPLE)
@@ -154,7 +119,7 @@ class DynamicSpan(Mechanism):
 
 def _mean_span(spans: Tensor, context: Context) -> Tensor:
     """Return the mean of spans [B, H, Tq] over heads and non-padding tokens."""
-    if context.kv_valid is None:
+    if context.q_valid is None:
         return spans.mean()
-    real = context.kv_valid[:, context.offset : context.offset + context.q_len].unsqueeze(1)
-    return (spans * real).sum() / (real.sum() * spans.shape[1]).clamp_min(1)
+    valid = context.q_valid.unsqueeze(1)
+    return (spans * valid).sum() / (valid.sum() * spans.shape[1]).clamp_min(1)

@@ -1,4 +1,4 @@
-"""The terms of a position scheme for the pairs of queries and keys that a mechanism selects, tile by tile.
+"""The terms of a position scheme, for pairs that a mechanism selects tile by tile, or for all pairs.
 
     score_ij = mod((q_i . k_j + content_i . position_keys[d] + position_queries[d] . k_j) * scale + bias[d])
     out_i    = sum_j p_ij (v_j + position_values[d])            with the distance d = slot(i) - slot(j)
@@ -8,16 +8,26 @@ q_i and k_j are the queries and keys of the mechanism's equation, and `mod` is t
 pair by pair. Memory and time are proportional to the number of pairs: if a table has few entries compared
 with the keys of a query, one product with all entries and a lookup of scalars; otherwise a vector is read for
 each pair.
+
+`tile_attention` is softmax attention in such tiles: y_i = sum_j p_ij (v_j + position_values[d]) over the keys
+of a tile that are allowed for i. Its backward pass recomputes each tile (activation checkpointing), so that
+only inputs and outputs are saved. The definitions of mechanisms add the terms of all pairs with `add_terms`
+and `weighted_values`.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import ScoreTerms
+from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.patterns.base import ScoreMod
+from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 
 MAX_TABLE_RATIO = 8
@@ -57,7 +67,7 @@ class PairTerms:
 
     @classmethod
     def of(
-        cls, position: ScoreTerms | None, q: Tensor, k: Tensor, context: Context, scale: float
+        cls, position: PositionTerms, q: Tensor, k: Tensor, context: Context, scale: float
     ) -> "PairTerms | None":
         """Return the scheme's terms for q [B, H, Tq, D] and all keys k [B, H, Tk, D]; None without terms."""
         if position is None:
@@ -153,3 +163,121 @@ def _table_rows(table: Tensor, h: Tensor, entry: Tensor) -> Tensor:
     # An index into the tables of all heads, concatenated, so that one `index_select` reads them.
     place = entry if len(table) == 1 else entry + h.int() * table.shape[1]
     return table.flatten(0, 1).index_select(0, place.flatten()).view(*entry.shape, *table.shape[2:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairTiles:
+    """n tiles that are computed together.
+
+    Args:
+        queries: [n, Q], the rows of q of each tile.
+        keys: [n, L], the rows of k and v.
+        pairs: the batch rows, heads and slots of these queries and keys.
+        allowed: returns the mask [n, Q, L] of the pairs; called again in the backward pass.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    pairs: Pairs
+    allowed: Callable[[], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Tokens as rows: q and the vectors `content` for position keys, [Nq, D]; k [Nk, D], v [Nk, Dv]."""
+
+    q: Tensor
+    content: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def tile_attention(
+    rows: TokenRows, tiles: PairTiles, terms: PairTerms, dropped: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output [n, Q, Dv], log-sum-exp [n, Q], and whether each query has any allowed key, [n, Q].
+
+    dropped: the dropout probability of the weights.
+    """
+
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        # [n, Q, D] for queries, [n, L, D] for keys.
+        queries, content = (_gather_rows(x, tiles.queries) for x in (rows.q, rows.content))
+        keys, values = (_gather_rows(x, tiles.keys) for x in (rows.k, rows.v))
+        scores = terms.scores(queries @ keys.mT * terms.scale, tiles.pairs, content, keys)
+        allowed = tiles.allowed()
+        weights, lse = softmax(scores, allowed)
+        weights = dropout(weights, dropped)
+        out, more = weights @ values, terms.values(weights, tiles.pairs)
+        return out if more is None else out + more, lse, allowed.any(-1)
+
+    if not torch.is_grad_enabled():
+        return run()
+    # Only dropout requires the random state of the forward pass when a tile is recomputed.
+    return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
+
+
+def max_elements(q: Tensor, terms: PairTerms) -> int:
+    """Return the maximum number of elements for tiles computed together, for the queries q of a whole call.
+
+    With gradients the limit exceeds the cache: every group of tiles writes gradients as large as all of q, k,
+    v and the scheme's tables, so small groups would be slower.
+    """
+    if not torch.is_grad_enabled():
+        return cache_capacity(q)
+    tables = () if terms.relative is None else terms.relative.tables.values()
+    return max(cache_capacity(q), q.numel() // 2, *(2 * x.numel() for x in tables if x.requires_grad))
+
+
+def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return rows [n, M, D] of x [N, D]."""
+    return x.index_select(0, index.flatten()).view(*index.shape, x.shape[1])
+
+
+def add_terms(
+    scores: Tensor, q: Tensor, k: Tensor, terms: PairTerms | None, slots: Tensor | None = None
+) -> Tensor:
+    """Return scaled scores [B, H, Tq, Tk] of q [B, H, Tq, D] and k [B, H, Tk, D] with the terms of a scheme.
+
+    slots: [B, Tk], the slots of the keys; by default key j has slot j.
+    """
+    if terms is None:
+        return scores
+    b, h, q_idx, kv_idx = _indices(scores, slots)
+    relative = terms.relative
+    if relative is not None:
+        entry = relative.entry(terms.context.distance(q_idx, kv_idx)).expand(scores.shape)
+        if relative.position_keys is not None:
+            by_query = terms.content(q) @ relative.position_keys.mT  # [B, H, Tq, R]
+            scores = scores + by_query.gather(-1, entry) * terms.scale
+        if relative.position_queries is not None:
+            by_key = k @ relative.position_queries.mT  # [B, H, Tk, R]
+            scores = scores + by_key.gather(-1, entry.mT).mT * terms.scale
+        if relative.bias is not None:
+            scores = scores + relative.bias.expand(scores.shape[1], -1)[h, entry]
+    return scores if terms.score_mod is None else terms.score_mod(scores, b, h, q_idx, kv_idx)
+
+
+def weighted_values(
+    weights: Tensor, v: Tensor, terms: PairTerms | None, slots: Tensor | None = None
+) -> Tensor:
+    """Return sum_j p_ij (v_j + position_values[d]) for weights [B, H, Tq, Tk] and v [B, H, Tk, Dv].
+
+    slots: as in `add_terms`.
+    """
+    out = weights @ v
+    if terms is None or terms.relative is None or terms.relative.position_values is None:
+        return out
+    _, _, q_idx, kv_idx = _indices(weights, slots)
+    table = terms.relative.position_values
+    entry = terms.relative.entry(terms.context.distance(q_idx, kv_idx)).expand(weights.shape)
+    # Sum the weights of each distance, then multiply by the table: no [Tq, Tk, Dv] tensor.
+    mass = weights.new_zeros(*weights.shape[:3], table.shape[1]).scatter_add(-1, entry, weights)
+    return out + mass @ table
+
+
+def _indices(scores: Tensor, slots: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return b [B, 1, 1, 1], h [1, H, 1, 1], q_idx [Tq, 1] and the keys' slots, [Tk] or [B, 1, 1, Tk]."""
+    b, h, i, j = (torch.arange(size, device=scores.device) for size in scores.shape)
+    kv_idx = j if slots is None else slots[:, None, None]
+    return b.view(-1, 1, 1, 1), h.view(-1, 1, 1), i.unsqueeze(1), kv_idx

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -64,10 +64,6 @@ class SoftmaxConfig(MechanismConfig):
             else dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
         )
 
-    def definition(self) -> "SoftmaxConfig":
-        """Return the config that computes all pairs at once: softmax(q k^T / sqrt(D)) v with a dense mask."""
-        return dataclasses.replace(self, backend="definition")
-
     def cross(self) -> "SoftmaxConfig":
         """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""
         return dataclasses.replace(self, pattern=None)
@@ -81,7 +77,6 @@ class SoftmaxAttention(Mechanism):
         self.config = config
 
     def new_state(self, reserve: int) -> KeyValueCache:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def extended(self, state: State, k: Tensor, v: Tensor) -> State:
@@ -91,13 +86,7 @@ class SoftmaxAttention(Mechanism):
         return extended
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return softmax(q k^T scale) v over the pattern and all keys of the cache, and the next cache."""
         k, v, state = appended(state, k, v)

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import ScoreTerms
+from polyformer.attention.mechanisms.base import PositionTerms, ScoreTerms
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.core.sequence.context import Context
 
 
-def heads_of(position: ScoreTerms | None, heads: slice, num_heads: int) -> ScoreTerms | None:
+def heads_of(position: PositionTerms, heads: slice, num_heads: int) -> ScoreTerms | None:
     """Return the scheme for `heads` of `num_heads` heads; unchanged if these are all heads."""
     own = range(num_heads)[heads]
     return position if position is None or len(own) == num_heads else HeadSubset(position, own, num_heads)

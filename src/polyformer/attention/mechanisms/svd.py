@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.precision import at_least_float32
@@ -44,22 +44,14 @@ class SVDConfig(MechanismConfig):
     supports_packing: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = True  # any attention weights have a decomposition
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InputError(f"rank: counts singular values, expected 1 or more, got {self.rank}")
 
     def build(self, num_heads: int, head_size: int) -> "SVDAttention":
-        """Return the module, which has no parameters."""
         return SVDAttention(self)
-
-    def definition(self) -> "SVDConfig":
-        """Return this config: there is no faster form."""
-        return self
-
-    def cross(self) -> "SVDConfig":
-        """Return this config: attention weights over any sequence have a decomposition."""
-        return self
 
     @classmethod
     def examples(cls) -> tuple["SVDConfig", ...]:
@@ -76,23 +68,17 @@ class SVDAttention(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return U_r S_r W_r^T v of P, with zeros in P for padding, and the state unchanged."""
         dtype, groups = q.dtype, q.shape[1] // k.shape[1]
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         scores, allowed = q @ k.mT * q.shape[3] ** -0.5, None
-        if context.kv_valid is not None:
-            real = context.kv_valid[:, context.offset : context.offset + context.q_len]
+        if context.q_valid is not None and context.kv_valid is not None:
             # Rows of padding are masked too: otherwise they would change the singular vectors.
-            allowed = (real.unsqueeze(2) & context.kv_valid.unsqueeze(1)).unsqueeze(1)  # [B, 1, Tq, Tk]
+            allowed = context.q_valid.unsqueeze(2) & context.kv_valid.unsqueeze(1)
+            allowed = allowed.unsqueeze(1)  # [B, 1, Tq, Tk]
         weights = truncate_rank(softmax(scores, allowed)[0], self.config.rank)
         weights = dropout(weights, self.config.dropout, self.training)
         return (weights @ v).to(dtype), state

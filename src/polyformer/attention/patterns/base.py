@@ -44,9 +44,7 @@ class Pattern:
     paper: ClassVar[str] = ""
 
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:
-        """Register the subclass by its name for expressions, unless `named` is False or the name begins with
-        "_".
-        """
+        """Register the subclass for expressions, unless `named` is False or its name begins with "_"."""
         super().__init_subclass__(**options)
         # An underscore marks the base of a family, which nobody writes in an expression.
         if named and not cls.__name__.startswith("_"):
@@ -68,15 +66,11 @@ class Pattern:
         return Keys(some=clip(0, context.kv_len, context.kv_len))
 
     def cuts(self, context: Context) -> tuple[int, ...]:
-        """Return the query indices where the needed keys change abruptly, so that a row of the layout should
-        end.
-        """
+        """Return the queries where a row of the layout should end: the needed keys change abruptly."""
         return ()
 
     def relative(self, context: Context) -> bool:
-        """Return whether `allows` depends on `q_idx - kv_idx` only, so that one mask serves a
-        whole diagonal.
-        """
+        """Return whether `allows` depends on `q_idx - kv_idx` only: one mask then serves a whole diagonal."""
         return False
 
     def distance_range(self) -> tuple[int, int] | None:
@@ -84,21 +78,15 @@ class Pattern:
         return None
 
     def is_static(self) -> bool:
-        """Return whether equal patterns need equal keys in all calls of equal lengths, so that plans can be
-        cached.
-        """
+        """Return whether the needed keys depend only on a call's lengths, so that plans can be cached."""
         return True
 
     def causal(self) -> bool:
-        """Return whether a decoder can use the pattern: the rule for a token never depends on
-        later tokens.
-        """
+        """Return whether a decoder can use the pattern: no token's rule depends on later tokens."""
         return True
 
     def step(self) -> int:
-        """Return the step in slots: a query sees only keys at multiples of this distance. 1 if there is no
-        such limit.
-        """
+        """Return the step in slots: a query sees only keys at multiples of it; 1 for no such limit."""
         return 1
 
     def in_residue_class(self, stride: int) -> "Pattern | None":
@@ -176,8 +164,7 @@ class Pattern:
 
     @staticmethod
     def from_text(text: str) -> "Pattern":
-        """Return the pattern that an expression such as `Window(256) | Global(1)` describes, without
-        executing it.
+        """Return the pattern of an expression such as `Window(256) | Global(1)`; nothing is executed.
 
         Raises `InputError` for anything but pattern names, literal arguments, `&`, `|` and parentheses.
         """
@@ -186,9 +173,7 @@ class Pattern:
 
     @staticmethod
     def parse(data: object) -> "Pattern | None":
-        """Return `data` as a pattern if it is a pattern or an expression that begins with a pattern's name,
-        else None.
-        """
+        """Return a pattern, or an expression that begins with a pattern's name, as a pattern; else None."""
         # Other strings are names of mechanisms, which the caller looks up.
         if isinstance(data, str) and first_name(data) in Pattern.registry:
             return Pattern.from_text(data)

@@ -123,9 +123,7 @@ def _block_slots(context: Context, side: Side, size: int) -> BlockSlots:
 
 
 def side_positions(context: Context, side: Side) -> tuple[Tensor | None, int, int]:
-    """Return positions [R, T] on the CPU (None if they are the slots plus a shift), the length
-    and the shift.
-    """
+    """Return positions [R, T] on the CPU (None if they are slots plus a shift), length and shift."""
     positions, length, shift = (
         (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
     )

@@ -47,5 +47,4 @@ class BlockWindow(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["BlockWindow", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(2, 2, 0)

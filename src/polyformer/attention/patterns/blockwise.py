@@ -55,8 +55,7 @@ class Blockwise(BlockPattern):
 
     @staticmethod
     def heads(size: int, blocks: int, counts: Sequence[int]) -> tuple["Blockwise", ...]:
-        """Return the assignment of the paper for `PerHead`: `counts[s]` heads with the cyclic shift by s
-        blocks.
+        """Return the paper's heads for `PerHead`: `counts[s]` of them with the cyclic shift by s blocks.
 
         `PerHead(Blockwise.heads(256, 2, (10, 2)))` is the paper's 10 : 2 for twelve heads: ten see their own
         block, two the other block. Raises `InputError` for more shifts than blocks, and for counts below 0.
@@ -71,7 +70,6 @@ class Blockwise(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(2, (1, 2, 0))
 
     @classmethod

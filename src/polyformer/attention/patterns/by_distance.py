@@ -26,9 +26,7 @@ class ByDistance(Pattern, named=False):
     """A rule on the distance in slots from the query back to the key; negative for later keys."""
 
     def ends(self) -> tuple[int, int]:
-        """Return the farthest distances seen, before and after the query, each 0 or more: for example (256,
-        0).
-        """
+        """Return the farthest distances seen, before and after the query: for example (256, 0)."""
         raise NotImplementedError
 
     def sees(self, distance: Tensor) -> Tensor:
@@ -75,9 +73,7 @@ def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _keys_around(pattern: ByDistance, width: int) -> Keys:
-    """Return the keys of `width` consecutive queries, relative to the first query; earlier keys
-    are negative.
-    """
+    """Return the keys of `width` consecutive queries as distances in slots after the first query."""
     # Query i sees keys i - greatest .. i - least. Over i = 0 .. width - 1 their union is `some`, their
     # intersection `full`.
     some = unite((-greatest, width - least) for least, greatest in _runs_seen(pattern))

@@ -11,8 +11,7 @@ from polyformer.core.sequence.context import Context
 
 
 def pattern_in_part(pattern: Pattern, whole: Context, query: int, key: int) -> Pattern:
-    """Return `pattern` for a part of the call: its query 0 is query `query`, its key 0 is key `key`, of
-    `whole`.
+    """Return `pattern` for a part of the call `whole` that begins at query `query` and key `key`.
 
     Patterns that depend on distances only, or that read everything from the part's context, stay unchanged.
     All others are evaluated on the queries and keys of `whole`.

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,14 +15,58 @@ from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.sequence.context import Context
 
 
+class CompositePattern(Pattern, named=False):
+    """Base of the patterns that are composed of others, their parts."""
+
+    def parts(self) -> tuple[Pattern, ...]:
+        """Return the patterns that this one is composed of."""
+        raise NotImplementedError
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        """Return the same composition of other parts."""
+        raise NotImplementedError
+
+    def convert(self, function: Callable[[Pattern], Pattern]) -> Pattern:
+        """Return the composition of the converted parts."""
+        old = self.parts()
+        new = tuple(map(function, old))
+        # Most patterns are the same in all layers and heads: `self` keeps what is cached for it.
+        return self if all(a is b for a, b in zip(old, new)) else self.with_parts(new)
+
+    def cuts(self, context: Context) -> tuple[int, ...]:
+        """Return the cuts of all parts."""
+        return tuple(cut for part in self.parts() for cut in part.cuts(context))
+
+    def is_static(self) -> bool:
+        """Return whether all parts are."""
+        return all(part.is_static() for part in self.parts())
+
+    def causal(self) -> bool:
+        """Return whether all parts are."""
+        return all(part.causal() for part in self.parts())
+
+    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
+        """Return all parts bound."""
+        return self.convert(lambda part: part.bind(by_slot, device))
+
+    def layer_pattern(self, layer: int) -> Pattern:
+        """Return the composition of the parts' patterns of this layer."""
+        return self.convert(lambda part: part.layer_pattern(layer))
+
+    def head_pattern(self, head: int) -> Pattern:
+        """Return the composition of the parts' patterns of this head."""
+        return self.convert(lambda part: part.head_pattern(head))
+
+
 @dataclasses.dataclass(frozen=True)
-class _BinaryPattern(Pattern):
-    """Two composed patterns; the subclasses differ only in the operation."""
+class _BinaryPattern(CompositePattern):
+    """Two composed patterns; `combine` is the operation on their masks and on their keys."""
 
     left: Pattern
     right: Pattern
 
     sign: ClassVar[str] = ""
+    combine: ClassVar[Callable[[Any, Any], Any]]
 
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:
         super().__init_subclass__(named, **options)
@@ -33,43 +78,29 @@ class _BinaryPattern(Pattern):
         """Compose both; an expression or a bare `mask_mod` is converted to a pattern."""
         return cls(as_pattern(left), as_pattern(right))
 
-    def cuts(self, context: Context) -> tuple[int, ...]:
-        """Return the cuts of all parts."""
-        return (*self.left.cuts(context), *self.right.cuts(context))
+    def parts(self) -> tuple[Pattern, ...]:
+        """Return both patterns."""
+        return self.left, self.right
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        """Return the same operation on other patterns."""
+        return type(self)(*parts)
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return left(i, j) combined with right(i, j)."""
+        return self.combine(*(part.allows(context, b, h, q_idx, kv_idx) for part in self.parts()))
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the keys of both combined."""
+        return self.combine(*(part.keys(context, start, stop) for part in self.parts()))
 
     def relative(self, context: Context) -> bool:
-        """Return whether all parts are."""
+        """Return whether both parts are."""
         return self.left.relative(context) and self.right.relative(context)
-
-    def is_static(self) -> bool:
-        """Return whether all parts are."""
-        return self.left.is_static() and self.right.is_static()
-
-    def causal(self) -> bool:
-        """Return whether all parts are."""
-        return self.left.causal() and self.right.causal()
 
     def map_parts(self, function: Callable[[Pattern], Pattern]) -> Pattern:
         """Return both with `function` applied."""
-        return self._with_parts(self.left.map_parts(function), self.right.map_parts(function))
-
-    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
-        """Return both bound."""
-        return self._with_parts(self.left.bind(by_slot, device), self.right.bind(by_slot, device))
-
-    def layer_pattern(self, layer: int) -> Pattern:
-        """Return the composition of both patterns of this layer."""
-        return self._with_parts(self.left.layer_pattern(layer), self.right.layer_pattern(layer))
-
-    def head_pattern(self, head: int) -> Pattern:
-        """Return the composition of both patterns of this head."""
-        return self._with_parts(self.left.head_pattern(head), self.right.head_pattern(head))
-
-    def _with_parts(self, left: Pattern, right: Pattern) -> Pattern:
-        """Return the same composition of other parts; `self` if they are unchanged, so that plain patterns
-        cost nothing.
-        """
-        return self if left is self.left and right is self.right else type(self)(left, right)
+        return self.convert(lambda part: part.map_parts(function))
 
     def to_text(self) -> str:
         """Return `(left sign right)`."""
@@ -81,6 +112,7 @@ class And(_BinaryPattern, named=False):
     """The intersection: pairs that both patterns allow."""
 
     sign: ClassVar[str] = "&"
+    combine: ClassVar[Callable[[Any, Any], Any]] = operator.and_
 
     def distance_range(self) -> tuple[int, int] | None:
         """Return the intersection of both ranges."""
@@ -94,22 +126,13 @@ class And(_BinaryPattern, named=False):
         """Return the least common multiple: a distance must be a multiple of both steps."""
         return math.lcm(self.left.step(), self.right.step())
 
-    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return whether left(i, j) and right(i, j)."""
-        return self.left.allows(context, b, h, q_idx, kv_idx) & self.right.allows(
-            context, b, h, q_idx, kv_idx
-        )
-
-    def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the intersection of both."""
-        return self.left.keys(context, start, stop) & self.right.keys(context, start, stop)
-
 
 @dataclasses.dataclass(frozen=True)
 class Or(_BinaryPattern, named=False):
     """The union: pairs that either pattern allows."""
 
     sign: ClassVar[str] = "|"
+    combine: ClassVar[Callable[[Any, Any], Any]] = operator.or_
 
     def distance_range(self) -> tuple[int, int] | None:
         """Return the range from the least to the greatest of both; None if either has no limit."""
@@ -120,16 +143,6 @@ class Or(_BinaryPattern, named=False):
     def step(self) -> int:
         """Return the greatest common divisor of both steps."""
         return math.gcd(self.left.step(), self.right.step())
-
-    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return whether left(i, j) or right(i, j)."""
-        return self.left.allows(context, b, h, q_idx, kv_idx) | self.right.allows(
-            context, b, h, q_idx, kv_idx
-        )
-
-    def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the union of both."""
-        return self.left.keys(context, start, stop) | self.right.keys(context, start, stop)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,7 +131,6 @@ class ETC(GlobalPattern):
 
     @classmethod
     def examples(cls) -> tuple["ETC", ...]:
-        """Return small instances for the contract tests."""
         return cls(3, 2), cls(2, 3, hard_g2l=True, hard_l2g=True)
 
 

@@ -32,21 +32,14 @@ def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> An
         )
     if name.id not in registry:
         raise unknown("pattern", name.id, registry)
-    positional, keywords = (
-        ([], {})
-        if not isinstance(node, ast.Call)
-        else (
-            [_argument(argument, text, registry) for argument in node.args],
-            {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in node.keywords},
-        )
-    )
+    arguments, options = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
+    positional = [_argument(argument, text, registry) for argument in arguments]
+    keywords = {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in options}
     return _instantiate(registry[name.id], positional, keywords)
 
 
 def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
-    """Return the pattern with these fields: names and types are checked, and the size of numbers, as in a
-    file.
-    """
+    """Return the pattern with these fields; names, types and sizes are checked, as in a file."""
     where, (signature, hints) = f"pattern {pattern.__name__}", _signature(pattern)
     names = [field.name for field in dataclasses.fields(pattern)]
     for name in keywords:
@@ -67,9 +60,7 @@ def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any])
 
 @functools.cache
 def _signature(pattern: type) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the arguments of a pattern and their types; cached, as an expression may have thousands of
-    patterns.
-    """
+    """Return a pattern's arguments and their types; an expression may have thousands of patterns."""
     return inspect.signature(pattern), typing.get_type_hints(pattern)
 
 

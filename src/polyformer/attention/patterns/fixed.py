@@ -64,7 +64,6 @@ class Summary(Pattern):
 
     @classmethod
     def examples(cls) -> tuple["Summary", ...]:
-        """Return small instances for the contract tests."""
         return cls(4), cls(3, 2)
 
 

@@ -68,9 +68,7 @@ class _LocalBlocks(Pattern):
         return self._keys_by_document(context, start, stop)
 
     def _keys_by_document(self, context: Context, start: int, stop: int) -> Keys:
-        """Return the slots if rows and documents begin at different slots: one result per
-        beginning, joined.
-        """
+        """Return the slots if documents begin at different slots: one result per beginning, joined."""
         q_pos = context.q_pos
         assert q_pos is not None
         pos = context.once("q_pos on the CPU", lambda: q_pos.reshape(-1, context.q_len).cpu())[:, start:stop]
@@ -142,7 +140,6 @@ class Local1D(_LocalBlocks):
 
     @classmethod
     def examples(cls) -> tuple["Local1D", ...]:
-        """Return small instances for the contract tests."""
         return cls(4, 3), cls(7, 16)
 
 
@@ -235,7 +232,6 @@ class Local2D(_LocalBlocks):
 
     @classmethod
     def examples(cls) -> tuple["Local2D", ...]:
-        """Return small instances for the contract tests."""
         return cls((1300, 13), (2, 5), (3, 2, 1)), cls((1100, 5, 3), (3, 2), (1, 1, 0))
 
     @classmethod

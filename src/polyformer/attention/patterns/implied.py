@@ -11,15 +11,23 @@ from polyformer.attention.patterns.layout import Interval, Keys, clip
 from polyformer.core.sequence.context import Context
 
 
+class ImpliedPattern(Pattern, named=False):
+    """Base of these patterns: in a residue class they are the same, over the tables of the class."""
+
+    def in_residue_class(self, stride: int) -> Pattern:
+        """Return `self`: the order of slots is the order inside a class."""
+        return self
+
+    def relative(self, context: Context) -> bool:
+        """Return whether the rule depends on the distance only, without tables."""
+        return isinstance(self, Full | Causal)
+
+
 @dataclasses.dataclass(frozen=True)
-class Full(Pattern):
+class Full(ImpliedPattern):
     """Full attention: every query sees every key."""
 
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
-
-    def in_residue_class(self, stride: int) -> Pattern:
-        """Return `self`: every token of the class is visible."""
-        return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return True."""
@@ -31,20 +39,12 @@ class Full(Pattern):
         everything = clip(0, context.kv_len, context.kv_len)
         return Keys(everything, everything)
 
-    def relative(self, context: Context) -> bool:
-        """Return True: the rule depends on the distance only."""
-        return True
-
 
 @dataclasses.dataclass(frozen=True)
-class Causal(Pattern):
+class Causal(ImpliedPattern):
     """Causal mask: a query sees its own position and earlier ones."""
 
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2.3"
-
-    def in_residue_class(self, stride: int) -> Pattern:
-        """Return `self`: the order of slots is the order inside a class."""
-        return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether j <= i."""
@@ -56,21 +56,13 @@ class Causal(Pattern):
         # The last query sees the most keys; keys up to the first query need no mask.
         return Keys(clip(0, last + 1, context.kv_len), clip(0, first + 1, context.kv_len))
 
-    def relative(self, context: Context) -> bool:
-        """Return True: the rule depends on the distance only."""
-        return True
-
 
 @dataclasses.dataclass(frozen=True)
-class Padding(Pattern):
+class Padding(ImpliedPattern):
     """Padding mask: queries see only non-padding keys.
 
     `context.kv_valid` marks these keys; without it no key is padding.
     """
-
-    def in_residue_class(self, stride: int) -> Pattern:
-        """Return `self`: the context of the class has a separate `kv_valid`."""
-        return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return kv_valid[j]."""
@@ -84,7 +76,9 @@ class Padding(Pattern):
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
             return super().keys(context, start, stop)
-        return context.once(self, lambda: _key_runs(context.kv_valid))
+        valid = context.kv_valid
+        # Slots that are not padding in some, and in all, batch rows.
+        return context.once(self, lambda: Keys(runs(valid.any(0).cpu()), runs(valid.all(0).cpu())))
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
@@ -93,15 +87,11 @@ class Padding(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class Documents(Pattern):
+class Documents(ImpliedPattern):
     """Document mask: a query sees only the keys of its document.
 
     Tokens of the same document have equal numbers in `context.q_doc` and `context.kv_doc`.
     """
-
-    def in_residue_class(self, stride: int) -> Pattern:
-        """Return `self`: the context of the class has separate document numbers."""
-        return self
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether q_doc[i] == kv_doc[j]."""
@@ -149,13 +139,6 @@ def runs(flags: Tensor) -> tuple[Interval, ...]:
     edges = torch.diff(flags.int(), prepend=flags.new_zeros(1).int(), append=flags.new_zeros(1).int())
     starts, stops = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     return tuple(zip(starts, stops))
-
-
-def _key_runs(valid: Tensor | None) -> Keys:
-    """Return the slots that are not padding in some, and in all, batch rows."""
-    assert valid is not None, "Padding asks only where the context has it"
-    valid = valid.bool().cpu()
-    return Keys(runs(valid.any(0)), runs(valid.all(0)))
 
 
 def _document_spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -48,9 +48,7 @@ class Links(BlockPattern):
         return self.table[block] if block < len(self.table) else ()
 
     def _matrix(self, device: torch.device) -> Tensor:
-        """Return the visible pairs as a matrix [blocks + 1, blocks + 1]; the last row and column are all
-        blocks beyond.
-        """
+        """Return the visible pairs, [blocks + 1, blocks + 1]; the last row and column are blocks beyond."""
         pairs = [(i, j) for i, row in enumerate(self.table) for j in row]
         matrix = torch.zeros(len(self.table) + 1, 2 + max([0, *(j for _, j in pairs)]), dtype=torch.bool)
         for i, j in pairs:
@@ -59,7 +57,6 @@ class Links(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Links", ...]:
-        """Return small instances for the contract tests."""
         return (cls(3, ((0,), (0, 2), (), (1, 3))),)
 
     @classmethod

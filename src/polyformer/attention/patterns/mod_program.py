@@ -52,9 +52,7 @@ class BranchError(Exception):
 
 
 class MixedTypesError(Exception):
-    """Type promotion differs between tensors and scalars, so the program computes something else than the
-    mod.
-    """
+    """Type promotion differs between tensors and scalars: the program does not compute the mod."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +153,7 @@ def _sequence_number() -> int:
 
 
 def _input(x: Tensor) -> Tensor:
-    """Return a copy of the scalar that requires a gradient if scores do, so that custom functions are
-    detected.
-    """
+    """Return a copy of the scalar; it requires a gradient if scores do, which reveals custom functions."""
     x = x.detach().clone()
     wanted = torch.is_grad_enabled() and x.is_floating_point()
     return x.requires_grad_().clone() if wanted else x
@@ -175,9 +171,7 @@ def _live_operations(operations: list[Operation], ref: ValueRef | None) -> tuple
 
 
 def _has_custom_function(node: Any, before: int) -> bool:
-    """Return whether a graph made since number `before` has a custom autograd function, which is no
-    operation.
-    """
+    """Return whether a graph made since number `before` has a custom autograd function."""
     # Nodes older than `before` belong to captured tensors and are not followed.
     waiting, seen = [node], set()
     while waiting:
@@ -219,9 +213,7 @@ class OperationRecorder(TorchDispatchMode):
         return self.refs.get(id(x))
 
     def is_untracked(self, x: Tensor) -> bool:
-        """Return whether an unrecorded tensor may still depend on a recorded tensor: as a view, or through
-        autograd.
-        """
+        """Return whether an unrecorded tensor may depend on a recorded tensor, as a view or by autograd."""
         made_since = x.grad_fn is not None and x.grad_fn._sequence_nr() >= self.before
         return made_since or x.untyped_storage()._cdata in self.varying
 

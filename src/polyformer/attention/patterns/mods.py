@@ -61,8 +61,7 @@ class Mod:
         device: torch.device,
         start: int = 0,
     ) -> "Mod":
-        """Return the mod, with its program if it has one; `score` is a scalar of the type of its later
-        scores.
+        """Return the mod, with its program if it has one; `score` is a scalar of the later scores' type.
 
         Raises `InputError` for a mod that branches on its arguments or does not return a single value.
         """
@@ -84,9 +83,7 @@ class Mod:
         return cls(function, name, traced, start)
 
     def __call__(self, *places: Tensor) -> Tensor:
-        """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that
-        broadcasts to theirs.
-        """
+        """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that broadcasts."""
         # `start` turns queries of the call into slots.
         places = (*places[:-2], places[-2] + self.start, places[-1])
         if all(x.dim() == 0 for x in places):

@@ -1,13 +1,13 @@
 """Patterns that differ per head or per layer."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.composition import CompositePattern
 from polyformer.attention.patterns.implied import Causal, Full
 from polyformer.attention.patterns.layout import Keys
 from polyformer.attention.patterns.user_defined import as_pattern
@@ -16,7 +16,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class _PatternCycle(Pattern):
+class _PatternCycle(CompositePattern):
     """Several patterns, used cyclically."""
 
     patterns: tuple[Pattern, ...]
@@ -33,25 +33,17 @@ class _PatternCycle(Pattern):
             raise InputError(f"{type(self).__name__}: expected 1 pattern or more, got none")
         object.__setattr__(self, "patterns", tuple(map(as_pattern, self.patterns)))
 
-    def is_static(self) -> bool:
-        """Return whether all parts are."""
-        return all(pattern.is_static() for pattern in self.patterns)
+    def parts(self) -> tuple[Pattern, ...]:
+        """Return all patterns."""
+        return self.patterns
 
-    def causal(self) -> bool:
-        """Return whether all parts are."""
-        return all(pattern.causal() for pattern in self.patterns)
-
-    def bind(self, by_slot: bool, device: torch.device) -> Pattern:
-        """Return all patterns bound."""
-        return self if self.is_static() else self.map_patterns(lambda pattern: pattern.bind(by_slot, device))
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        """Return the same choice among other patterns."""
+        return type(self)(parts)
 
     def pattern_at(self, index: int) -> Pattern:
         """Return the pattern at `index`, cyclically."""
         return self.patterns[index % len(self.patterns)]
-
-    def map_patterns(self, function: Callable[[Pattern], Pattern]) -> "_PatternCycle":
-        """Return the choice with `function` applied to all patterns."""
-        return type(self)(tuple(map(function, self.patterns)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +51,6 @@ class PerHead(_PatternCycle):
     """Patterns per head: head h has pattern h; with fewer patterns than heads they repeat."""
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.3"
-
-    def layer_pattern(self, layer: int) -> Pattern:
-        """Return the patterns of this layer."""
-        return self.map_patterns(lambda pattern: pattern.layer_pattern(layer))
 
     def head_pattern(self, head: int) -> Pattern:
         """Return patterns[head % number of patterns]."""
@@ -86,13 +74,8 @@ class PerHead(_PatternCycle):
             combined = Keys((combined | keys).some, (combined & keys).full)
         return combined
 
-    def cuts(self, context: Context) -> tuple[int, ...]:
-        """Return the cuts of all parts."""
-        return tuple(cut for pattern in self.patterns for cut in pattern.cuts(context))
-
     @classmethod
     def examples(cls) -> tuple["PerHead", ...]:
-        """Return small instances for the contract tests."""
         return (cls((Causal(), Full())),)
 
 
@@ -105,10 +88,6 @@ class PerLayer(_PatternCycle):
     def layer_pattern(self, layer: int) -> Pattern:
         """Return patterns[layer % number of patterns]."""
         return self.pattern_at(layer).layer_pattern(layer)
-
-    def head_pattern(self, head: int) -> Pattern:
-        """Return the patterns of this head."""
-        return self.map_patterns(lambda pattern: pattern.head_pattern(head))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return the rule of the first pattern: outside a stack there is a single layer."""
@@ -128,5 +107,4 @@ class PerLayer(_PatternCycle):
 
     @classmethod
     def examples(cls) -> tuple["PerLayer", ...]:
-        """Return small instances for the contract tests."""
         return (cls((Causal(), Full())),)

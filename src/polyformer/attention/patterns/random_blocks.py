@@ -88,7 +88,6 @@ class Random(BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Random", ...]:
-        """Return small instances for the contract tests."""
         return cls(2, 3), cls(1, 2, seed=7)
 
 

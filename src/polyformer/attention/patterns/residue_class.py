@@ -85,9 +85,7 @@ def original_indices(
 
 
 def residue_class_table(x: Tensor, front: int, length: int, stride: int, edge: bool) -> Tensor:
-    """Return x [B, T] as [B * stride, length / stride]; added entries are False, or with `edge` like their
-    neighbour.
-    """
+    """Return x [B, T] as [B * stride, length / stride], filled with False, or by the `edge`."""
     after = length - front - x.shape[1]
     padding_before, padding_after = x[:, :1].expand(-1, front), x[:, -1:].expand(-1, after)
     if not edge:

@@ -30,9 +30,7 @@ def step(name: str) -> Callable[[ScoreMod], ScoreMod]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChainedScoreMods:
-    """Score functions in sequence: each takes the score of the previous function. All take indices that
-    broadcast.
-    """
+    """Score functions in sequence, each of the previous function's score; indices broadcast."""
 
     mods: tuple[ScoreMod, ...]
 

@@ -45,9 +45,7 @@ class Strided(Pattern):
         return context.distance(q_idx, kv_idx) % self.stride == 0
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
-        """Return an interval as wide as the row at every stride; all keys if the row is at least `stride`
-        wide.
-        """
+        """Return an interval as wide as the row at every stride, together all keys for wide rows."""
         width, length = stop - start, context.kv_len
         # The keys of `stride` neighbouring queries together are all keys.
         if width >= self.stride:
@@ -75,7 +73,6 @@ class Strided(Pattern):
 
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(70)
 
     @classmethod

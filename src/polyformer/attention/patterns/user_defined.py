@@ -31,9 +31,7 @@ class MaskModPattern(Pattern, named=False):
         return False
 
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
-        """Run the function once on scalars to find out whether its indices may broadcast, and return the
-        bound pattern.
-        """
+        """Run the function once on scalars, which shows whether its indices may broadcast."""
         if is_own(self.function):
             return self
         mod = Mod.of(self.function, "mask_mod", None, device)

@@ -74,9 +74,7 @@ class Window(Pattern):
         return self.dilation
 
     def in_residue_class(self, stride: int) -> Pattern | None:
-        """Return the window over neighbours, without the dilation; None if `stride` is not a multiple of the
-        dilation.
-        """
+        """Return the window over neighbours; None unless `stride` is a multiple of the dilation."""
         if stride % self.dilation:
             return None
         # The reach in slots divided by the distance of neighbours in a class.
@@ -88,5 +86,4 @@ class Window(Pattern):
 
     @classmethod
     def examples(cls) -> tuple["Window", ...]:
-        """Return small instances for the contract tests."""
         return cls(3), cls(4, 0), cls(0, 2), cls(0, 0), cls(2, 1, dilation=3)

@@ -28,7 +28,6 @@ class AlibiConfig(PositionConfig):
     paper: ClassVar[str] = "Press et al. 2022 (ALiBi), section 3"
 
     def build(self, shape: Shape) -> "Alibi":
-        """Return the module of the scheme for a whole stack."""
         return Alibi(shape.num_heads)
 
 

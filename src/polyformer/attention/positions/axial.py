@@ -41,7 +41,6 @@ class AxialConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["AxialConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(grid=(8, 5)), cls(grid=(3, 4, 5))
 
     def with_max_positions(self, before: int, after: int) -> "AxialConfig":
@@ -50,7 +49,6 @@ class AxialConfig(PositionConfig):
         return dataclasses.replace(self, grid=(max(self.grid[0], -(-after // row)), *self.grid[1:]))
 
     def build(self, shape: Shape) -> "Axial":
-        """Return the module of the scheme for a whole stack."""
         return Axial(self, shape.input_size)
 
 

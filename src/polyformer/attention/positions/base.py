@@ -177,18 +177,20 @@ def with_relations(context: Context, relation_ids: Tensor, rows: int, position: 
 
 
 def check_positions(pos: Tensor, count: int) -> None:
-    """Raise `InputError` for positions beyond a learned table with `count` rows.
-
-    The check runs only where it is cheap: on the CPU, outside compiled code. Elsewhere the lookup raises.
-    """
-    if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
-        return
-    length = int(pos.max()) + 1
+    """Raise `InputError` for positions beyond a learned table with `count` rows."""
+    length = readable_length(pos)
     if length > count:
         raise InputError(
             f"input of {length} tokens: longer than the {count} learned "
             f"positions (max_position_embeddings); shorten the text or choose another position scheme"
         )
+
+
+def readable_length(pos: Tensor) -> int:
+    """Return the greatest position plus 1; 0 on a GPU and in compiled code, where reading it is not cheap."""
+    if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
+        return 0  # the lookup of a position beyond the table raises there
+    return int(pos.max()) + 1
 
 
 def angle_dtype(device: torch.device) -> torch.dtype:

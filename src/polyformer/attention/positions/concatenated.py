@@ -51,7 +51,6 @@ class ConcatenatedConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["ConcatenatedConfig", ...]:
-        """Return small instances for the contract tests."""
         learned = PositionConfig.from_dict({"kind": "learned", "offset": 2}, "vectors")
         return cls(width=6), cls(width=5, vectors=learned)
 
@@ -60,7 +59,6 @@ class ConcatenatedConfig(PositionConfig):
         return dataclasses.replace(self, vectors=self.vectors.with_max_positions(before, after))
 
     def build(self, shape: Shape) -> "Concatenated":
-        """Return the module of the scheme for a whole stack."""
         return Concatenated(self, shape)
 
 

@@ -68,7 +68,6 @@ class DebertaConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["DebertaConfig", ...]:
-        """Return small instances for the contract tests."""
         later = cls(max_relative_positions=16, buckets=4, share_projections=True, norm_embeddings=True)
         return cls(), later, cls(max_relative_positions=3, terms=("p2c",), mirrored=True, absolute=True)
 
@@ -77,7 +76,6 @@ class DebertaConfig(PositionConfig):
         return dataclasses.replace(self, max_relative_positions=self.max_relative_positions or before)
 
     def build(self, shape: Shape) -> "Deberta":
-        """Return the module of the scheme for a whole stack."""
         return Deberta(self, shape)
 
 

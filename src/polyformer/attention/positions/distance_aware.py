@@ -29,7 +29,6 @@ class DistanceAwareConfig(PositionConfig):
     paper: ClassVar[str] = "Wu et al. 2021 (DA-Transformer), section 3"
 
     def build(self, shape: Shape) -> "DistanceAware":
-        """Return the module of the scheme for a whole stack."""
         return DistanceAware(shape.num_layers, shape.num_heads)
 
 

@@ -52,12 +52,10 @@ class EtcLabelsConfig(PositionConfig):
                 raise InputError(f"{name}: expected 1 token or more, got {getattr(self, name)}")
 
     def build(self, shape: Shape) -> "EtcLabels":
-        """Return the module of the scheme for a whole stack."""
         return EtcLabels(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["EtcLabelsConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(global_tokens=3, max_distance=2)
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention.positions.base import Position, PositionConfig, Shape
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, readable_length
 from polyformer.core.errors import InputError
 
 
@@ -40,7 +40,6 @@ class GridConfig(PositionConfig):
             raise InputError(f"grid: shape: expected 2 or 3 numbers of 1 or more, got {list(self.shape)}")
 
     def build(self, shape: Shape) -> "Grid":
-        """Return the module of the scheme for a whole stack."""
         if shape.image is not None and self.shape != shape.image[1:]:
             _, height, width = shape.image
             raise InputError(
@@ -51,7 +50,6 @@ class GridConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["GridConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(shape=(40, 3)), cls(shape=(14, 3, 3))
 
 
@@ -73,7 +71,13 @@ class Grid(Position):
         if layer:
             return x
         place = pos - self.first
-        self._check_places(place)
+        length = readable_length(place)
+        if length > self.places + 1:
+            shape = "x".join(str(size) for size in (self.sizes[0] - 1, *self.sizes[1:]))
+            raise InputError(
+                f"input of {length} tokens: a grid of {shape} has {self.places} places and one for a start "
+                "token; set position.shape to the shape of your images"
+            )
         rest = place.clamp_min(0) if self.first else place
         before = x
         # The last axis varies fastest; after it, the quotient is the index of the axis before.
@@ -82,15 +86,3 @@ class Grid(Position):
             rest = rest // size
         x = x + self.tables[0](rest)
         return torch.where((place < 0).unsqueeze(-1), before, x) if self.first else x
-
-    def _check_places(self, pos: Tensor) -> None:
-        """Raise `InputError` for places beyond the grid if checking is cheap; elsewhere the lookup raises."""
-        if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
-            return
-        length = int(pos.max()) + 1
-        if length > self.places + 1:
-            shape = "x".join(str(size) for size in (self.sizes[0] - 1, *self.sizes[1:]))
-            raise InputError(
-                f"input of {length} tokens: a grid of {shape} has {self.places} places and one for a start "
-                "token; set position.shape to the shape of your images"
-            )

@@ -27,7 +27,6 @@ class LearnedConfig(PositionConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
-        """Return the module of the scheme for a whole stack."""
         return Learned([shape.input_size], shape.max_positions, self.offset)
 
     def __post_init__(self) -> None:
@@ -36,7 +35,6 @@ class LearnedConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["LearnedConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(offset=2)
 
 
@@ -48,7 +46,6 @@ class LearnedPerLayerConfig(PositionConfig):
     paper: ClassVar[str] = "Al-Rfou et al. 2018, section 3.3"
 
     def build(self, shape: Shape) -> "Learned":
-        """Return the module of the scheme for a whole stack."""
         # The first layer adds to the embedding sum, which may be narrower than the stack.
         widths = [shape.input_size] + [shape.hidden_size] * (shape.num_layers - 1)
         return Learned(widths, shape.max_positions)

@@ -13,5 +13,4 @@ class NoPositionConfig(PositionConfig):
     kind: ClassVar[str] = "none"
 
     def build(self, shape: Shape) -> Position:
-        """Return the module of the scheme for a whole stack."""
         return Position()

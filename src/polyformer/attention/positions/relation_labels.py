@@ -39,7 +39,6 @@ class RelationLabelsConfig(PositionConfig):
             raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
 
     def build(self, shape: Shape) -> "RelationLabels":
-        """Return the module of the scheme for a whole stack."""
         return RelationLabels(self.num_labels, shape.num_layers, shape.head_size)
 
 
@@ -50,7 +49,6 @@ class RelationBiasConfig(RelationLabelsConfig):
     kind: ClassVar[str] = "relation_bias"
 
     def build(self, shape: Shape) -> "RelationBias":
-        """Return the module of the scheme for a whole stack."""
         return RelationBias(self.num_labels, shape.num_layers, shape.num_heads)
 
 

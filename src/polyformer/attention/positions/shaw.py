@@ -38,7 +38,6 @@ class ShawConfig(PositionConfig):
             raise InputError(f"clip: expected a distance of 1 token or more, got {self.clip}")
 
     def build(self, shape: Shape) -> "Shaw":
-        """Return the module of the scheme for a whole stack."""
         return Shaw(self, shape)
 
     @classmethod

@@ -48,12 +48,10 @@ class SinusoidalConfig(PositionConfig):
             raise InputError(f"offset: expected 0 positions or more, got {self.offset}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
-        """Return the module of the scheme for a whole stack."""
         return Sinusoidal(shape.input_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SinusoidalConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(layout="halves", base=500.0, inclusive=True, offset=2)
 
 

@@ -31,7 +31,6 @@ class StepSinusoidConfig(PositionConfig):
             raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "StepSinusoid":
-        """Return the module of the scheme for a whole stack."""
         return StepSinusoid(shape.hidden_size, self)
 
 

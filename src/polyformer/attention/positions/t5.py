@@ -38,7 +38,6 @@ class T5BiasConfig(PositionConfig):
             raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
 
     def build(self, shape: Shape) -> "T5Bias":
-        """Return the module of the scheme for a whole stack."""
         return T5Bias(self, shape.num_heads)
 
 

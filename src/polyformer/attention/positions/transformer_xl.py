@@ -54,12 +54,10 @@ class TransformerXLConfig(PositionConfig):
             raise InputError(f"waves_dropout: expected a probability in [0, 1), got {self.waves_dropout}")
 
     def build(self, shape: Shape) -> "TransformerXL":
-        """Return the module of the scheme for a whole stack."""
         return TransformerXL(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["TransformerXLConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(shared_biases=True, clamp_distance=5)
 
 

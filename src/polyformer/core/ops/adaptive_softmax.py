@@ -57,8 +57,7 @@ def log_probabilities(hidden: Tensor, clusters: Sequence[Cluster]) -> Tensor:
 
 
 def adaptive_cross_entropy(hidden: Tensor, clusters: Sequence[Cluster], labels: Tensor) -> Tensor:
-    """Return the mean of -log p(label) over the labelled tokens, with logits only for clusters that contain
-    labels.
+    """Return the mean of -log p(label), with logits only for clusters that contain labels.
 
     Args:
         hidden: [..., E]. labels: [...] in 0..V-1, or -100 for tokens without a label; without any labels

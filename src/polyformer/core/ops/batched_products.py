@@ -26,9 +26,7 @@ TILES = (64, 256), (64, 512), (128, 512), (256, 512), (256, 1024)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchedProducts(Config):
-    """The least numbers of multiplications for which oneDNN computes a product, so that its overhead pays
-    off.
-    """
+    """The least numbers of multiplications for which oneDNN's overhead pays off."""
 
     plain: int = 1 << 24
     transposed: int = 1 << 24  # if the first matrix is transposed, which slows BLAS less
@@ -78,9 +76,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _onednn(x: Tensor, y: Tensor) -> Tensor:
-    """Return x [..., M, K] @ y [K, P], with y made dense: oneDNN uses slow reference code for
-    rows with gaps.
-    """
+    """Return x [..., M, K] @ y [K, P], with y made dense: oneDNN is slow for rows with gaps."""
     weight = y.mT
     if not (weight.is_contiguous() or y.is_contiguous()):
         weight = weight.contiguous()
@@ -88,9 +84,7 @@ def _onednn(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _measure() -> BatchedProducts:
-    """Measure the products of attention tiles with one thread, as threads divide the tiles, not
-    the products.
-    """
+    """Measure products of attention tiles with one thread: threads divide tiles, not products."""
     if not torch.backends.mkldnn.is_available():
         return BatchedProducts(plain=NEVER, transposed=NEVER)
     with threads(1):

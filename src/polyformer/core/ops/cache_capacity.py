@@ -9,8 +9,7 @@ ON_ACCELERATOR = 1 << 26
 
 
 def cache_capacity(like: Tensor) -> int:
-    """Return the number of values in the dtype of `like` that fit a core's private cache; more on an
-    accelerator.
+    """Return the number of values like `like` in a core's private cache; more on an accelerator.
 
     With half or twice this number, times differ by at most a tenth. Results depend on the parts only by
     rounding.

@@ -33,8 +33,7 @@ Result = TypeVar("Result")
 
 
 def suitable_threads(model: nn.Module) -> int:
-    """Return the number of CPU threads that suits `model`: 1 if all of its matrices are small, else torch's
-    choice.
+    """Return the number of CPU threads for `model`: 1 if all matrices are small, else torch's choice.
 
     In tiny products each thread has microseconds of work, and on a busy machine the others wait for it as
     long as the operating system runs other processes: two threads have been several times slower than one.
@@ -85,9 +84,7 @@ def parallel_map(function: Callable[[Sequence[Item]], Result], items: Sequence[I
 
 @functools.lru_cache(maxsize=WORKERS)
 def _pool(process: int, workers: int, threads: int) -> ThreadPoolExecutor:
-    """Return workers that share torch's `threads`; a forked process cannot use its parent's and makes new
-    ones.
-    """
+    """Return workers that share torch's `threads`; a forked process makes new ones."""
     pool = ThreadPoolExecutor(workers, "attend", initializer=_set_threads, initargs=(threads // workers,))
     ready = threading.Barrier(workers + 1)
     for _ in range(workers):

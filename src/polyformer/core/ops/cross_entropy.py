@@ -37,9 +37,7 @@ class VocabularyShard(Protocol):
     most: int
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the index of each of `ids` among the local rows (0 if it is not local), and whether it is
-        local.
-        """
+        """Return the index of each id among the local rows (0 if not local), and whether it is local."""
         ...
 
     def largest(self, x: Tensor) -> Tensor:

@@ -16,9 +16,7 @@ PAGE = 1 << 21
 
 
 def use_huge_pages(address: int, size: int) -> None:
-    """Request huge pages for `size` bytes at `address`; the content never changes, even if the system
-    refuses.
-    """
+    """Request huge pages for `size` bytes at `address`; the content never changes."""
     start, stop = -(-address // PAGE) * PAGE, (address + size) // PAGE * PAGE
     madvise = _madvise()
     if madvise is not None and start < stop:

@@ -172,9 +172,7 @@ def dequantized_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor |
 
 
 def has_fast_product(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a faster method than the definition applies: eager on a CPU, outside autograd and
-    autocast.
-    """
+    """Return whether a faster method applies: eager on a CPU, outside autograd and autocast."""
     return (
         x.device.type == weight.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)

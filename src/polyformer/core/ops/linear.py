@@ -26,9 +26,7 @@ microseconds.
 
 
 class LinearBackend(Protocol):
-    """An object that computes products outside autograd while it is set:
-    `polyformer.core.ops.packed_weights`.
-    """
+    """An object that computes products outside autograd while it is set (`ops.packed_weights`)."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
@@ -64,9 +62,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-    """Return the outputs of several layers for the same x; in one product inside
-    `PackedWeights` or for int8.
-    """
+    """Return the outputs of several layers for one x; inside `PackedWeights` or in int8 by one product."""
     together = getattr(layers[0], "together", None)
     joint = None if together is None else together(x, layers)
     if joint is not None:
@@ -94,9 +90,7 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Return grad [N, O] transposed times x [N, I], the gradient of a layer's weight: [O, I]; not
-    differentiable.
-    """
+    """Return grad [N, O] transposed times x [N, I], a weight's gradient [O, I]; not differentiable."""
     if not onednn_takes(grad, x):
         return grad.T @ x
     return product_kernels.grad_weight(
@@ -119,9 +113,7 @@ def shaped(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether oneDNN may compute this product of `dtype`: eager, on a CPU, outside autocast and
-    torch.func.
-    """
+    """Return whether oneDNN may compute a product: eager, on a CPU, outside autocast and torch.func."""
     return (
         x.dtype == weight.dtype == dtype
         and x.is_cpu
@@ -201,9 +193,7 @@ class ExactLinear(Linear):
 
 
 def as_torch(model: M) -> M:
-    """Return a copy of the model with `torch.nn.Linear` as linear layers, for tools that
-    require this type.
-    """
+    """Return a copy of the model with `torch.nn.Linear` as linear layers, which some tools require."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
         if type(module) in (Linear, ExactLinear):

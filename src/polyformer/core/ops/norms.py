@@ -1,6 +1,4 @@
-"""Normalisation of each token over its channels (LayerNorm, RMSNorm), or of each channel over tokens
-(BatchNorm).
-"""
+"""Norms: of each token over channels (LayerNorm, RMSNorm), of each channel over tokens (BatchNorm)."""
 
 import dataclasses
 from typing import ClassVar
@@ -142,9 +140,7 @@ class BatchNormConfig(NormConfig):
 
 
 class BatchNorm(nn.Module):
-    """The module of `BatchNormConfig`; `running_mean`, `running_var` (unbiased) [E] are saved with the
-    weights.
-    """
+    """The module of `BatchNormConfig`; `running_mean` and `running_var` (unbiased) [E] are saved."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -190,7 +186,5 @@ class BatchNorm(nn.Module):
 
 
 def normalize(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
-    """Return norm(x) for x [B, T, E]; `real` [B, T], the tokens that are not padding, matters to `BatchNorm`
-    only.
-    """
+    """Return norm(x) for x [B, T, E]; `BatchNorm` leaves out padding, where `real` [B, T] is False."""
     return norm(x, real) if isinstance(norm, BatchNorm) else norm(x)

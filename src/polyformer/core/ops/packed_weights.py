@@ -187,9 +187,7 @@ class PackedWeights:
         return self.copies.of(*weights)
 
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
-        """Return the layers joined to one; False if a layer has hooks, or oneDNN does not compute the
-        products.
-        """
+        """Return the layers joined to one; False for layers with hooks, or products not by oneDNN."""
         if not x.numel():
             return False
         plain = [layer for layer in layers if is_plain(layer)]

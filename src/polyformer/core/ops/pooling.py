@@ -1,6 +1,4 @@
-"""Pooling of a sequence to one vector: the first or last real token, or the mean or maximum of the real
-tokens.
-"""
+"""Pooling of a sequence to one vector: the first or last real token, or the mean or maximum of all."""
 
 import torch
 from torch import Tensor
@@ -17,9 +15,7 @@ def check_pooling(name: str) -> None:
 
 
 def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
-    """Return hidden [B, T, E] pooled to [B, E]; `mask` [B, T] is True for real tokens (None: all). T is at
-    least 1.
-    """
+    """Return hidden [B, T, E] pooled to [B, E]; T >= 1, `mask` [B, T] is True for real tokens."""
     if not hidden.shape[1]:
         raise InputError("input_ids: pooling needs at least 1 token per text, got none")
     if mask is None:

@@ -18,9 +18,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def autocast_device(x: Tensor) -> str:
-    """Return the device type of the autocast that applies to `x`: its device; for `meta`, which has none, the
-    CPU.
-    """
+    """Return the device type of the autocast that applies to `x`; for `meta` the CPU."""
     return "cpu" if x.is_meta else x.device.type
 
 

@@ -1,5 +1,4 @@
-"""The library for each of the three products of a linear layer, chosen by size from measurements on this
-machine.
+"""The library for each product of a linear layer, chosen by size from measurements on this machine.
 
 BLAS is often tuned for the processors of another vendor; there oneDNN, which compiles its kernels for the
 current processor, is twice as fast. On other processors oneDNN loses half of its speed for transposed
@@ -143,9 +142,7 @@ def _distance(size: Size, other: Size) -> float:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [N, I] times weight [O, I] transposed, plus bias [O], by oneDNN: [N, O]; not
-    differentiable.
-    """
+    """Return x [N, I] times weight [O, I] transposed plus bias [O] by oneDNN; not differentiable."""
     y = torch.ops.mkldnn._linear_pointwise(_padded(x), weight, bias, "none", [], "")
     return y[: len(x)]
 

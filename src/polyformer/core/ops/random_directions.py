@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 
 def directions(count: int, width: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Return W [count, width] in float64: rows of N(0, I), or with orthogonal rows in each block of `width`
-    rows.
+    """Return W [count, width] in float64: rows of N(0, I), or orthogonal in blocks of `width` rows.
 
     Orthogonal rows have the lengths of independent rows, so that each single row is still distributed as N(0,
     I).

@@ -143,9 +143,7 @@ class Context:
         return self.q_len, self.kv_len, self.offset, self.causal, self.image
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, computed once per context, as all layers need the same layouts and
-        masks.
-        """
+        """Return the result of `make`, computed once per context, as all layers share layouts and masks."""
         if torch.compiler.is_compiling():  # tracing shares repeated work and must not change the context
             return make()
         memo = self.recalled()
@@ -163,9 +161,7 @@ class Context:
         return self.memo
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return the number of slots from the key to the query: 0 is the query's slot, later keys are
-        negative.
-        """
+        """Return the slots from the key to the query: 0 is the query's slot, later keys are negative."""
         if (shard := self.shard) is not None:
             return self.once("slots", lambda: shard.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
@@ -229,7 +225,5 @@ def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Return positions [B, T] that count the non-padding tokens of each row from 0; padding repeats
-    the neighbour's.
-    """
+    """Return positions [B, T] that count each row's non-padding tokens from 0; padding repeats them."""
     return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)

@@ -64,9 +64,7 @@ def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) ->
 def slice_context(
     whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device
 ) -> Context:
-    """Return the context of a run of queries and a run of keys of `whole`, with slots counted from the first
-    key.
-    """
+    """Return the context of a run of queries and of keys; slots count from the first key."""
     changes = {}
     for side, (start, stop) in (("q", queries), ("kv", keys)):
         for name in TABLES:
@@ -121,8 +119,7 @@ def use_context_parallel(over: ContextParallel) -> Iterator[None]:
 
 
 def gather_sequence(local: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    """Return the table [..., T] of a whole sequence from the parts of all processes; numbers without
-    gradient.
+    """Return the table [..., T] of a whole sequence from the parts of all processes, without gradient.
 
     local: [..., t], for the tokens that the model outputs here. slots: [t], the slots of these tokens,
     `output.slots`; None if they are all slots. Every process of the group must call this.
@@ -139,8 +136,7 @@ def gather_sequence(local: torch.Tensor, slots: torch.Tensor | None) -> torch.Te
 
 
 def context_parallel(group: Any = None, strategy: str = "auto") -> AbstractContextManager[None]:
-    """Return a context in which a model shards its sequences over the processes of a group: context
-    parallelism.
+    """Return a context in which a model shards its sequences over processes: context parallelism.
 
     All processes call the model with the same, whole inputs. Each computes its part of the tokens; their keys
     and values, or sums of them, are sent to the processes that need them. `output.loss` is the loss of the

@@ -1,6 +1,4 @@
-"""Ranks of tokens within their documents; only non-padding tokens count, so padding and packing change
-nothing.
-"""
+"""Ranks of tokens in their documents; only non-padding tokens count, so padding changes nothing."""
 
 import torch
 from torch import Tensor
@@ -9,8 +7,7 @@ from polyformer.core.sequence.context import Context
 
 
 def token_ranks(context: Context, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for all keys, [R, Tk] each: whether the key is not padding, the non-padding tokens before it in
-    its document, its document.
+    """Return for all keys [R, Tk]: not padding; non-padding tokens before it in its document; document.
 
     R is 1 if all rows are alike.
     """
@@ -32,9 +29,7 @@ def token_ranks(context: Context, device: torch.device) -> tuple[Tensor, Tensor,
 
 
 def documents_of_row(context: Context, b: int) -> list[list[int]]:
-    """Return the slots of the non-padding tokens of each document in batch row b, for reference
-    implementations.
-    """
+    """Return the slots of each document's non-padding tokens in row b, for reference implementations."""
     documents: dict[int, list[int]] = {}
     for token in range(context.kv_len):
         if context.kv_valid is None or context.kv_valid[b, token]:

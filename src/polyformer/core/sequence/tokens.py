@@ -91,9 +91,7 @@ class Tokens(State):
         return dataclasses.replace(shorter, length=kept.stop)
 
     def _numbers(self, name: str, past: Tensor | None, new: Tensor | None, ids: Tensor) -> Tensor | None:
-        """Return the numbers [B, T] of these tokens and the `new` ones; by default the last
-        number repeats.
-        """
+        """Return the numbers [B, T] of these tokens and the `new` ones; by default the last repeats."""
         new = None if new is None else _check_shape(name, new, ids)
         if new is None and past is not None:
             new = past[:, -1:].expand(ids.shape)
@@ -164,9 +162,7 @@ NO_TOKENS = Tokens(0)
 def _count_positions(
     rows: int, length: int, valid: Tensor | None, doc: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Return positions [B, T]: non-padding tokens counted from 0 in every document; padding repeats
-    the neighbour's.
-    """
+    """Return positions [B, T]: non-padding tokens counted in every document; padding repeats them."""
     real = torch.ones(rows, length, dtype=torch.long, device=device) if valid is None else valid.long()
     count = real.cumsum(1)
     if doc is not None:
@@ -202,9 +198,7 @@ def _concatenate(
     default,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return past and new entries concatenated, with defaults for a missing part; None if both
-    are missing.
-    """
+    """Return past and new entries, with defaults for a missing part; None if both are missing."""
     if past is None and new is None:
         return None
     past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past

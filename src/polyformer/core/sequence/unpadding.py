@@ -35,9 +35,7 @@ class Unpadding:
         return whole.index_copy(0, self.index, x[0]).view(self.rows, self.length, -1)
 
     def pack_inputs(self, inputs: ModelInputs) -> ModelInputs:
-        """Return inputs [B, T] as [1, N], without a mask: each row (or each document of a row)
-        is a document.
-        """
+        """Return inputs [B, T] as [1, N] without a mask; rows (or documents of a row) become documents."""
         shape = self.rows, self.length
         documents = torch.arange(self.rows, device=self.index.device).unsqueeze(1).expand(shape)
         if inputs.document_ids is not None:
@@ -55,9 +53,7 @@ class Unpadding:
 
 
 def unpadding(inputs: ModelInputs) -> Unpadding | None:
-    """Return an unpadding for these inputs; None if it does not pay off, or the mask cannot be
-    read cheaply.
-    """
+    """Return an unpadding; None if it does not pay off, or the mask cannot be read cheaply."""
     ids, mask = inputs.input_ids, inputs.attention_mask
     if mask is None or ids is None or mask.is_cuda or mask.shape != ids.shape:
         return None

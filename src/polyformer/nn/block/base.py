@@ -50,14 +50,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Return the output of the layer, with the shape of x.
 
-        real: [B, T] bool, the tokens that are not padding, for norms over all tokens (`ops.norms.normalize`);
+        valid: [B, T] bool, the tokens that are not padding, for norms over all tokens (`normalize`);
         None if there is no padding or if the norm treats each token separately.
         """
         raise NotImplementedError
 
     def pre_norm(self, x: Tensor) -> Tensor:
-        """Return the input of the first sub-layer for the input x of the layer."""
-        raise NotImplementedError
+        """Return the input of the first sub-layer for the input x of the layer: norm(x)."""
+        return self.norms[0](x)
 
     def memory_input(self, x: Tensor) -> Tensor:
         """Return the part [B, T, E] of the layer input x that a memory stores for `pre_norm_memory`."""

@@ -76,10 +76,6 @@ class GatedBlock(Block):
             x = gate(x, self.dropout(sublayer(normalize(norm, x, valid)).relu()))
         return x
 
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """Return norm(x)."""
-        return self.norms[0](x)
-
 
 class ResidualSum(nn.Module):
     """The plain residual sum x + y."""

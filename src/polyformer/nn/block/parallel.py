@@ -35,7 +35,3 @@ class Parallel(Block):
         for sublayer in sublayers:
             x = x + self.dropout(sublayer(normed))
         return x
-
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """Return norm(x)."""
-        return self.norms[0](x)

@@ -62,10 +62,6 @@ class PreNorm(Block):
             x = _clamp_float16(x + (y if y.dtype == x.dtype else _clamp_float16(y))) if self.finite else x + y
         return x
 
-    def pre_norm(self, x: Tensor) -> Tensor:
-        """Return norm(x)."""
-        return self.norms[0](x)
-
 
 def _clamp_float16(x: Tensor) -> Tensor:
     """Clamp a float16 x to the finite numbers of float16; return x of another type unchanged."""

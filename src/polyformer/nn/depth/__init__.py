@@ -1,8 +1,7 @@
 """Adaptive depth: policies for the number of layers of each token; each file implements a policy."""
 
 from polyformer.core.registry import import_modules
-from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, ExitLoss, Halting
+from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, ExitLoss, Halting
 from polyformer.nn.depth.fixed import FixedConfig
 from polyformer.nn.depth.recording import full_depth, recorded_depths, recorded_states
 

@@ -26,8 +26,7 @@ from polyformer.attention.positions import Shape
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import NormConfig
-from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, Halting
+from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, Halting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

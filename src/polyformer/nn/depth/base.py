@@ -17,7 +17,6 @@ from polyformer.attention.positions import Shape
 from polyformer.core.config import Config
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.nn.depth.active import Active
 from polyformer.nn.depth.recording import record_depths
 
 
@@ -39,6 +38,50 @@ class DepthConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Active:
+    """The active tokens of a call: where `mask` [B, T] is True; `index` [N]: the same places in [B T].
+
+    Active tokens of all rows are concatenated, [1, N, E], for tokenwise computations: norms, queries, output
+    projections and feed-forwards. There is no padding among them, even if the rows of a batch halt at
+    different layers. Keys and values are of all tokens. On the meta device, which traces only shapes, all
+    tokens are active and none halts.
+    """
+
+    mask: Tensor
+    index: Tensor
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> "Active":
+        """Return the places where `mask` [B, T] is True."""
+        if mask.is_meta:
+            return cls(mask, torch.arange(mask.numel(), device=mask.device))
+        return cls(mask, mask.flatten().nonzero().squeeze(-1))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the active tokens [1, N, E] of x [B, T, E]."""
+        return x.flatten(0, 1).index_select(0, self.index).unsqueeze(0)
+
+    def scatter(self, y: Tensor, into: Tensor) -> Tensor:
+        """Return `into` [B, T, E] with the active tokens y [1, N, E] in their places."""
+        return into.flatten(0, 1).index_copy(0, self.index, y[0].to(into.dtype)).view(into.shape)
+
+    def scatter_to_zeros(self, y: Tensor) -> Tensor:
+        """Return the active tokens y [1, N, E] in their places of [B, T, E], with zeros elsewhere."""
+        return self.scatter(y, y.new_zeros(*self.mask.shape, y.shape[-1]))
+
+    def without(self, halted: Tensor) -> "Active":
+        """Return the active tokens without the tokens where `halted` [N] is True."""
+        if self.mask.is_meta:
+            return self
+        index = self.index[~halted]
+        mask = torch.zeros_like(self.mask).flatten().index_fill(0, index, True)
+        return Active(mask.view(self.mask.shape), index)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class DepthInput:
     """The inputs of a policy at the start of a call.
 
@@ -57,12 +100,10 @@ class DepthInput:
     @property
     def valid(self) -> Tensor:
         """Return which tokens are not padding, [B, T] bool."""
-        valid, rows, length = self.context.kv_valid, self.x.shape[0], self.x.shape[1]
+        valid, shape = self.context.q_valid, self.x.shape[:2]
         if valid is None:
-            return torch.ones(rows, length, dtype=torch.bool, device=self.x.device)
-        # With a cache, kv_valid also covers earlier tokens; the last T columns are the tokens of this call.
-        offset = self.context.offset
-        return valid[:, offset : offset + length].expand(rows, length)
+            return torch.ones(shape, dtype=torch.bool, device=self.x.device)
+        return valid.expand(shape)
 
 
 class ExitLoss(Protocol):

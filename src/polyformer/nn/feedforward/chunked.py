@@ -8,6 +8,7 @@ forward pass of f. Kitaev et al. 2020 (Reformer), section 3; the reversible laye
 """
 
 import dataclasses
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,11 +20,6 @@ from polyformer.core.sequence.context import Context
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
-def dense() -> FeedForwardConfig:
-    """Return the default of `inner`, a dense feed-forward."""
-    return FeedForwardConfig.from_dict("dense")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkedConfig(FeedForwardConfig):
     """Chunked feed-forward: tokens are processed in chunks, which saves memory in training.
@@ -31,7 +27,9 @@ class ChunkedConfig(FeedForwardConfig):
     `inner`: any feed-forward that processes each token separately.
     """
 
-    inner: FeedForwardConfig = dataclasses.field(default_factory=dense)
+    inner: FeedForwardConfig = dataclasses.field(
+        default_factory=partial(FeedForwardConfig.from_dict, "dense")
+    )
     chunk: int = 512  # tokens, counted over all rows of the batch
 
     kind: ClassVar[str] = "chunked"

@@ -20,6 +20,7 @@ Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 
 
 import dataclasses
 import math
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -37,11 +38,6 @@ from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
-def dense() -> FeedForwardConfig:
-    """Return a dense feed-forward, the expert of all three papers."""
-    return FeedForwardConfig.from_dict("dense")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(FeedForwardConfig):
     """Mixture of experts: a router sends each token to a few of many feed-forwards.
@@ -49,7 +45,9 @@ class ExpertsConfig(FeedForwardConfig):
     There are `experts` feed-forwards of the form `expert`; `top_k` of them process each token.
     """
 
-    expert: FeedForwardConfig = dataclasses.field(default_factory=dense)
+    expert: FeedForwardConfig = dataclasses.field(
+        default_factory=partial(FeedForwardConfig.from_dict, "dense")
+    )
     experts: int = 8
     top_k: int = 2
     gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
@@ -249,6 +247,7 @@ def _counts(chosen: Tensor, experts: int) -> Tensor:
 
 def _valid_tokens(x: Tensor, context: Context | None) -> Tensor:
     """Return which of the tokens x [B, T, E] are not padding, [B, T]."""
-    if context is None or context.kv_valid is None:
+    valid = None if context is None else context.q_valid
+    if valid is None:
         return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return context.kv_valid[:, context.offset : context.offset + x.shape[1]].expand(x.shape[:2])
+    return valid.expand(x.shape[:2])

@@ -122,9 +122,8 @@ def depthwise_convolution(
     causal = context is not None and context.causal
     if context is not None:
         doc = context.q_doc
-        if context.kv_valid is not None:
-            valid = context.kv_valid[:, context.offset : context.offset + length]
-            x = x.masked_fill(~valid.bool().unsqueeze(-1), 0)
+        if context.q_valid is not None:
+            x = x.masked_fill(~context.q_valid.unsqueeze(-1), 0)
     if doc is not None:
         doc = doc.expand(len(x), -1)
     before = 0 if past is None else past.shape[1]

@@ -1,5 +1,4 @@
-"""Adaptive softmax over a vocabulary in clusters: see `polyformer.core.ops.adaptive_softmax` for the
-equation.
+"""Adaptive softmax over a vocabulary in clusters; `polyformer.core.ops.adaptive_softmax` has the equation.
 
 With adaptive embeddings (`embedding.adaptive`) the head has the same clusters and, if tied, the same vectors;
 with a plain table it has separate clusters. The predictions are log-probabilities; used as logits they give
@@ -17,7 +16,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, weight_of
 from polyformer.core.ops.linear import Linear
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.base import Head, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.vocabulary import VocabularyConfig
 from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding
 
 Table = Tensor | Int8Weight | AdaptiveEmbedding
@@ -28,7 +28,7 @@ DEFAULT_CUTOFFS = 3 / 40, 9 / 40
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveSoftmaxConfig(HeadConfig):
+class AdaptiveSoftmaxConfig(VocabularyConfig):
     """Adaptive softmax: the vocabulary is split into clusters, and rare tokens cost less.
 
     The options are the clusters of the vocabulary, and the weights that the output shares with the
@@ -55,10 +55,6 @@ class AdaptiveSoftmaxConfig(HeadConfig):
     def build(self, shape: HeadShape) -> "AdaptiveSoftmax":
         """Return the head; it has vectors of tokens only if it is not tied."""
         return AdaptiveSoftmax(shape, self)
-
-    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
-        """Return token ids [B, T]."""
-        return torch.randint(vocab_size, (rows, length))
 
     def resolve(self, shape: HeadShape) -> AdaptiveConfig:
         """Return the clusters for this shape; `InputError` if tied embeddings have other clusters."""

@@ -7,6 +7,7 @@ et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
 """
 
 import dataclasses
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,10 +17,6 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import mean_cross_entropy
-
-
-def _scoring_head() -> HeadConfig:
-    return HeadConfig.from_dict("classify(num_labels=1)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +29,9 @@ class ChooseConfig(HeadConfig):
     if the caller marks none, as in Longformer.
     """
 
-    text: HeadConfig = dataclasses.field(default_factory=_scoring_head)
+    text: HeadConfig = dataclasses.field(
+        default_factory=partial(HeadConfig.from_dict, "classify(num_labels=1)")
+    )
     separator: int | None = None
 
     kind: ClassVar[str] = "choose"

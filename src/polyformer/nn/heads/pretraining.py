@@ -9,20 +9,13 @@ et al. 2019, section 3.1); ALBERT's predicts whether two sentences are in order 
 """
 
 import dataclasses
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
-
-
-def _masked_head() -> HeadConfig:
-    return HeadConfig.from_dict("masked")
-
-
-def _classify_head() -> HeadConfig:
-    return HeadConfig.from_dict("classify")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +25,8 @@ class PretrainingConfig(HeadConfig):
     `tokens` reads `labels`, `sentence` reads `sentence_labels`.
     """
 
-    tokens: HeadConfig = dataclasses.field(default_factory=_masked_head)
-    sentence: HeadConfig = dataclasses.field(default_factory=_classify_head)
+    tokens: HeadConfig = dataclasses.field(default_factory=partial(HeadConfig.from_dict, "masked"))
+    sentence: HeadConfig = dataclasses.field(default_factory=partial(HeadConfig.from_dict, "classify"))
 
     kind: ClassVar[str] = "pretraining"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"

@@ -5,7 +5,7 @@
     k, v = [SG(cm), SG(m), h] (W_k, W_v)
 
 with h [B, T, E] the input of a layer for the segment, m [B, M, E] the input for the tokens before, cm
-[B, C, E] and f a function of `compression.py`. No gradient of the main loss reaches f. It learns to preserve
+[B, C, E] and f one of `COMPRESSIONS`. No gradient of the main loss reaches f. It learns to preserve
 the results of attention, or the memory itself, with a loss that trains only f (`reconstruction`):
 
     attention     | attention(h, old) - attention(h, f(old)) |^2, by content, its weights constant
@@ -17,18 +17,107 @@ cm come right before the slots of m. A group that contains padding, or tokens of
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
 from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer, check_length
-from polyformer.nn.memory.compression import LEARNED, compression
+
+Usage = Callable[[Tensor], Tensor]
+"""A function that returns the attention weight of every vector of a memory [B, M, E]: [B, M]."""
+
+
+class Compression(nn.Module):
+    """A function f: old [B, G, rate, E], the groups in order, to [B, G, E]. Rae et al. 2020, section 3.1.
+
+    A layer uses only the weights with its index.
+    """
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Compress [B, G, rate, E] to [B, G, E]."""
+        raise NotImplementedError
+
+
+class MeanCompression(Compression):
+    """Mean pooling."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Return sum_r old_r / rate."""
+        return old.mean(2)
+
+
+class MaxCompression(Compression):
+    """Max pooling."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Return max_r old_r, for each feature separately."""
+        return old.amax(2)
+
+
+class MostUsedCompression(Compression):
+    """Selection of the vector in every group to which the last segment attended the most."""
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Return the old_r with the largest usage."""
+        # [B, G, rate] -> [B, G], the index of the most used vector in its group.
+        best = usage(old.flatten(1, 2)).unflatten(1, old.shape[1:3]).argmax(2)
+        return old.take_along_dim(best[:, :, None, None], 2).squeeze(2)
+
+
+class ConvolutionCompression(Compression):
+    """A convolution with kernel and stride `rate`."""
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__(layers, width, rate)
+        self.maps = nn.ModuleList(nn.Linear(rate * width, width) for _ in range(layers))
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Return sum_r W_r old_r + b."""
+        return self.maps[layer](old.flatten(2))
+
+
+class DilatedCompression(Compression):
+    """Convolutions of kernel 2 with dilations 1, 2, 4, ... until the last output sees the whole group, with a
+    ReLU between them; the group is padded with zeros on the left."""
+
+    def __init__(self, layers: int, width: int, rate: int):
+        super().__init__(layers, width, rate)
+        self.dilations = [2**k for k in range((rate - 1).bit_length())]
+        self.maps = nn.ModuleList(
+            nn.ModuleList(nn.Linear(2 * width, width) for _ in self.dilations) for _ in range(layers)
+        )
+
+    def forward(self, old: Tensor, layer: int, usage: Usage) -> Tensor:
+        """Apply x_t = W [x_(t - dilation), x_t] + b for each convolution in turn, and return the last x."""
+        x = old
+        for number, (dilation, part) in enumerate(zip(self.dilations, self.maps[layer])):  # type: ignore[call-overload]
+            x = F.relu(x) if number else x
+            # Kernel 2: every output reads x_t and x_(t - dilation), zeros before the group.
+            x = part(torch.cat([F.pad(x, (0, 0, dilation, 0))[:, :, : self.rate], x], -1))
+        return x[:, :, -1]
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {
+    "mean": MeanCompression,
+    "max": MaxCompression,
+    "most_used": MostUsedCompression,
+    "convolution": ConvolutionCompression,
+    "dilated": DilatedCompression,
+}
+LEARNED = ["convolution", "dilated"]
+"""The compressions that have weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +150,8 @@ class CompressiveConfig(MemoryConfig):
             )
         if self.rate < 2:
             raise InputError(f"memory.rate: expected 2 tokens per vector or more, got {self.rate}")
-        compression(self.compression)
+        if self.compression not in COMPRESSIONS:
+            raise unknown("compression", self.compression, COMPRESSIONS)
         if self.loss is not None and self.compression not in LEARNED:
             raise InputError(
                 f"memory.loss: compression {quote(self.compression)} has no weights; leave the loss out"
@@ -94,7 +184,7 @@ class Compressive(Memory):
         super().__init__(config.length)
         self.rate, self.compressed_length = config.rate, config.compressed_length
         layers, width = shape.num_layers, shape.hidden_size
-        self.compress = compression(config.compression)(layers, width, config.rate)
+        self.compress = COMPRESSIONS[config.compression](layers, width, config.rate)
         self.loss = (config.loss or "attention") if config.compression in LEARNED else None
         self.decoders: nn.ModuleList | None = None
         if self.loss == "autoencoding":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.batched_products import product
+from polyformer.core.ops.precision import at_least_float32
 
 Search = Literal["tiled", "plain", "faiss"]
 Matches = tuple[Tensor, Tensor]
@@ -32,7 +33,7 @@ SMALLEST_GROUP = 4
 
 def search_plain(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest of all products."""
-    q, keys = _at_least_float32(q), _at_least_float32(keys)
+    q, keys = at_least_float32(q), at_least_float32(keys)
     return _values_and_indices((q @ keys.mT).topk(min(count, keys.shape[1])))
 
 
@@ -41,7 +42,7 @@ def search_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
     heads, queries, number = *q.shape[:2], keys.shape[1]
     # All products fit into one tile.
     if heads * queries * number <= TILE_QUERIES * TILE_KEYS:
-        scores, places = _topk(product(_at_least_float32(q), _at_least_float32(keys).mT).flatten(0, 1), count)
+        scores, places = _topk(product(at_least_float32(q), at_least_float32(keys).mT).flatten(0, 1), count)
         return scores.unflatten(0, (heads, queries)), places.unflatten(0, (heads, queries))
     tiles = [
         [_topk_tiled(some, keys[head], count) for some in q[head].split(TILE_QUERIES)]
@@ -53,10 +54,10 @@ def search_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
 
 def _topk_tiled(q: Tensor, keys: Tensor, count: int) -> Matches:
     """Return the largest products of a head: q [R, D], keys [N, D] -> [R, k] each."""
-    q, number = _at_least_float32(q), len(keys)
+    q, number = at_least_float32(q), len(keys)
     scores, places = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for start in range(0, number, TILE_KEYS):
-        tile = _at_least_float32(keys[start : start + TILE_KEYS])
+        tile = at_least_float32(keys[start : start + TILE_KEYS])
         new, columns = _topk(product(q.unsqueeze(0), tile.T.unsqueeze(0)).squeeze(0), count)
         scores, places = torch.cat([scores, new], 1), torch.cat([places, columns + start], 1)
         # The k largest of all tiles so far: [R, k + k] -> [R, k].
@@ -94,7 +95,7 @@ def search_faiss(q: Tensor, keys: Tensor, count: int) -> Matches:
     heads = zip(*(x.float().cpu().contiguous().numpy() for x in (q, keys)))
     best = [faiss.knn(*pair, min(count, keys.shape[1]), metric=faiss.METRIC_INNER_PRODUCT) for pair in heads]
     scores, places = (torch.stack([torch.from_numpy(pair[i]) for pair in best]) for i in range(2))
-    return scores.to(q.device, _at_least_float32(q[:0]).dtype), places.to(q.device)
+    return scores.to(q.device, at_least_float32(q[:0]).dtype), places.to(q.device)
 
 
 def gather_entries(vectors: Tensor, places: Tensor) -> Tensor:
@@ -111,11 +112,6 @@ def _faiss() -> Any:
         way = "pip install polyformer[datastore], or take search='tiled'"
         raise InputError(f"memory.search: faiss is not installed; {way}") from error
     return faiss
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    """Return x in float32 or float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _values_and_indices(best: torch.return_types.topk) -> Matches:

@@ -70,7 +70,6 @@ class AdaptiveConfig(Config):
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveConfig", ...]:
-        """Return small instances for tests."""
         return cls(cutoffs=(3, 8), div_val=2), cls(cutoffs=(5,), div_val=1, d_embed=6)
 
 

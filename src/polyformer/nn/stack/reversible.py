@@ -119,40 +119,24 @@ def run_reversible(
         source_leaf = [hidden.detach().requires_grad_(hidden.requires_grad)]
         source = dataclasses.replace(source, hidden=source_leaf[0])
     steps: list[Step] = []
-    memories: dict[int, LayerState] = {}
+    memories: list[LayerState] = []
     memory_parameters = [] if memory is None else list(memory.parameters())
     for index, layer in enumerate(layers):
         assert isinstance(layer, Layer)
         # The embedding sum has the positions of layer 0 already.
-        if index and _adds_positions(position, x, pos, index):
-            add_positions = _position_function(position, pos, index)
-            steps.append(PositionStep(add_positions, _requiring_grad(position.parameters())))
+        if index and position.embed(x, pos, index) is not x:
+            embed = functools.partial(position.embed, pos=pos, layer=index)
+            steps.append(PositionStep(embed, _requiring_grad(position.parameters())))
         parameters = *layer.parameters(), *position.parameters(), *memory_parameters
         reads = _requiring_grad([*parameters, *source_leaf])
-        recorder = None if states is None else MemoryRecorder(states[index], memory, context, memories, index)
-        steps += _residual_steps(layer, reads, context, position, source, recorder)
+        state = None if states is None else states[index]
+        steps += _residual_steps(layer, reads, context, position, source, state, memory, memories)
     tape = ReversibleTape(steps, _requiring_grad(tensor for step in steps for tensor in step.reads))
     inputs = [hidden if source_leaf and tensor is source_leaf[0] else tensor for tensor in tape.reads]
     y, *terms = _Reversible.apply(tape, x, *inputs)  # type: ignore[misc]
     for name, term in zip(itertools.chain.from_iterable(tape.loss_names), terms, strict=True):
         add_auxiliary_loss(name, term)
-    return y, [memories[index] for index in sorted(memories)]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MemoryRecorder:
-    """The state of layer `index`, and the dictionary into which `read` writes its next memory."""
-
-    state: LayerState
-    memory: Memory | None
-    context: Context
-    memories: dict[int, LayerState]
-    index: int
-
-    def read(self, x: Tensor, layer: Layer) -> None:
-        """Record the second stream x at the start of `layer`, but not again in the backward pass."""
-        if self.index not in self.memories:
-            self.memories[self.index] = layer.memory_state(x, self.state, self.context, self.memory)
+    return y, memories
 
 
 def _residual_steps(
@@ -161,16 +145,22 @@ def _residual_steps(
     context: Context,
     position: Position,
     source: Source | None,
-    recorder: MemoryRecorder | None,
+    state: LayerState | None,
+    memory: Memory | None,
+    memories: list[LayerState],
 ) -> Iterator[ResidualStep]:
+    """Yield the steps of a layer; the first appends the layer's next memory to `memories`."""
     block = layer.block
     assert isinstance(block, Reversible)
     new: dict[str, State | None] = {}
-    state, memory = (None, None) if recorder is None else (recorder.state, recorder.memory)
+    is_recorded = state is None
 
     def residual_branch(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
-        if recorder is not None and not index:
-            recorder.read(x, layer)
+        nonlocal is_recorded
+        if state is not None and not is_recorded:
+            # x is the second stream at the start of the layer; the backward pass must not record it again.
+            memories.append(layer.memory_state(x, state, context, memory))
+            is_recorded = True
         with training_pass(layer):
             y = block.residual_branch(index, sublayer, x)
         new.clear()  # otherwise the projected source of every layer would stay in memory
@@ -178,15 +168,6 @@ def _residual_steps(
 
     for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
         yield ResidualStep(functools.partial(residual_branch, index, sublayer), reads)
-
-
-def _adds_positions(position: Position, x: Tensor, pos: Tensor, layer: int) -> bool:
-    """Return whether the scheme adds something to the input of this layer."""
-    return position.embed(x, pos, layer) is not x
-
-
-def _position_function(position: Position, pos: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
-    return lambda zeros: position.embed(zeros, pos, layer)
 
 
 def _requiring_grad(tensors: Iterable[Tensor]) -> list[Tensor]:

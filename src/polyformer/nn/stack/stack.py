@@ -3,7 +3,7 @@ decoder."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -223,15 +223,16 @@ class Stack(nn.Module):
             return self._run_reversible(x, call)
         run_layer = self._layer_runner(call)
         x = split_streams(x) if self.reversible else x
-        new_states: list[LayerState | None] = []
+        new_states: list[LayerState] = []
         for index, layer in enumerate(self.sequence, self.layer_range.start):
             # The embedding sum contains the positions of layer 0 already.
             x = self.position.embed(x, pos, index) if index else x
             x, state = run_layer(index, layer, x)
-            new_states.append(state)
+            if state is not None:
+                new_states.append(self._next_state(state))
             if call.is_over:
                 break
-        return self._output(x, call), self._next_states(new_states) if states else None
+        return self._output(x, call), tuple(new_states) if states else None
 
     def _layer_runner(self, call: StackCall) -> LayerRunner:
         """Return the function that runs one layer in this call, with the features that the call needs."""
@@ -285,12 +286,8 @@ class Stack(nn.Module):
             return x
         return self.final_dropout(normalize(self.final_norm, x, context.q_valid))
 
-    def _next_states(self, states: Sequence[LayerState | None]) -> tuple[LayerState, ...]:
-        """Return the states for the next call: with a memory, only its last keys and values."""
-        return tuple(self._truncated(state) for state in states if state is not None)
-
-    def _truncated(self, state: LayerState) -> LayerState:
-        """Return the state with only the last keys and values, at most the length of the memory."""
+    def _next_state(self, state: LayerState) -> LayerState:
+        """Return the state for the next call: with a memory, only its last keys and values."""
         cache = state.self_attention
         if self.memory is None or not isinstance(cache, KeyValueCache):
             return state

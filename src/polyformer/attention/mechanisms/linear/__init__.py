@@ -4,5 +4,5 @@
 
 Read `definition` (the equation over all pairs) and `feature_maps` (phi of Performer and RFA) first, then the
 members `performer` and `rfa`. The fast form: `feature_attention` (entry and state), `documents` (packed
-rows), `causal` with its forward and backward passes, `noncausal`, and the shared parts `sums` and `weights`.
+rows), `causal`, `noncausal`, and their sums over keys, `sums`.
 """

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.context_parallel.exchange import anchored, gather
+from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.documents import attend_causal_documents, attend_document, spans
-from polyformer.attention.mechanisms.linear.inputs import LinearInputs
-from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
-from polyformer.attention.mechanisms.linear.weights import finite_top, floor_denominators
+from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, finite_top, floor_denominators
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 

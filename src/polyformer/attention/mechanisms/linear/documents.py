@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.causal import CausalAttention
-from polyformer.attention.mechanisms.linear.inputs import LinearInputs
+from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.noncausal import NoncausalAttention
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, recurrent_step
 

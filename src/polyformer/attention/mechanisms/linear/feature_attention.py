@@ -11,22 +11,27 @@ M + Dv in the causal form; the state has M (Dv + 1) numbers per head, independen
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from polyformer.attention.functional.plan import refuse_recording
-from polyformer.attention.mechanisms.linear.context_parallel import context_parallel_attention
-from polyformer.attention.mechanisms.linear.definition import definition
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig
+from polyformer.attention.mechanisms.linear.context_parallel import context_parallel_attention, packed_size
+from polyformer.attention.mechanisms.linear.definition import LinearInputs, definition
 from polyformer.attention.mechanisms.linear.documents import (
     attend_causal_documents,
     attend_document,
     attend_noncausal_documents,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.attention.mechanisms.linear.inputs import LinearInputs
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
 from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -41,6 +46,48 @@ With b[i - j] added to scores, numerators and denominators are Toeplitz products
 al. 2021, section 3.2): one of M (Dv + 1) sequences of 2 n numbers. docs/results/mechanisms.md has its time. A
 decoding step would need all keys again, because every token changes the distances of all keys.
 """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomFeaturesConfig(MechanismConfig):
+    """Options of the members, which differ in their feature map. `features`: the number of rows of W."""
+
+    features: int
+    orthogonal: bool  # false: independent rows
+    redraw_every: int | None  # training steps; null for never
+    floor: float = 0.01  # of denominators with sines; 0 for the raw estimate
+    backend: MechanismBackend = "auto"  # "definition": all pairs at once
+
+    supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
+    reads_any_sequence: ClassVar[bool] = True
+    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_SCORE_BIAS_REASON}
+    eager: ClassVar[str] = (
+        "features are drawn from a seed that is read, and a Python loop walks over runs of tokens"
+    )
+
+    def __post_init__(self) -> None:
+        if self.features < 1:
+            raise InputError(
+                f"features: expected 1 or more random directions, got {self.features}; 256 is usual"
+            )
+        if self.redraw_every is not None and self.redraw_every < 1:
+            raise InputError(
+                f"redraw_every: expected 1 training step or more, or null for never, got {self.redraw_every}"
+            )
+        if self.floor < 0:
+            raise InputError(f"floor: expected 0 or more, got {self.floor}")
+        if self.backend == "definition":
+            object.__setattr__(self, "supports_context_parallel", False)
+
+    @property
+    def width(self) -> int:
+        """Return the number of features of a vector: one or two per row of W."""
+        return self.features
+
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+        """Return the number of elements in the sums over all features of a key."""
+        return packed_size(heads, width, self.width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +115,7 @@ def linear_attention(
     state: State | None = None,
     weight: Tensor | None = None,
     decay: Tensor | None = None,
-) -> tuple[Tensor, LinearState | None]:
+) -> tuple[Tensor, State | None]:
     """Return the output [B, H, Tq, Dv] in the precision of the kernel, and the next state, if any.
 
     q [B, H, Tq, D] and the keys and values after the state's, k [B, Hkv, T, D], v [B, Hkv, T, Dv].
@@ -101,3 +148,69 @@ def linear_attention(
         if state is None:
             return out, None
         return out, LinearState(*(x.unflatten(0, (rows, heads)) for x in past))
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedCache(State):
+    """The state of the definition: all keys and values, and the gates of the keys [B, H, T], if any."""
+
+    cache: KeyValueCache
+    weight: Tensor | None = None
+    decay: Tensor | None = None
+
+    def truncated_(self, count: int) -> "GatedCache | None":
+        """See `State.truncated_`: gates are not truncated."""
+        return self._parts_truncated(count) if self.weight is None else None
+
+
+class RandomFeatureAttention(Mechanism):
+    """Linear attention by random features, with the sums over keys as state (`LinearState`).
+
+    With the backend "definition" it computes all pairs, with all keys as state.
+    """
+
+    config: RandomFeaturesConfig
+
+    def __init__(self, config: RandomFeaturesConfig, head_size: int):
+        super().__init__()
+        self.config = config
+        self.directions = RandomDirections(config.features, head_size, config.orthogonal, config.redraw_every)
+
+    def new_state(self, reserve: int) -> State:
+        """Return the sums over no keys; their size does not grow with the number of tokens."""
+        if self.config.backend == "definition":
+            return GatedCache(KeyValueCache(reserve=reserve))
+        return LinearState()
+
+    def kernel(self, q: Tensor) -> Kernel:
+        """Return the feature map of queries and keys in the precision and on the device of `q`."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        weight: Tensor | None = None,
+        decay: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """Return the output [B, H, Tq, Dv] in the precision of the kernel, and the next state.
+
+        The arguments are those of `linear_attention`.
+        """
+        if self.config.backend != "definition":
+            y, state = linear_attention(q, k, v, self.kernel(q), context, state, weight, decay)
+        else:
+            if state is not None:
+                assert isinstance(state, GatedCache)
+                k, v, cache = state.cache.append(k, v)
+                if weight is not None and decay is not None and state.weight is not None:
+                    assert state.decay is not None
+                    weight, decay = torch.cat([state.weight, weight], 2), torch.cat([state.decay, decay], 2)
+                state = GatedCache(cache, weight, decay)
+            with without_autocast(q):
+                y = definition(LinearInputs.of(q, k, v, self.kernel(q), context, weight, decay), context)
+        self.directions.watch(y)
+        return y, state

@@ -4,7 +4,7 @@
 
 with u = phi(q), f = phi(k) without their scales and b_j = exp(weight_j + scale_j - top). The 1 after each
 value gives the denominators by the same products as the numerators. Backward, from g_i = grad [n_i, t_i] (see
-`weights.grad_ratio`):
+`sums.grad_ratio`):
 
     grad u_i = S^T g_i                    grad S = sum_i g_i u_i^T
     grad f_j = b_j grad S^T [v_j, 1]
@@ -21,8 +21,14 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.attention.mechanisms.linear.sums import head_groups, run_length, runs
-from polyformer.attention.mechanisms.linear.weights import finite_top, grad_ratio, invert_denominators
+from polyformer.attention.mechanisms.linear.sums import (
+    finite_top,
+    grad_ratio,
+    head_groups,
+    invert_denominators,
+    run_length,
+    runs,
+)
 from polyformer.core.ops.batched_products import product
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import autocast_disabled

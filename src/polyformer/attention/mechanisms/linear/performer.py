@@ -16,32 +16,24 @@ sign, are raised to that bound. Costs: see `feature_attention`.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
-from polyformer.attention.mechanisms.linear.context_parallel import packed_size
-from polyformer.attention.mechanisms.linear.definition import definition
+from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.mechanisms.linear.feature_attention import (
-    NO_SCORE_BIAS_REASON,
-    LinearState,
-    linear_attention,
+    RandomFeatureAttention,
+    RandomFeaturesConfig,
 )
-from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel, check_features
-from polyformer.attention.mechanisms.linear.inputs import LinearInputs
-from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
-from polyformer.core.ops.random_directions import RandomDirections
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
+from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PerformerConfig(MechanismConfig):
+class PerformerConfig(RandomFeaturesConfig):
     """Performer attention: positive random features estimate softmax attention in linear time.
 
     `features`: the number of rows of W; the trigonometric map computes two features per row.
@@ -49,42 +41,20 @@ class PerformerConfig(MechanismConfig):
 
     features: int = 256
     map: Literal["positive", "trigonometric", "relu"] = "positive"
-    orthogonal: bool = True  # false: independent rows
-    redraw_every: int | None = 1000  # training steps; null for never
-    floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
-    backend: MechanismBackend = "auto"  # "definition": all pairs at once
+    orthogonal: bool = True
+    redraw_every: int | None = 1000
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
-    supports_score_bias: ClassVar[bool] = False
-    supports_context_parallel: ClassVar[bool] = True
-    reasons: ClassVar[Mapping[str, str]] = {"supports_score_bias": NO_SCORE_BIAS_REASON}
-    eager: ClassVar[str] = (
-        "features are drawn from a seed that is read, and a Python loop walks over runs of tokens"
-    )
 
-    def __post_init__(self) -> None:
-        check_features(self.features, self.redraw_every)
-        if self.backend == "definition":
-            object.__setattr__(self, "supports_context_parallel", False)
-        if self.floor < 0:
-            raise InputError(f"floor: expected 0 or more, got {self.floor}")
+    @property
+    def width(self) -> int:
+        """Return the number of features of a vector: a sine and a cosine per row, or one exponential."""
+        return self.features * (2 if self.map == "trigonometric" else 1)
 
     def build(self, num_heads: int, head_size: int) -> "Performer":
-        """Return the module, in linear time, or over all pairs with the backend "definition"."""
-        return (PlainPerformer if self.backend == "definition" else Performer)(self, head_size)
-
-    def definition(self) -> "PerformerConfig":
-        """Return the config that computes all pairs at once."""
-        return dataclasses.replace(self, backend="definition")
-
-    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
-        """Return the number of elements in the sums over all features of a key."""
-        return packed_size(heads, width, self.features * (2 if self.map == "trigonometric" else 1))
-
-    def cross(self) -> "PerformerConfig":
-        """Return this config: features estimate softmax over any keys, the equation does not use slots."""
-        return self
+        """Return the module; all heads share W."""
+        return Performer(self, head_size)
 
     @classmethod
     def examples(cls) -> tuple["PerformerConfig", ...]:
@@ -96,17 +66,10 @@ class PerformerConfig(MechanismConfig):
         )
 
 
-class Performer(Mechanism):
-    """Performer attention in linear time, with the sums over keys as state (`LinearState`)."""
+class Performer(RandomFeatureAttention):
+    """Attention by the features of q / D^(1/4) and k / D^(1/4)."""
 
-    def __init__(self, config: PerformerConfig, head_size: int):
-        super().__init__()
-        self.config = config
-        self.directions = RandomDirections(config.features, head_size, config.orthogonal, config.redraw_every)
-
-    def new_state(self, reserve: int) -> State:
-        """Return the sums over no keys; their size does not grow with the number of tokens."""
-        return LinearState()
+    config: PerformerConfig
 
     def kernel(self, q: Tensor) -> Kernel:
         """Return the feature map of queries and keys in the precision and on the device of `q`."""
@@ -117,36 +80,8 @@ class Performer(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
-        """Attend by the features of q / D^(1/4) and k / D^(1/4)."""
-        y, state = self._attend(at_least_float32(q), at_least_float32(k), v, context, state)
-        self.directions.watch(y)
+        """Attend in at least float32: features are exponentials, which half precision would round."""
+        y, state = self.attend(at_least_float32(q), at_least_float32(k), v, context, state)
         return y.to(q.dtype), state
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, State | None]:
-        assert isinstance(state, LinearState | None)
-        return linear_attention(q, k, v, self.kernel(q), context, state)
-
-
-class PlainPerformer(Performer):
-    """Performer attention by its equation over all pairs (`definition`), with a KV cache as state."""
-
-    def new_state(self, reserve: int) -> State:
-        """Return an empty KV cache."""
-        return KeyValueCache(reserve=reserve)
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, State | None]:
-        k, v, state = appended(state, k, v)
-        with without_autocast(q):
-            return definition(LinearInputs.of(q, k, v, self.kernel(q), context), context), state

@@ -1,7 +1,7 @@
 """Linformer: keys and values are projected along the sequence, from n tokens to k rows, before attention.
 
-Read `definition` (the equation over all columns), then `linformer` (configuration and module) and
-`length_projections` (E and F: a matrix, pools, a convolution).
+Read `linformer` (configuration and module), then `length_projections` (E and F: a matrix, pools, a
+convolution, each with its equation over all columns).
 """
 
 from polyformer.attention.mechanisms.linformer.linformer import LinformerConfig

@@ -13,12 +13,6 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.context_parallel.exchange import gather
 from polyformer.attention.functional.isolation import is_readable
-from polyformer.attention.mechanisms.linformer.definition import (
-    convolution_rows,
-    matrix_rows,
-    max_rows,
-    mean_rows,
-)
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32
@@ -186,7 +180,7 @@ class LengthProjection(nn.Module):
         raise NotImplementedError
 
     def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the same result by the equation of `definition.py`, over all n columns and k rows."""
+        """Return the same result by its equation, over all n columns and k rows."""
         raise NotImplementedError
 
     def windows(self, x: Tensor, columns: KeyColumns) -> Tensor:
@@ -219,8 +213,10 @@ class LinearProjection(LengthProjection):
         return columns.total(rows.unflatten(2, (heads, -1)).transpose(1, 2)), None
 
     def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
-        """Return E x over all columns."""
-        return matrix_rows(x, columns.matrix(x.shape[2], self.length, x.device), self.weight), None
+        """Return E C x over all columns, where C [B or 1, n, T] is 1 where token t has the column."""
+        column_mask = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype).expand(len(x), -1, -1)
+        weight = self.weight.to(x.dtype).expand(x.shape[1], -1, -1)
+        return torch.einsum("hkn,bnt,bhtd->bhkd", weight, column_mask, x), None
 
 
 def _project_rows(weight: Tensor, x: Tensor) -> Tensor:
@@ -240,8 +236,10 @@ class MeanProjection(LengthProjection):
         return sums / counts.clamp_min(1)[:, None, :, None], seen
 
     def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the mean over each window."""
-        return mean_rows(x, self.members(x, columns))
+        """Return the mean of the tokens in each window."""
+        inside = self.members(x, columns).to(x.dtype).unsqueeze(1)
+        counts = inside.sum(3, keepdim=True)
+        return inside @ x / counts.clamp_min(1), counts[:, 0, :, 0] > 0
 
 
 class MaxProjection(LengthProjection):
@@ -256,8 +254,11 @@ class MaxProjection(LengthProjection):
         return top.masked_fill((counts == 0)[:, None, :, None], 0.0), seen
 
     def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the maximum over each window."""
-        return max_rows(x, self.members(x, columns))
+        """Return the maximum of the tokens in each window."""
+        inside = self.members(x, columns)
+        rows = [x.masked_fill(~window[:, None, :, None], -torch.inf).amax(2) for window in inside.unbind(1)]
+        seen = inside.any(2)
+        return torch.stack(rows, 2).masked_fill(~seen[:, None, :, None], 0.0), seen
 
 
 class ConvolutionProjection(LengthProjection):
@@ -275,9 +276,11 @@ class ConvolutionProjection(LengthProjection):
         return columns.total(rows, self.step), columns.windows(self.step, x.device)[1]
 
     def definition(self, x: Tensor, columns: KeyColumns) -> tuple[Tensor, Tensor | None]:
-        """Return the convolution, window by window."""
-        column_mask = columns.matrix(x.shape[2], self.length, x.device)
-        return convolution_rows(x, column_mask, self.weight), self.members(x, columns).any(2)
+        """Return sum_s x_(r step + s) W_s for every row r."""
+        column_mask = columns.matrix(x.shape[2], self.length, x.device).to(x.dtype).unsqueeze(1)
+        windows = (column_mask @ x).unflatten(2, (-1, self.step))  # [B, H, k, step, D]
+        kernel = self.weight.to(x.dtype).expand(x.shape[1], -1, -1, -1)
+        return torch.einsum("bhksd,hsde->bhke", windows, kernel), self.members(x, columns).any(2)
 
 
 PROJECTIONS: dict[str, type[LengthProjection]] = {

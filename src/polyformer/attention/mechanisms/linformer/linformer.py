@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.context_parallel.exchange import anchored
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
-from polyformer.attention.mechanisms.linformer.definition import definition
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
 from polyformer.attention.mechanisms.linformer.length_projections import (
     PROJECTIONS,
     KeyColumns,
@@ -68,6 +67,7 @@ class LinformerConfig(MechanismConfig):
     supports_kv_cache: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = True  # of at most `max_length` tokens
     supports_context_parallel: ClassVar[bool] = True
     instead: ClassVar[str] = "'softmax' with a sparse pattern such as Window(256)"
 
@@ -114,15 +114,7 @@ class LinformerConfig(MechanismConfig):
 
     def build(self, num_heads: int, head_size: int) -> "Linformer":
         """Return the module with separate projections; `share_parameters` shares them with another layer."""
-        return (PlainLinformer if self.backend == "definition" else Linformer)(self, num_heads, head_size)
-
-    def definition(self) -> "LinformerConfig":
-        """Return the config that computes the equation over all columns and rows."""
-        return dataclasses.replace(self, backend="definition")
-
-    def cross(self) -> "LinformerConfig":
-        """Return this config: E and F project any sequence of at most `max_length` tokens."""
-        return self
+        return Linformer(self, num_heads, head_size)
 
     def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
         """Return the number of elements in the projected keys and values, which processes exchange."""
@@ -179,13 +171,7 @@ class Linformer(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Attend to the rows E k and F v, separately for each k."""
         columns = KeyColumns.of(context, self.config.max_length, k.device)
@@ -219,8 +205,15 @@ class Linformer(Mechanism):
 
     def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: KeyColumns) -> Tensor:
         """Return the attention output of the heads with the k number `index`."""
-        k, seen = self.keys[index](k, columns)
-        v, _ = self.values[index](v, columns)
+        key_projection, value_projection = self.keys[index], self.values[index]
+        if self.config.backend == "definition":
+            assert isinstance(key_projection, LengthProjection)
+            assert isinstance(value_projection, LengthProjection)
+            k, seen = key_projection.definition(k, columns)
+            v, _ = value_projection.definition(v, columns)
+        else:
+            k, seen = key_projection(k, columns)
+            v, _ = value_projection(v, columns)
         seen = None if seen is None else seen.expand(len(q), -1)
         out = attend(
             q,
@@ -234,15 +227,3 @@ class Linformer(Mechanism):
             return out
         # A process without queries must still take part in the all-gather of the backward pass.
         return anchored(anchored(out, k), v)
-
-
-class PlainLinformer(Linformer):
-    """Linformer computed by its equation (`definition`) over all columns and rows."""
-
-    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, columns: KeyColumns) -> Tensor:
-        key_projection, value_projection = self.keys[index], self.values[index]
-        assert isinstance(key_projection, LengthProjection)
-        assert isinstance(value_projection, LengthProjection)
-        keys, seen = key_projection.definition(k, columns)
-        values, _ = value_projection.definition(v, columns)
-        return definition(q, keys, values, seen, self.config.dropout if self.training else 0.0)

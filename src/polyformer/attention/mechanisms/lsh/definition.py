@@ -4,14 +4,13 @@ S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i
       unless it is the only slot; without causality also of the next m - 1 slots j > i of the bucket
 y_i = sum_(j in S_i) p_ij v_j        p_ij = softmax over S_i of q_i . k_j * scale
 
-A position scheme adds its terms to scores and values (`dense_terms`).
+A position scheme adds its terms to scores and values (`pair_terms`).
 """
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
-from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

@@ -30,9 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.lsh.definition import definition
-from polyformer.attention.mechanisms.lsh.hashing import hash_keys
 from polyformer.attention.mechanisms.lsh.lookup import (
     MAX_LOOKUP_QUERIES,
     MIN_KEY_RATIO,
@@ -46,6 +45,8 @@ from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
@@ -103,12 +104,8 @@ class LSHConfig(MechanismConfig):
         return 1.0 if self.unscaled else head_size**-0.5
 
     def build(self, num_heads: int, head_size: int) -> "LSHAttention":
-        """Return the module, by sorting, or by all pairs with the backend "definition"."""
-        return (PlainLSH if self.backend == "definition" else LSHAttention)(self, head_size)
-
-    def definition(self) -> "LSHConfig":
-        """Return the config that computes all pairs at once."""
-        return dataclasses.replace(self, backend="definition")
+        """Return the module, which has no parameters: R is a buffer."""
+        return LSHAttention(self, head_size)
 
     @classmethod
     def examples(cls) -> tuple["LSHConfig", ...]:
@@ -150,13 +147,7 @@ class LSHAttention(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Hash the new keys, append them to the state, and attend."""
         with without_autocast(q):
@@ -190,15 +181,13 @@ class LSHAttention(Mechanism):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
     ) -> Tensor:
-        if recording():
-            return self._by_definition(q, k, v, buckets, context, terms)
         window, scale = self.config.window, self.config.scale(q.shape[3])
+        if recording() or self.config.backend == "definition":
+            unit, values = self.config.unit_keys(k), at_least_float32(v)
+            return definition(q, unit, values, buckets, context, window, scale, terms)
         # A few queries after many keys: comparing buckets is cheaper than sorting all keys.
-        if (
-            context.causal
-            and context.q_len <= MAX_LOOKUP_QUERIES
-            and context.q_len * MIN_KEY_RATIO <= context.kv_len
-        ):
+        few = context.q_len <= min(MAX_LOOKUP_QUERIES, context.kv_len // MIN_KEY_RATIO)
+        if context.causal and few:
             rows, slots, pair_q, pair_k, pair_v = lookup_pairs(q, k, v, buckets, context, window)
             pair_k = self.config.unit_keys(pair_k)
             scores = (pair_q * pair_k).sum(-1) * scale
@@ -206,28 +195,29 @@ class LSHAttention(Mechanism):
                 scores, pair_v = add_pair_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
             return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
         windows = bucket_windows(buckets, window, context)
+        unit, values = self.config.unit_keys(k), at_least_float32(v)
         if terms is not None:
-            unit, values = self.config.unit_keys(k), at_least_float32(v)
             return sorted_attention_with_terms(q, unit, values, windows, context, terms)
         first, rest = context.offset, context.kv_len - context.offset - context.q_len
         # The sorted form requires a query per key: keys of the past get queries of zeros.
         q = F.pad(q, (0, 0, first, rest))
-        y = sorted_attention(
-            q, self.config.unit_keys(k), at_least_float32(v), windows, context, scale, attend_self=False
-        )
+        y = sorted_attention(q, unit, values, windows, context, scale, attend_self=False)
         return y[:, :, first : first + context.q_len]
 
-    def _by_definition(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
-    ) -> Tensor:
-        unit, values, scale = self.config.unit_keys(k), at_least_float32(v), self.config.scale(q.shape[3])
-        return definition(q, unit, values, buckets, context, self.config.window, scale, terms)
 
+@torch.no_grad()
+def hash_keys(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
+    """Return the buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
 
-class PlainLSH(LSHAttention):
-    """LSH attention by its equation over all pairs (`definition`)."""
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
-    ) -> Tensor:
-        return self._by_definition(q, k, v, buckets, context, terms)
+    Keys are projected in runs that fit into the caches of all threads.
+    """
+    half = len(directions) // rounds
+    iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
+    buckets = []
+    for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * cache_capacity(k) // len(directions))):
+        x = linear(rows, directions).unflatten(-1, (rounds, half))
+        top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+        # The index of the extreme; argmax is not vectorized on a CPU and far slower.
+        where = x.eq_(torch.where(top < -low, low, top)).mul_(iota).amax(-1)
+        buckets.append((where + half * (top < -low).squeeze(-1)).int())
+    return torch.cat(buckets).view(*k.shape[:3], -1).transpose(2, 3)

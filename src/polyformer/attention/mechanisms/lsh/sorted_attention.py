@@ -7,26 +7,26 @@ subtract log c from the score of a key of c rounds, which is equivalent.) A toke
 `attend_self`, otherwise only if there is no other key. Padding gives zeros.
 
 Each round gathers its tokens in sorted order; blocks of them attend to their own block and to the blocks that
-their windows cover, with an exact mask from the spots. The passes are in `sorted_forward.py` and
-`sorted_backward.py`. Cost: the scores of R T m pairs, and at most the same number of masked pairs (twice that
-number without causality); memory in addition to inputs and output: R T integers.
+their windows cover, with an exact mask from the spots. Cost: the scores of R T m pairs, and at most the same
+number of masked pairs (twice that number without causality); memory in addition to inputs and output: R T
+integers.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.lsh.sorted_backward import sorted_backward
-from polyformer.attention.mechanisms.lsh.sorted_forward import LN2, LOG2E, sorted_forward
-from polyformer.attention.mechanisms.lsh.sorted_window import Windows, max_number
-from polyformer.attention.mechanisms.lsh.window_blocks import Round, WindowBlocks
+from polyformer.attention.mechanisms.lsh.sorted_window import MASKED, Round, WindowBlocks, Windows, max_number
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import autocast_disabled
 from polyformer.core.ops.second_order import first_order
 from polyformer.core.sequence.context import Context
+
+LOG2E, LN2 = math.log2(math.e), math.log(2)
 
 EXACT = 1 << 22
 """Spots up to this value, and their halves, are exact in float32 with its 24 bits."""
@@ -137,3 +137,73 @@ def _run_rows(work: Callable[[Sequence[int]], None], q: Tensor) -> None:
         work(rows)
     else:
         parallel_map(work, rows)
+
+
+def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output [L, Dv] and log-sum-exp [L] of a row, with -inf for tokens without keys.
+
+    With the maximum score t_r, the mass m_r = sum_j e^(s_ij - t_r) and the sum o_r = sum_j e^(s_ij - t_r) v_j
+    of every round r, and t = max_r t_r:
+
+        y_i = sum_r e^(t_r - t) o_r / sum_r e^(t_r - t) m_r      lse_i = t + log sum_r e^(t_r - t) m_r
+
+    Exponentials have base 2, which a processor computes faster: q is already multiplied by scale * log2(e).
+    """
+    top, total, value = q.new_full((len(q), 1), -MASKED / 2), q.new_zeros(len(q), 1), torch.zeros_like(v)
+    for round in rounds:
+        queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
+        round_top, mass = (q.new_empty(*queries.shape[:2], 1) for _ in range(2))
+        out = v.new_empty(*queries.shape[:2], v.shape[1])
+        for start, stop in round.blocks.steps:
+            weights = round.scores(queries, keys, start, stop)
+            # Masked scores are near -UNSEEN: if all keys are masked, this lower bound makes all weights 0.
+            torch.amax(weights, -1, keepdim=True, out=round_top[start:stop]).clamp_(min=-MASKED / 2)
+            weights.sub_(round_top[start:stop]).exp2_()
+            torch.sum(weights, -1, keepdim=True, out=mass[start:stop])
+            torch.bmm(weights, values[start:stop], out=out[start:stop])
+        round_top, mass, out = (round.unsorted(x) for x in (round_top, mass, out))
+        # Online softmax over rounds: rescale the sums so far to the new maximum.
+        highest = torch.maximum(top, round_top)
+        kept, share = torch.exp2(top - highest), torch.exp2(round_top - highest)
+        total, value = total * kept + mass * share, value.mul_(kept).addcmul_(out, share)
+        top = highest
+    lse = ((top + total.log2()) * LN2).masked_fill_(total == 0, -torch.inf)
+    return value / total.clamp_min(torch.finfo(q.dtype).tiny), lse.squeeze(-1)
+
+
+def sorted_backward(
+    rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shift: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients [L, D], [L, D], [L, Dv] of a row; the weights are recomputed round by round.
+
+        s_ij = scale q_i . k_j      p_ij = exp(s_ij - lse_i)      y_i = sum_j p_ij v_j
+
+        grad v_j  = sum_i p_ij grad y_i
+        grad p_ij = grad y_i . v_j
+        grad s_ij = p_ij (grad p_ij - sum_r p_ir grad p_ir) = p_ij (grad y_i . v_j - grad y_i . y_i)
+        grad q_i  = scale sum_j grad s_ij k_j      grad k_j = scale sum_i grad s_ij q_i
+
+    shift [L, 1]: grad y_i . y_i. For exponentials of base 2, q is multiplied by scale * log2(e) and lse
+    [L, 1] by log2(e); the caller multiplies the returned grad q by scale, and grad k by ln(2).
+    """
+    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    for round in rounds:
+        blocks = round.blocks
+        queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
+        grads, shifts, sums = (round.queries(x) for x in (grad, shift, lse))
+        grad_queries = torch.empty_like(queries)
+        grad_keys, grad_values = blocks.key_totals(k), blocks.key_totals(v)
+        for start, stop in blocks.steps:
+            # p_ij, recomputed from the saved log-sum-exp.
+            weights = round.scores(queries, keys, start, stop).sub_(sums[start:stop]).exp2_()
+            blocks.add_keys(grad_values, start, torch.bmm(weights.mT, grads[start:stop]))
+            grad_scores = torch.bmm(grads[start:stop], values[start:stop].mT)
+            # grad s_ij = p_ij (grad p_ij - shift_i)
+            grad_scores.sub_(shifts[start:stop]).mul_(weights)
+            blocks.add_keys(grad_keys, start, torch.bmm(grad_scores.mT, queries[start:stop]))
+            torch.bmm(grad_scores, keys[start:stop], out=grad_queries[start:stop])
+        # Back to the order of slots; every token is in every round.
+        grad_q += round.unsorted(grad_queries)
+        grad_k += blocks.sorted_keys(grad_keys).index_select(0, round.place)
+        grad_v += blocks.sorted_keys(grad_values).index_select(0, round.place)
+    return grad_q, grad_k, grad_v

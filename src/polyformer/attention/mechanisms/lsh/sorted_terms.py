@@ -3,7 +3,7 @@
     y_i = sum_r e^(l_ir - l_i) o_ir        l_i = log sum_r e^(l_ir)
 
 o_ir and l_ir are the output and the log-sum-exp of query i over its window in round r, without the keys of
-its windows in earlier rounds. Blocks are the same as in `window_blocks`; their scores are in the order of
+its windows in earlier rounds. Blocks are the same as in `WindowBlocks`; their scores are in the order of
 buckets, so the scheme's tables are looked up pair by pair (`tile_attention`). Cost: the same as
 `sorted_attention`, plus the lookups.
 """
@@ -14,10 +14,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.lsh.sorted_window import Windows
-from polyformer.attention.mechanisms.lsh.window_blocks import WindowBlocks
-from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
+from polyformer.attention.mechanisms.lsh.sorted_window import WindowBlocks, Windows
+from polyformer.attention.mechanisms.pair_terms import (
+    Pairs,
+    PairTerms,
+    PairTiles,
+    TokenRows,
+    max_elements,
+    tile_attention,
+)
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

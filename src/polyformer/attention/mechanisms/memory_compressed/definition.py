@@ -5,7 +5,7 @@
 
 A causal query attends to the slots that end at or before it, and to the document's first token, which is not
 convolved. Otherwise the last slots of a document treat missing tokens as zeros. The terms of a position
-scheme are added to scores and values (`dense_terms`), with each slot at the position of its last token.
+scheme are added to scores and values (`pair_terms`), with each slot at the position of its last token.
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
-from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import documents_of_row

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms, check_head_size
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
 from polyformer.attention.mechanisms.memory_compressed.compression import SlotWindows, VisibleSlots, new_slots
 from polyformer.attention.mechanisms.memory_compressed.definition import definition
 from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
@@ -67,10 +67,6 @@ class MemoryCompressedConfig(MechanismConfig):
         return (PlainMemoryCompressed if self.backend == "definition" else MemoryCompressed)(
             self, num_heads, head_size
         )
-
-    def definition(self) -> "MemoryCompressedConfig":
-        """Return the config that computes slot by slot."""
-        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
@@ -116,13 +112,7 @@ class MemoryCompressed(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Attend to the slots that the convolution computes from keys and values."""
         dtype = q.dtype
@@ -217,7 +207,6 @@ class PlainMemoryCompressed(MemoryCompressed):
     """Memory-compressed attention by its equation, slot by slot (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     def _compress(

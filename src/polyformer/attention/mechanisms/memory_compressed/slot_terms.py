@@ -10,10 +10,17 @@ run's scores.
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
 from polyformer.attention.mechanisms.memory_compressed.compression import VisibleSlots
-from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.attention.mechanisms.tile_attention import PairTiles, TokenRows, max_elements, tile_attention
+from polyformer.attention.mechanisms.pair_terms import (
+    Pairs,
+    PairTerms,
+    PairTiles,
+    TokenRows,
+    add_terms,
+    max_elements,
+    tile_attention,
+    weighted_values,
+)
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of

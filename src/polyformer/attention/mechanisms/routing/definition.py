@@ -4,7 +4,7 @@
 
 S_i has the last `window` keys j <= i with c(k_j) = c(q_i), and without causality the next `window` j > i. If
 keys are the queries (`share_queries`), i itself is excluded unless it is the only key. A position scheme adds
-its terms to scores and values (`dense_terms`).
+its terms to scores and values (`pair_terms`).
 """
 
 import dataclasses
@@ -12,8 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.dense_terms import add_terms, weighted_values
-from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
@@ -72,11 +71,8 @@ def same_cluster(heads: RoutedHeads, context: Context) -> Tensor:
         query_slot, slot = slots(context, same.device)
         b = torch.arange(len(same), device=same.device).view(-1, 1, 1, 1)
         same = same & limits.allows(context, b, torch.zeros_like(b), query_slot - context.offset, slot)
-    if context.kv_valid is None:
-        return same
-    real = context.kv_valid[:, context.offset : context.offset + context.q_len].bool()
     # Padding queries attend to nothing.
-    return same & real[:, None, :, None]
+    return same if context.q_valid is None else same & context.q_valid[:, None, :, None]
 
 
 def slots(context: Context, device: torch.device) -> tuple[Tensor, Tensor]:

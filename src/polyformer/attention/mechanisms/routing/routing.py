@@ -25,19 +25,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, ScoreTerms
-from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
 from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
-from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
-from polyformer.attention.mechanisms.routing.interval_attention import interval_attention
-from polyformer.attention.mechanisms.routing.interval_terms import interval_attention_with_terms
-from polyformer.attention.mechanisms.routing.intervals import cluster_intervals, placeholder_clusters
-from polyformer.attention.mechanisms.routing.single_query import single_query
+from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition, same_cluster, slots
+from polyformer.attention.mechanisms.routing.interval_attention import (
+    interval_attention,
+    interval_attention_with_terms,
+)
+from polyformer.attention.mechanisms.routing.interval_tiles import cluster_intervals, placeholder_clusters
 from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import without_autocast
-from polyformer.core.ops.softmax import record, recorded, recording
+from polyformer.core.ops.softmax import record, recorded, recording, softmax
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
@@ -83,12 +84,8 @@ class RoutingConfig(MechanismConfig):
         return num_local
 
     def build(self, num_heads: int, head_size: int) -> "Routing":
-        """Return the module, by sorting, or by all pairs with the backend "definition"."""
-        return (PlainRouting if self.backend == "definition" else Routing)(self, num_heads, head_size)
-
-    def definition(self) -> "RoutingConfig":
-        """Return the config that computes all pairs at once."""
-        return dataclasses.replace(self, backend="definition")
+        """Return the module with local heads and with centroids for the others."""
+        return Routing(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["RoutingConfig", ...]:
@@ -133,13 +130,7 @@ class Routing(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Compute local heads by their window and others by clusters; in training, update the centroids."""
         assert isinstance(state, RoutingState | None)
@@ -182,7 +173,7 @@ class Routing(Mechanism):
         v: Tensor,
         context: Context,
         state: RoutingState | None,
-        position: ScoreTerms | None,
+        position: PositionTerms,
     ) -> tuple[Tensor, RoutingState | None]:
         dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
         with without_autocast(q):
@@ -191,10 +182,9 @@ class Routing(Mechanism):
         spread = (0, 0, self.num_local, 0)  # local heads have no clusters
         record_mark("cluster of queries", lambda: F.pad(query_clusters, spread, value=-1), "queries")
         record_mark("cluster of keys", lambda: F.pad(key_clusters, spread, value=-1), "keys")
-        queries = slice(context.offset, context.offset + context.q_len)
-        new_keys = slice(context.kv_len - k.shape[2], context.kv_len)
+        new_valid = None if context.kv_valid is None else context.kv_valid[:, -k.shape[2] :].bool()
         self.centroids.update_after_backward(
-            (q, query_clusters, _valid(context, queries)), (k, key_clusters, _valid(context, new_keys))
+            (q, query_clusters, context.q_valid), (k, key_clusters, new_valid)
         )
         if state is not None:
             k, v, routed = state.routed.append(k, v)
@@ -209,10 +199,10 @@ class Routing(Mechanism):
 
     def _attend(self, heads: RoutedHeads, context: Context) -> Tensor:
         config = self.config
-        if recording():
+        if recording() or config.backend == "definition":
             return definition(heads, context, config.window, config.share_queries)
         if context.causal and heads.q.shape[2] == 1:
-            return single_query(heads, context, config.window, config.share_queries)
+            return _single_query(heads, context, config.window, config.share_queries)
         clusters = placeholder_clusters(heads.query_clusters, heads.key_clusters, config.clusters)
         intervals = cluster_intervals(
             *clusters, config.clusters, config.window, context, config.share_queries
@@ -220,17 +210,6 @@ class Routing(Mechanism):
         if heads.terms is not None:
             return interval_attention_with_terms(heads, intervals, config.window, heads.terms)
         return interval_attention(heads.q, heads.k, heads.v, intervals, heads.scale)
-
-
-class PlainRouting(Routing):
-    """Routing attention by its equation over all pairs (`definition`)."""
-
-    def _attend(self, heads: RoutedHeads, context: Context) -> Tensor:
-        return definition(heads, context, self.config.window, self.config.share_queries)
-
-
-def _valid(context: Context, slots: slice) -> Tensor | None:
-    return None if context.kv_valid is None else context.kv_valid[:, slots].bool()
 
 
 @contextlib.contextmanager
@@ -242,3 +221,31 @@ def _collect_weights(weights: list[Tensor]) -> Iterator[None]:
     with recorded() as records:
         yield
     weights += records
+
+
+def _single_query(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
+    """Return output [B, H, 1, Dv] of one causal query per row, which reads only the keys in its window."""
+    same = same_cluster(heads, context).squeeze(2)
+    (own,), slot = slots(context, same.device)
+    chosen = torch.where(same & (slot <= own), slot, -1)
+    # The largest slots of the cluster are its last keys; -1 marks missing keys.
+    chosen = chosen.topk(min(window, context.kv_len), dim=-1).values  # [B, H, W]
+    if share_queries:
+        others = (chosen >= 0).sum(-1, keepdim=True) > 1
+        chosen = chosen.masked_fill((chosen == own) & others, -1)
+    place = chosen.clamp_min(0).unsqueeze(-1)
+    k, v = (x.gather(2, place.expand(-1, -1, -1, x.shape[3])) for x in (heads.k, heads.v))
+    scores, terms = heads.q @ k.mT * heads.scale, heads.terms
+    if terms is None:
+        weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
+        return weights @ v
+    batch, count = chosen.shape[:2]
+    b, h = (torch.arange(size, device=chosen.device) for size in (batch, count))
+    first = torch.zeros(batch * count, 1, 1, dtype=torch.long, device=chosen.device)
+    row = b.repeat_interleave(count).view_as(first), h.repeat(batch).view_as(first)
+    pairs = Pairs(*row, first, chosen.clamp_min(0).flatten(0, 1).unsqueeze(1))
+    tiles = (x.flatten(0, 1) for x in (scores, terms.content(heads.q), k))
+    scores = terms.scores(next(tiles), pairs, *tiles).view_as(scores)
+    weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
+    more = terms.values(weights.flatten(0, 1), pairs)
+    return weights @ v if more is None else weights @ v + more.view_as(heads.q)

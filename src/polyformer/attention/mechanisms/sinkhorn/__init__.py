@@ -1,7 +1,7 @@
 """Sinkhorn attention: blocks of keys are reordered by a learned soft permutation.
 
 Read `definition` (the equations), then `sinkhorn` (configuration and module), `sort_cut` (the truncated
-form), `sorting_net` and `balancing` (the permutation) and `blocks` (the block of each token).
+form), `balancing` (the permutation) and `blocks` (the block of each token).
 """
 
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import SinkhornConfig

@@ -1,4 +1,4 @@
-"""Sinkhorn balancing in log space: rows and columns are divided by their sums in turn, rows last.
+"""The soft permutation of blocks: scores of a network, balanced in log space (Sinkhorn), rows last.
 
     columns    L_ij <- L_ij - log sum_i' e^L_i'j
     rows       L_ij <- L_ij - log sum_j' e^L_ij'
@@ -9,10 +9,35 @@ the log of each column's sum over the earlier rows in every iteration. A block g
 weight the earlier rows have assigned to it.
 """
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyformer.core.ops.second_order import mark_first_order
+
+
+class SortingNet(nn.Module):
+    """R_i = relu(r_i W_P + b_P) W_B + b_B, with separate parameters per head.
+
+    `count` is the maximum number of blocks of a document.
+    """
+
+    def __init__(self, heads: int, width: int, count: int):
+        super().__init__()
+        deviation = 1 / math.sqrt(width)
+        self.hidden = nn.Parameter(torch.empty(heads, width, width).normal_(0.0, deviation))
+        self.hidden_bias = nn.Parameter(torch.zeros(heads, width))
+        self.scores = nn.Parameter(torch.empty(heads, width, count).normal_(0.0, deviation))
+        self.scores_bias = nn.Parameter(torch.zeros(heads, count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores [..., H, N, count] of representations [..., H, N, D]."""
+        hidden, scores = self.hidden.to(x.dtype), self.scores.to(x.dtype)
+        # [..., H, N, D] @ [H, D, D]: a matrix per head.
+        x = torch.relu(x @ hidden + self.hidden_bias.to(x.dtype).unsqueeze(1))
+        return x @ scores + self.scores_bias.to(x.dtype).unsqueeze(1)
+
 
 FLOOR = -1e30
 """The log of 0 in finite form: infinities would make the gradients of rows without a block NaN."""

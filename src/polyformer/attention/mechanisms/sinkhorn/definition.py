@@ -28,8 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.mechanisms.sinkhorn.balancing import filled_mass, gumbel
-from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
+from polyformer.attention.mechanisms.sinkhorn.balancing import SortingNet, filled_mass, gumbel
 from polyformer.core.ops.softmax import record, safe_logsumexp
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import documents_of_row

@@ -38,13 +38,13 @@ from polyformer.attention.mechanisms.base import (
     Mechanism,
     MechanismBackend,
     MechanismConfig,
-    ScoreTerms,
+    PositionTerms,
     check_head_size,
 )
-from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
-from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, gumbel, sinkhorn_balance
+from polyformer.attention.mechanisms.sinkhorn.balancing import FLOOR, SortingNet, gumbel, sinkhorn_balance
 from polyformer.attention.mechanisms.sinkhorn.blocks import (
     Blocks,
+    attend_in_blocks,
     blocks_of,
     check_count,
     from_blocks,
@@ -52,7 +52,6 @@ from polyformer.attention.mechanisms.sinkhorn.blocks import (
     to_blocks,
 )
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, definition
-from polyformer.attention.mechanisms.sinkhorn.sorting_net import SortingNet
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
@@ -97,10 +96,6 @@ class SinkhornConfig(MechanismConfig):
     def sorting(self, noisy: bool) -> SortingOptions:
         """Return the sorting options of the definition."""
         return SortingOptions(self.block_size, self.iterations, self.temperature, noisy)
-
-    def definition(self) -> "SinkhornConfig":
-        """Return the config that computes the equations document by document."""
-        return dataclasses.replace(self, backend="definition")
 
     @classmethod
     def examples(cls) -> tuple["SinkhornConfig", ...]:
@@ -158,13 +153,7 @@ class Sinkhorn(Mechanism):
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Sort the blocks that begin in this call, and attend from the blocks of the queries."""
         assert isinstance(state, SinkhornState | None)
@@ -312,18 +301,11 @@ class PlainSinkhorn(Sinkhorn):
     """Sinkhorn attention by its equations, document by document (`definition`), with a KV cache as state."""
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty KV cache."""
         return KeyValueCache(reserve=reserve)
 
     @guarded
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: ScoreTerms | None,
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Compute all blocks again in every call."""
         q, k, v, dtype = *self._inputs(q, k, v), q.dtype

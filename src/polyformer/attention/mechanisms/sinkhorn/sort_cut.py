@@ -17,8 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms.sinkhorn.attend_in_blocks import attend_in_blocks
-from polyformer.attention.mechanisms.sinkhorn.blocks import Blocks, from_blocks, sort_blocks, to_blocks
+from polyformer.attention.mechanisms.sinkhorn.blocks import (
+    Blocks,
+    attend_in_blocks,
+    from_blocks,
+    sort_blocks,
+    to_blocks,
+)
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import (
     PlainSinkhorn,

@@ -48,7 +48,6 @@ class InterpolationConfig(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["InterpolationConfig", ...]:
-        """Return small instances for the contract tests."""
         return (cls(factor=2.0),)
 
 
@@ -69,7 +68,6 @@ class NtkConfig(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["NtkConfig", ...]:
-        """Return small instances for the contract tests."""
         return (cls(factor=2.0),)
 
 
@@ -120,7 +118,6 @@ class YarnConfig(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["YarnConfig", ...]:
-        """Return small instances for the contract tests."""
         return (cls(factor=2.0, original_max_positions=64),)
 
 
@@ -154,5 +151,4 @@ class Llama3Config(RopeExtensionConfig):
 
     @classmethod
     def examples(cls) -> tuple["Llama3Config", ...]:
-        """Return small instances for the contract tests."""
         return (cls(factor=2.0, original_max_positions=64),)

@@ -56,7 +56,6 @@ class RopeConfig(PositionConfig):
                 raise InputError(f"{name}: expected a wavelength factor above 1, got {base}")
 
     def build(self, shape: Shape) -> "Rope":
-        """Return the module of the scheme for a whole stack."""
         return Rope(self, shape.head_size)
 
     @property
@@ -68,7 +67,6 @@ class RopeConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["RopeConfig", ...]:
-        """Return small instances for the contract tests."""
         extensions = [way for kind in EXTENSIONS for way in kind.examples()]
         partial = cls(layout="pairs", fraction=0.5, base=500.0)
         return (

@@ -1,5 +1,4 @@
-"""Choices of the fastest way on this machine: measured once, cached in the user's cache folder, the same for
-every run.
+"""Choices of the fastest way on this machine: measured once and cached, the same for every run.
 
 A `Section` holds the choices of one part of the library: the library that computes a product, or the number
 of queries in a tile. It is measured when first needed, in a fraction of a second, and cached by processor,

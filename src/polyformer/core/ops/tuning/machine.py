@@ -17,9 +17,7 @@ LAST_CACHE = 32 << 20
 
 @functools.cache
 def processor() -> str:
-    """Return the name with family and model, as virtual machines give very different processors the same
-    name.
-    """
+    """Return name, family and model: virtual machines give different processors the same name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:

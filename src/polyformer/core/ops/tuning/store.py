@@ -72,9 +72,7 @@ def as_json(choices: Choices) -> bytes:
 
 
 def pinned() -> Choices | None:
-    """Return the choices that `POLYFORMER_TUNING` pins, {} for the fixed choices; None if
-    nothing is pinned.
-    """
+    """Return the choices that `POLYFORMER_TUNING` pins, {} for the fixed choices; None for no pin."""
     pin = os.environ.get(PIN)
     if not pin:
         return None

@@ -20,7 +20,6 @@ Elbayad et al. 2020 (Depth-Adaptive Transformer), sections 3 and 4; Schuster et 
 """
 
 from polyformer.nn.depth.exits import multinomial, rules, shortlist
-from polyformer.nn.depth.exits.calibration import CalibrationConfig
-from polyformer.nn.depth.exits.exits import Exits, ExitsConfig, set_threshold
+from polyformer.nn.depth.exits.exits import CalibrationConfig, Exits, ExitsConfig, set_threshold
 
 __all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "multinomial", "rules", "set_threshold", "shortlist"]

@@ -46,6 +46,12 @@ class ExitTrajectory:
     features: Tensor | None = None
 
 
+def top_gap(logits: Tensor) -> Tensor:
+    """Return p_(1) - p_(2) [N] of logits [N, V]: the gap between the two likeliest tokens."""
+    likeliest = logits.float().softmax(-1).topk(2, -1).values
+    return likeliest[:, 0] - likeliest[:, 1]
+
+
 class ExitRule(nn.Module):
     """The confidence of a prediction. `reads_source`: whether the rule needs an encoder-decoder's source."""
 

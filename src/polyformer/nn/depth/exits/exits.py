@@ -10,15 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig
-from polyformer.nn.depth.active import Active
-from polyformer.nn.depth.base import Depth, DepthConfig, DepthInput, ExitLoss, Halting
+from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, ExitLoss, Halting
 from polyformer.nn.depth.exits.base import Candidates, ExitRuleConfig, ExitTrajectory
-from polyformer.nn.depth.exits.calibration import CalibrationConfig
 from polyformer.nn.depth.exits.rules import ClassifierConfig
 from polyformer.nn.depth.recording import is_full_depth, state_records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrationConfig(Config):
+    """The guarantee of a threshold: with probability `confidence` over the calibration texts, the expected
+    loss of quality is at most `risk`.
+
+    measure: of the quality. texts: number of calibration texts. layers: mean number of layers of a token with
+    this threshold.
+    """
+
+    risk: float
+    confidence: float
+    measure: str
+    texts: int
+    layers: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

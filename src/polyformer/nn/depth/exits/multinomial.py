@@ -36,7 +36,7 @@ class MultinomialConfig(ExitRuleConfig):
 class Multinomial(ExitRule):
     """The distribution q(n) of a token."""
 
-    def __init__(self, config: "MultinomialConfig | SequenceConfig", hidden_size: int, exits: int):
+    def __init__(self, config: MultinomialConfig, hidden_size: int, exits: int):
         super().__init__()
         self.config = config
         self.choice = nn.Linear(hidden_size, exits)
@@ -64,11 +64,8 @@ class Multinomial(ExitRule):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceConfig(ExitRuleConfig):
+class SequenceConfig(MultinomialConfig):
     """Sequence exit: the mean of the encoder's output predicts one exit for the whole translation."""
-
-    oracle: OracleConfig = OracleConfig()
-    greedy: bool = False
 
     kind: ClassVar[str] = "sequence"
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.1"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, ExitTrajectory
+from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, ExitTrajectory, top_gap
 from polyformer.nn.depth.exits.oracles import OracleConfig
 
 
@@ -35,9 +35,7 @@ class SoftmaxResponse(ExitRule):
         """Return the gap for the head's predictions from the hidden states."""
         if candidates.predict is None:
             raise InputError("depth.rule: 'softmax' needs the head of a language model; use another rule")
-        # [N, 2], the probabilities of the two likeliest tokens.
-        likeliest = candidates.predict(candidates.hidden)[0].float().softmax(-1).topk(2, -1).values
-        return likeliest[:, 0] - likeliest[:, 1]
+        return top_gap(candidates.predict(candidates.hidden)[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig
+from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, top_gap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,5 +59,4 @@ class Shortlist(ExitRule):
         hidden = candidates.hidden[0]
         logits = F.linear(hidden, self.rows.to(hidden.dtype), self.bias.to(hidden.dtype))
         # A softmax over |V'| tokens only, which overestimates probabilities.
-        likeliest = logits.float().softmax(-1).topk(2, -1).values
-        return likeliest[:, 0] - likeliest[:, 1]
+        return top_gap(logits)
