@@ -28,11 +28,13 @@ class ConfigConversion(FamilyTables):
         check_values(hub)
         wanted = self.tasks[task]
         check_required({**self.required, **wanted.required}, hub)
-        self.check(hub)
+        defaults = {option.theirs: option.default for option in self.config_mapping}
+        full = {**defaults, **self.other_options, **hub}
+        self.check(full)
         tree = self.template.to_dict()
         tree["head"] = (head or wanted.head).to_dict()
         read_options(self.config_mapping, hub, tree)
-        self.read_other_options(tree, hub)
+        self.read_other_options(tree, full)
         if wanted.causal:
             tree["encoder"], tree["decoder"] = None, tree["encoder"]
         if wanted.without:
@@ -60,7 +62,7 @@ class ConfigConversion(FamilyTables):
         tree = config.to_dict()
         origin = config.origin
         kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
-        sides = {**tree, "encoder": tree["decoder"]} if self.tasks[task].causal else tree
+        sides = {**tree, "encoder": tree["decoder"]} if self.is_decoder(config) else tree
         hub = {
             **kept,
             **self.required,

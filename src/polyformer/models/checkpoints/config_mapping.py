@@ -74,6 +74,23 @@ def activation(theirs: str, default: str, *ours: str) -> Option:
     return choice(theirs, default, ACTIVATIONS, *ours)
 
 
+def flag(theirs: str, *ours: str, default: bool = False) -> Option:
+    """Return an option for biases: all or none. A partial setting of ours is written as none."""
+    return Option(theirs, default, ours, write=lambda bias: bias is True)
+
+
+def projection_biases(theirs: str) -> Option:
+    """Return an option for the biases of an encoder's queries, keys and values; the output keeps its bias."""
+    # a list names the projections with a bias
+    return Option(
+        theirs,
+        True,
+        ("encoder.attention.bias",),
+        lambda biased: True if biased else ["output"],
+        lambda bias: bias is True,
+    )
+
+
 PROBLEM = choice(
     "problem_type",
     None,
@@ -86,11 +103,6 @@ PROBLEM = choice(
     "problem",
 )
 """The kinds of labels of a text."""
-
-
-def both(path: str) -> tuple[str, str]:
-    """Return the paths of an option that encoder and decoder have."""
-    return f"encoder.{path}", f"decoder.{path}"
 
 
 def with_defaults(options: tuple[Option, ...], defaults: Tree, *without: str) -> tuple[Option, ...]:

@@ -5,7 +5,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyformer.models.checkpoints.key_mapping import ENDINGS, Converter, Link, links
+from polyformer.models.checkpoints.key_mapping import ENDINGS, Converter, Link, expanded, links
 from polyformer.models.checkpoints.tables import FamilyTables
 from polyformer.models.config import ModelConfig
 
@@ -17,9 +17,10 @@ class KeyConversion(FamilyTables):
         """Return the key mapping of trunk and head of `task`."""
         wanted, base = self.tasks[task], self._base(task)
         trunk = wanted.trunk or self.key_mapping
-        return {f"{base}{key}": target for key, target in trunk.items()} | {
-            key.replace("{base}", base): target for key, target in wanted.key_mapping.items()
-        }
+        return expanded(
+            {f"{base}{key}": target for key, target in trunk.items()}
+            | {key.replace("{base}", base): target for key, target in wanted.key_mapping.items()}
+        )
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
         """Return the links between their tensors and ours, for a model with the tensors `own`.
@@ -27,12 +28,16 @@ class KeyConversion(FamilyTables):
         A tied model has no links for the tied keys, which files omit.
         """
         tied = self.tasks[task].tied_keys if self.tied(config) else ()
-        if self.tasks[task].causal:
+        # The tables of an encoder's family name the encoder, also for its classes that are a decoder.
+        renamed = self.is_decoder(config)
+        if renamed:
             own = {moved(name, "decoder", "encoder"): None for name in own}
-        written_out = links(self.full_key_mapping(task), own, self.layers(config), self.group_size(config))
-        if self.tasks[task].causal:
-            written_out = (Link(link.theirs, of_decoder(link.converter)) for link in written_out)
-        return [link for link in written_out if link.theirs not in tied]
+        linked = links(self.full_key_mapping(task), own, self.layers(config), self.group_size(config))
+        return [
+            Link(link.theirs, (of_decoder(link.converter) if renamed else link.converter).for_config(config))
+            for link in linked
+            if link.theirs not in tied and self.has_tensor(config, task, link.theirs)
+        ]
 
     def unused_key(self, task: str, key: str) -> str | None:
         """Return the name, in the class of `task`, of a tensor that the class does not use; else None."""

@@ -1,12 +1,16 @@
 """The table between a public checkpoint's tensors and ours: one table, both directions.
 
 A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
-relates weight and bias) or single tensors; `{i}` is the number of a layer. If one of their tensors contains
-several of ours, or has another memory layout, a `Converter` converts it.
+relates weight and bias) or single tensors; `{i}` is the number of a layer, and "[a|b]" on both sides stands
+for two entries. If one of their tensors contains several of ours, or has another memory layout, a `Converter`
+converts it.
 """
 
 import dataclasses
+import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +29,25 @@ class Converter:
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         """Convert our tensors to their tensor."""
         return ours[0]
+
+    def for_config(self, config: Any) -> "Converter":
+        """Return the converter with the sizes of a model that it needs."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsqueezed(Converter):
+    """A tensor that has an additional dimension of length 1 at `dim` in their files."""
+
+    dim: int = 0
+
+    def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        """Remove the dimension."""
+        return (theirs.squeeze(self.dim),)
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Add the dimension."""
+        return ours[0].unsqueeze(self.dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +96,24 @@ def layered(theirs: str, ours: str, mapping: KeyMapping) -> dict[str, str | Conv
         else dataclasses.replace(target, ours=tuple(f"{ours}.{name}" for name in target.ours))
         for key, target in mapping.items()
     }
+
+
+@functools.lru_cache
+def alternatives(pattern: str) -> tuple[str, ...]:
+    """Return the names for which a pattern stands: "norm[1|2]" for "norm1" and "norm2"."""
+    listed = re.search(r"\[(.*)\]", pattern)
+    if listed is None:
+        return (pattern,)
+    return tuple(pattern[: listed.start()] + name + pattern[listed.end() :] for name in listed[1].split("|"))
+
+
+def expanded(mapping: KeyMapping) -> dict[str, str | Converter]:
+    """Return a key mapping with an entry for each name of its patterns."""
+    table: dict[str, str | Converter] = {}
+    for theirs, target in mapping.items():
+        ours = alternatives(target) if isinstance(target, str) else (target,)
+        table |= zip(alternatives(theirs), ours, strict=True)
+    return table
 
 
 @dataclasses.dataclass(frozen=True)

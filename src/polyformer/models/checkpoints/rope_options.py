@@ -9,10 +9,14 @@ from typing import Any
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.models.checkpoints.config_mapping import Tree
 
-ROPE_OPTIONS = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
-"""The options of a configuration that are read here."""
+ROPE_OPTIONS: Tree = {
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": None,
+}
+"""The options of a configuration that are read here, with their defaults."""
 
-BASE = 10000.0
 YARN = ("beta_fast", "beta_slow", "attention_factor")
 LLAMA3 = ("low_freq_factor", "high_freq_factor")
 KNOWN = (
@@ -35,7 +39,7 @@ def read_rope(hub: Tree) -> Tree:
     """
     options = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
     options = {name: value for name, value in options.items() if value is not None}
-    options.setdefault("rope_theta", hub.get("rope_theta", BASE))
+    options.setdefault("rope_theta", hub.get("rope_theta", ROPE_OPTIONS["rope_theta"]))
     kind = options.get("rope_type", options.get("type", "default"))
     if kind not in TYPES:
         reason = f"; {REASONS[kind]}" if isinstance(kind, str) and kind in REASONS else ""
@@ -57,8 +61,9 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
     if kind == "default":
         return None
     positions = hub["max_position_embeddings"]
+    # newer files have it in rope_parameters, Phi's next to them
     trained = options.get("original_max_position_embeddings", positions)
-    trained = hub.get("original_max_position_embeddings", trained)
+    trained = hub.get("original_max_position_embeddings") or trained
     factor = options.get("factor")
     if kind == "yarn" and factor is None and trained:
         factor = positions / trained

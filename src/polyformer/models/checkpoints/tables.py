@@ -13,6 +13,7 @@ from torch import Tensor
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints.config_mapping import Option, Tree
 from polyformer.models.checkpoints.key_mapping import KeyMapping
+from polyformer.models.checkpoints.values import usual_aliases
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
 
@@ -57,11 +58,12 @@ class FamilyTables:
         base_model_prefix: the prefix of the trunk's tensors, "" for none.
     Of the configuration:
         template: a model of the family, in which the options are set. config_mapping: the options that are
-        ours under another name. aliases: other names of options. required: options with a single supported
-        value. other_options: options of `read_other_options` and `write_other_options`. ignored_options:
-        options without effect on the outputs. image_options: options of `config_mapping` that are in
-        preprocessor_config.json, not in config.json. head_dropouts: options of the dropout of a labelled
-        head; the first that is set counts. num_labels: the default number of labels.
+        ours under another name. aliases: other names of options, in addition to `usual_aliases`. required:
+        options with a single supported value. other_options: options of `read_other_options` and
+        `write_other_options`, with their defaults. ignored_options: options without effect on the outputs.
+        image_options: options of `config_mapping` that are in preprocessor_config.json, not in config.json.
+        head_dropouts: options of the dropout of a labelled head; the first that is set counts. num_labels:
+        the default number of labels.
     Of the tensors:
         key_mapping: the trunk's tensors. ignored_keys: patterns of tensors without weights.
     Of ours:
@@ -79,7 +81,7 @@ class FamilyTables:
     config_mapping: ClassVar[tuple[Option, ...]]
     aliases: ClassVar[Mapping[str, str]] = {}
     required: ClassVar[Mapping[str, Any]] = {}
-    other_options: ClassVar[tuple[str, ...]] = ()
+    other_options: ClassVar[Mapping[str, Any]] = {}
     ignored_options: ClassVar[tuple[str, ...]] = ()
     key_mapping: ClassVar[KeyMapping]
     ignored_keys: ClassVar[tuple[str, ...]] = ()
@@ -90,8 +92,16 @@ class FamilyTables:
     sizes: ClassVar[tuple[str, ...]] = ()
     model: ClassVar[type[Any]] = Transformer
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "config_mapping" in vars(cls):
+            cls.aliases = {**usual_aliases(cls.config_mapping), **cls.aliases}
+
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for options that this family does not support, beyond `required`."""
+        """Raise `InputError` for options that this family does not support, beyond `required`.
+
+        hub: their configuration with all defaults, here and in `read_other_options`.
+        """
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set in our `tree` the options of their `hub` that the config mapping cannot express."""
@@ -108,9 +118,19 @@ class FamilyTables:
         """Return the tensors among ours, `own`, that no public file contains: the seeds of random numbers."""
         return {}
 
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether files of a model have a tensor, if the table relates several to one of ours."""
+        return True
+
+    def is_decoder(self, config: ModelConfig) -> bool:
+        """Return whether a model of an encoder's family is a decoder."""
+        return (
+            getattr(self.template, "decoder", None) is None and getattr(config, "decoder", None) is not None
+        )
+
     def layers(self, config: ModelConfig) -> int:
         """Return the number of layers of the deepest stack."""
-        stacks = (config.encoder, config.decoder)
+        stacks = (getattr(config, side, None) for side in ("encoder", "decoder"))
         return max(stack.num_hidden_layers for stack in stacks if stack is not None)
 
     def group_size(self, config: ModelConfig) -> int:
@@ -119,4 +139,5 @@ class FamilyTables:
 
     def tied(self, config: ModelConfig) -> bool:
         """Return whether the output layer is tied to the token table."""
-        return config.embedding.tied
+        # models of images and of trajectories predict no tokens and have no token table
+        return hasattr(config, "embedding") and config.embedding.tied

@@ -1,16 +1,17 @@
-"""The allowed values of a public config.json: type and range of every option that is read, by its name.
+"""The options of public configurations by their names: their allowed values, and their places in ours.
 
-The tables of the families define the meaning of an option; this table defines its values, in one place for
-all families, so that they compute with valid numbers. An option that no family reads is not checked.
+Families use the same names for the same things, so their places are stated once, in `PLACES`; a family lists
+its options with its defaults (`options`). Values are checked by name for all families, so that they compute
+with valid numbers. An option that no family reads is not checked.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import LAYERS, SIZE
-from polyformer.models.checkpoints.config_mapping import Tree
+from polyformer.models.checkpoints.config_mapping import Option, Tree, activation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Values:
 
 
 def _integer(low: int, high: int) -> Values:
+    # `type`, because True is an instance of int
     return Values(
         f"an integer from {low} to {high}", lambda value: type(value) is int and low <= value <= high
     )
@@ -50,6 +52,7 @@ def _are_repeats(value: Any) -> bool:
         isinstance(pair, list | tuple) and len(pair) == 2 and NAMES.holds(pair[0]) and LAYER.holds(pair[1])
         for pair in value
     )
+    # bounded before anything is repeated: [["global"], 10**9] is 20 bytes in a file
     return pairs and sum(len(kinds) * times for kinds, times in value) <= LAYERS
 
 
@@ -67,202 +70,129 @@ OPTIONS = Values("an object of options", lambda value: isinstance(value, dict))
 LABELS = Values("an object of numbers to names", _are_labels)
 REPEATS = Values("a list of pairs, kinds of layers and how often they come", _are_repeats)
 
-VALUES: dict[str, Values] = {
-    **dict.fromkeys(
-        (
-            "n_layer",
-            "n_layers",
-            "num_layers",
-            "num_hidden_layers",
-            "num_hidden_groups",
-            "inner_group_num",
-            "encoder_layers",
-            "decoder_layers",
-        ),
-        LAYER,
-    ),
-    **dict.fromkeys(
-        (
-            "act_dim",
-            "attention_head_size",
-            "block_size",
-            "d_embed",
-            "d_ff",
-            "d_head",
-            "d_inner",
-            "d_kv",
-            "d_model",
-            "decoder_attention_heads",
-            "decoder_ffn_dim",
-            "dff",
-            "dim",
-            "div_val",
-            "emb_dim",
-            "embedding_size",
-            "global_attn_every_n_layers",
-            "local_attention",
-            "encoder_attention_heads",
-            "encoder_ffn_dim",
-            "feed_forward_size",
-            "hidden_dim",
-            "hidden_size",
-            "local_attn_chunk_length",
-            "lsh_attn_chunk_length",
-            "max_ep_len",
-            "max_position_embeddings",
-            "n_embd",
-            "n_head",
-            "n_heads",
-            "n_langs",
-            "n_positions",
-            "num_attention_heads",
-            "num_channels",
-            "num_hashes",
-            "num_heads",
-            "original_max_position_embeddings",
-            "pooler_hidden_size",
-            "relative_attention_max_distance",
-            "relative_attention_num_buckets",
-            "state_dim",
-            "vocab_size",
-            "window_size",
-        ),
-        POSITIVE,
-    ),
-    **dict.fromkeys(
-        (
-            "conv_kernel_size",
-            "local_num_chunks_before",
-            "lsh_num_chunks_before",
-            "max_window_layers",
-            "mem_len",
-            "num_random_blocks",
-            "type_vocab_size",
-        ),
-        COUNT,
-    ),
-    **dict.fromkeys(("max_relative_positions", "position_buckets"), OPEN | NULL),
-    **dict.fromkeys(("clamp_len", "sample_softmax"), OPEN),
-    **dict.fromkeys(
-        (
-            "head_dim",
-            "intermediate_size",
-            "n_inner",
-            "num_key_value_heads",
-            "pooler_output_size",
-            "sliding_window",
-        ),
-        POSITIVE | NULL,
-    ),
-    **dict.fromkeys(
-        ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "sep_token_id"), TOKEN
-    ),
-    **dict.fromkeys(
-        (
-            "activation_dropout",
-            "attention_dropout",
-            "attention_probs_dropout_prob",
-            "attn_pdrop",
-            "decoder_layerdrop",
-            "dropatt",
-            "dropout",
-            "dropout_rate",
-            "embd_pdrop",
-            "embed_dropout",
-            "embedding_dropout",
-            "mlp_dropout",
-            "encoder_layerdrop",
-            "hidden_dropout_prob",
-            "local_attention_probs_dropout_prob",
-            "qa_dropout",
-            "resid_dropout",
-            "resid_pdrop",
-            "seq_classif_dropout",
-            "summary_first_dropout",
-        ),
+PLACES = (
+    ("vocab_size", POSITIVE, "vocab_size"),
+    ("hidden_size", POSITIVE, "hidden_size d_model dim emb_dim n_embd"),
+    ("max_position_embeddings", POSITIVE, "max_position_embeddings n_positions"),
+    ("initializer_range", SMALL, "initializer_range init_std"),
+    ("embedding.type_vocab_size", COUNT, "type_vocab_size"),
+    ("embedding.embedding_dropout", RATE, "embd_pdrop embed_dropout embedding_dropout"),
+    ("embedding.scaled", FLAG, "scale_embedding rescale_embeddings"),
+    ("embedding.tied", FLAG, "tie_word_embeddings"),
+    ("special.pad", TOKEN, "pad_token_id"),
+    ("special.bos", TOKEN, "bos_token_id"),
+    ("special.eos", TOKEN, "eos_token_id"),
+    ("{stack}.num_hidden_layers", LAYER, "num_hidden_layers n_layer n_layers num_layers"),
+    ("{stack}.attention.num_attention_heads", POSITIVE, "num_attention_heads n_head n_heads num_heads"),
+    ("{stack}.attention.num_key_value_heads", POSITIVE | NULL, "num_key_value_heads"),
+    ("{stack}.attention.head_size", POSITIVE, "attention_head_size d_head d_kv"),
+    (
+        "{stack}.attention.mechanism.dropout",
         RATE,
+        "attention_dropout attention_probs_dropout_prob attn_pdrop dropatt",
     ),
-    **dict.fromkeys(("classifier_dropout", "classifier_dropout_prob"), RATE | NULL),
-    **dict.fromkeys(
-        ("init_std", "initializer_range", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rms_norm_eps"),
-        SMALL,
-    ),
-    **dict.fromkeys(
-        (
-            "action_tanh",
-            "add_pooling_layer",
-            "attention_bias",
-            "axial_pos_embds",
-            "causal",
-            "classifier_bias",
-            "decoder_bias",
-            "gelu_activation",
-            "is_decoder",
-            "mlp_bias",
-            "norm_bias",
-            "position_biased_input",
-            "pre_lnorm",
-            "proj_share_all_but_first",
-            "qkv_bias",
-            "relative_attention",
-            "rescale_embeddings",
-            "same_length",
-            "scale_attn_by_inverse_layer_idx",
-            "scale_attn_weights",
-            "scale_decoder_outputs",
-            "scale_embedding",
-            "share_att_key",
-            "tie_word_embeddings",
-            "untie_r",
-            "use_bias",
-            "use_lang_emb",
-            "use_sliding_window",
-        ),
-        FLAG,
-    ),
-    **dict.fromkeys(
-        (
-            "activation",
-            "activation_function",
-            "afn",
-            "attention_type",
-            "classifier_activation",
-            "classifier_pooling",
-            "conv_act",
-            "feed_forward_proj",
-            "hidden_act",
-            "hidden_activation",
-            "model_type",
-            "norm_rel_ebd",
-            "pooler_act",
-            "pooler_hidden_act",
-        ),
-        NAME,
-    ),
-    "dense_act_fn": NAME | NULL,
-    "is_gated_act": FLAG | NULL,
-    "problem_type": NAME | NULL,
-    "num_decoder_layers": LAYER | NULL,
-    "rotary_dim": COUNT | NULL,
-    "num_labels": POSITIVE,
-    "id2label": LABELS | NULL,
-    "architectures": NAMES | NULL,
-    **dict.fromkeys(("attention_window", "image_size", "patch_size"), POSITIVE | _listed(POSITIVE)),
-    **dict.fromkeys(("image_mean", "image_std"), _listed(NUMBER)),
-    "attention_layers": NAMES | NULL,
-    "attention_types": REPEATS | NULL,
-    "attn_layers": NAMES,
-    "cutoffs": _listed(POSITIVE),
-    "tie_projs": _listed(FLAG) | NULL,
-    "layer_types": NAMES | NULL,
-    "rope_parameters": OPTIONS | NULL,
-    "rope_scaling": OPTIONS | NULL,
-    **dict.fromkeys(("rope_theta", "global_rope_theta", "local_rope_theta"), NUMBER),
-    "axial_pos_shape": _listed(POSITIVE),
-    "axial_pos_embds_dim": _listed(POSITIVE),
-    "num_buckets": POSITIVE | _listed(POSITIVE) | NULL,
-    "pos_att_type": NAME | NAMES | NULL,
+    ("{stack}.feedforward.intermediate_size", POSITIVE, "d_ff d_inner dff feed_forward_size hidden_dim"),
+    ("{stack}.feedforward.intermediate_size", POSITIVE | NULL, "intermediate_size n_inner"),
+    ("{stack}.feedforward.activation", NAME, "hidden_act hidden_activation activation activation_function"),
+    ("{stack}.feedforward.inner_dropout", RATE, "activation_dropout mlp_dropout"),
+    ("{stack}.dropout", RATE, "dropout hidden_dropout_prob resid_dropout resid_pdrop"),
+    ("{stack}.norm.eps", SMALL, "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps"),
+    ("{stack}.position.num_buckets", POSITIVE, "relative_attention_num_buckets"),
+    ("{stack}.position.max_distance", POSITIVE, "relative_attention_max_distance"),
+    ("encoder.num_hidden_layers", LAYER, "encoder_layers"),
+    ("decoder.num_hidden_layers", LAYER, "decoder_layers"),
+    ("encoder.feedforward.intermediate_size", POSITIVE, "encoder_ffn_dim"),
+    ("decoder.feedforward.intermediate_size", POSITIVE, "decoder_ffn_dim"),
+    ("encoder.attention.num_attention_heads", POSITIVE, "encoder_attention_heads"),
+    ("decoder.attention.num_attention_heads", POSITIVE, "decoder_attention_heads"),
+    ("encoder.layerdrop", RATE, "encoder_layerdrop"),
+    ("decoder.layerdrop", RATE, "decoder_layerdrop"),
+)
+"""Places in our configuration, with the values and the names of their options.
+
+A family's stacks replace `{stack}`. The first name of a size is the usual name.
+"""
+
+OTHERS = (
+    (LAYER, "inner_group_num num_hidden_groups"),
+    (LAYER | NULL, "num_decoder_layers"),
+    (POSITIVE, "act_dim block_size d_embed div_val embedding_size global_attn_every_n_layers"),
+    (POSITIVE, "local_attention local_attn_chunk_length lsh_attn_chunk_length max_ep_len n_langs"),
+    (POSITIVE, "num_channels num_hashes num_labels original_max_position_embeddings pooler_hidden_size"),
+    (POSITIVE, "state_dim window_size"),
+    (POSITIVE | NULL, "head_dim pooler_output_size sliding_window"),
+    (COUNT, "conv_kernel_size local_num_chunks_before lsh_num_chunks_before max_window_layers mem_len"),
+    (COUNT, "num_random_blocks"),
+    (COUNT | NULL, "rotary_dim"),
+    (OPEN, "clamp_len sample_softmax"),
+    (OPEN | NULL, "max_relative_positions position_buckets"),
+    (TOKEN, "decoder_start_token_id sep_token_id"),
+    (RATE, "dropout_rate local_attention_probs_dropout_prob qa_dropout seq_classif_dropout"),
+    (RATE, "summary_first_dropout"),
+    (RATE | NULL, "classifier_dropout classifier_dropout_prob"),
+    (NUMBER, "global_rope_theta local_rope_theta rope_theta"),
+    (FLAG, "action_tanh add_pooling_layer attention_bias axial_pos_embds causal classifier_bias"),
+    (FLAG, "decoder_bias gelu_activation is_decoder mlp_bias norm_bias position_biased_input pre_lnorm"),
+    (FLAG, "proj_share_all_but_first qkv_bias relative_attention same_length"),
+    (FLAG, "scale_attn_by_inverse_layer_idx scale_attn_weights scale_decoder_outputs share_att_key untie_r"),
+    (FLAG, "use_bias use_lang_emb use_sliding_window"),
+    (FLAG | NULL, "is_gated_act"),
+    (NAME, "afn attention_type classifier_activation classifier_pooling conv_act feed_forward_proj"),
+    (NAME, "model_type norm_rel_ebd pooler_act pooler_hidden_act"),
+    (NAME | NULL, "dense_act_fn problem_type"),
+    (NAMES, "attn_layers"),
+    (NAMES | NULL, "architectures attention_layers layer_types"),
+    (NAME | NAMES | NULL, "pos_att_type"),
+    (POSITIVE | _listed(POSITIVE), "attention_window image_size patch_size"),
+    (POSITIVE | _listed(POSITIVE) | NULL, "num_buckets"),
+    (LABELS | NULL, "id2label"),
+    (REPEATS | NULL, "attention_types"),
+    (OPTIONS | NULL, "rope_parameters rope_scaling"),
+    (_listed(POSITIVE), "axial_pos_embds_dim axial_pos_shape cutoffs"),
+    (_listed(NUMBER), "image_mean image_std"),
+    (_listed(FLAG) | NULL, "tie_projs"),
+)
+"""The values of the options that only one family has, or that have no fixed place."""
+
+VALUES = {
+    name: values for values, names in (*((row[1:]) for row in PLACES), *OTHERS) for name in names.split()
 }
+PATHS = {name: path for path, _, names in PLACES for name in names.split()}
+SIZES = (
+    *("hidden_size", "max_position_embeddings"),
+    *("{stack}.num_hidden_layers", "{stack}.attention.num_attention_heads"),
+)
+USUAL = {name: names.split()[0] for path, _, names in PLACES if path in SIZES for name in names.split()[1:]}
+"""The usual names of sizes that some families name otherwise."""
+
+
+def options(stacks: str, *entries: Mapping[str, Any] | Option) -> tuple[Option, ...]:
+    """Return a family's options: tables of names with their defaults, and options with a place of their own.
+
+    stacks: the stacks of the family, such as "encoder decoder"; an option of both sets both.
+    """
+    mapping: list[Option] = []
+    for entry in entries:
+        if isinstance(entry, Option):
+            mapping.append(entry)
+            continue
+        for name, default in entry.items():
+            paths = tuple(dict.fromkeys(PATHS[name].format(stack=stack) for stack in stacks.split()))
+            named = PATHS[name].endswith(".activation")
+            mapping.append(activation(name, default, *paths) if named else Option(name, default, paths))
+    return tuple(mapping)
+
+
+def special(
+    pad: int | None = None, bos: int | None = None, eos: int | None = None, *, tied: bool = True
+) -> Tree:
+    """Return the defaults of the ids of special tokens, and of tied embeddings."""
+    return {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": eos, "tie_word_embeddings": tied}
+
+
+def usual_aliases(mapping: tuple[Option, ...]) -> dict[str, str]:
+    """Return the usual names of the sizes that a family names otherwise: transformers accepts both."""
+    return {USUAL[option.theirs]: option.theirs for option in mapping if option.theirs in USUAL}
 
 
 def check_values(hub: Tree) -> None:

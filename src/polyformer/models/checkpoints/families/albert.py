@@ -8,49 +8,24 @@ from typing import ClassVar
 
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints.config_mapping import Tree, option, with_defaults
-from polyformer.models.checkpoints.families.bert import (
-    EMBEDDINGS,
-    MASKED_OPTIONS,
-    OPTIONS,
-    PRETRAINING_OPTIONS,
-    BertFamily,
-)
-from polyformer.models.checkpoints.families.shared_tasks import (
+from polyformer.models.checkpoints.families.bert import EMBEDDINGS, OPTIONS, BertFamily, transform_options
+from polyformer.models.checkpoints.families.common import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
     multiple_choice,
+    pooled,
 )
 from polyformer.models.checkpoints.family import Task, register
 from polyformer.models.checkpoints.key_mapping import layered
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import (
-    ClassifyConfig,
-    EmbedConfig,
-    MaskedConfig,
-    PretrainingConfig,
-)
+from polyformer.nn.heads import ClassifyConfig, MaskedConfig, PretrainingConfig
 
 LAYER = {
-    "attention.query": "attention.query",
-    "attention.key": "attention.key",
-    "attention.value": "attention.value",
-    "attention.dense": "attention.output",
+    "attention.[query|key|value|dense]": "attention.[query|key|value|output]",
     "attention.LayerNorm": "block.norms.0",
-    "ffn": "feedforward.up",
-    "ffn_output": "feedforward.down",
+    "[ffn|ffn_output]": "feedforward.[up|down]",
     "full_layer_layer_norm": "block.norms.1",
-}
-OWN_DEFAULTS = {
-    "vocab_size": 30000,
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "intermediate_size": 16384,
-    "hidden_act": "gelu_new",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
 }
 MASKED = {
     "predictions.dense": "head.dense",
@@ -63,7 +38,6 @@ PRETRAINING = {
     "{base}pooler": "head.sentence.dense",
     "sop_classifier.classifier": "head.sentence.output",
 }
-POOLER = {"{base}pooler": "head.dense"}
 COPIES = {
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
@@ -84,32 +58,40 @@ class Albert(BertFamily):
     base_model_prefix = "albert"
     template = model_config("albert-base")
     config_mapping = (
-        *with_defaults(OPTIONS, OWN_DEFAULTS, "num_hidden_layers"),
+        *with_defaults(
+            OPTIONS,
+            {"vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
+            | {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            | {"bos_token_id": 2, "eos_token_id": 3},
+            "num_hidden_layers",
+        ),
         option("embedding_size", 128, "embedding.size"),
         option("num_hidden_groups", 1, "encoder.num_hidden_groups"),
         option("inner_group_num", 1, "encoder.layers_per_group"),
     )
-    other_options = ("num_hidden_layers",)
+    other_options: ClassVar = {"num_hidden_layers": 12}
     required: ClassVar = {"position_embedding_type": "absolute"}
     key_mapping: ClassVar = {
-        **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
+        **EMBEDDINGS,
         "encoder.embedding_hidden_mapping_in": "encoder_embedding.widen",
         **layered("encoder.albert_layer_groups.{i}.albert_layers.{j}", "encoder.layers.{i}", LAYER),
     }
     head_dropouts = ("classifier_dropout_prob", "hidden_dropout_prob")
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
+        "Model": pooled("{base}pooler"),
         "ForPreTraining": Task(
             PretrainingConfig(),
             PRETRAINING,
             (
-                *with_defaults(PRETRAINING_OPTIONS, OWN_DEFAULTS),
+                *transform_options("gelu_new", "tokens."),
                 option("classifier_dropout_prob", 0.1, "sentence.dropout"),
             ),
             COPIES,
         ),
-        "ForMaskedLM": Task(MaskedConfig(), MASKED, with_defaults(MASKED_OPTIONS, OWN_DEFAULTS), COPIES),
-        "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
+        "ForMaskedLM": Task(MaskedConfig(), MASKED, transform_options("gelu_new"), COPIES),
+        "ForSequenceClassification": Task(
+            ClassifyConfig(), {"{base}pooler": "head.dense", "classifier": "head.output"}
+        ),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
         "ForMultipleChoice": multiple_choice("{base}pooler"),
@@ -119,7 +101,7 @@ class Albert(BertFamily):
     def check(self, hub: Tree) -> None:
         """Raise `InputError` also for groups of layers of different sizes."""
         super().check(hub)
-        layers, groups = hub.get("num_hidden_layers", 12), hub.get("num_hidden_groups", 1)
+        layers, groups = hub["num_hidden_layers"], hub["num_hidden_groups"]
         if not groups or layers % groups:  # transformers selects the group by a float division
             raise InputError(
                 f"config.json: num_hidden_groups is {groups}, expected a divisor of the {layers} layers"
@@ -127,9 +109,7 @@ class Albert(BertFamily):
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the number of layers that run."""
-        tree["encoder"]["num_hidden_layers"] = hub.get("num_hidden_layers", 12) * hub.get(
-            "inner_group_num", 1
-        )
+        tree["encoder"]["num_hidden_layers"] = hub["num_hidden_layers"] * hub["inner_group_num"]
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the number of group runs."""

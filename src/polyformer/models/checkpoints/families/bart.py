@@ -1,92 +1,53 @@
-"""BART: post-norm encoder-decoder with learned positions. Lewis et al. 2020.
+"""BART, a post-norm encoder-decoder with learned positions, and M2M-100. Lewis et al. 2020; Fan et al. 2021.
 
-Their decoder without an encoder has weights of a cross-attention that it never computes, and their untied
-models have a token table that they never read: both are kept as unused tensors
-(polyformer.core.unused_tensors).
+BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
+have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor
-
-from polyformer.models.checkpoints.config_mapping import activation, both, option
+from polyformer.models.checkpoints.config_mapping import Option, option, with_defaults
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, Link, layered
+from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
+from polyformer.models.checkpoints.values import options
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, SpanConfig
 
 
-@dataclasses.dataclass(frozen=True)
-class RowVector(Converter):
-    """A vector [V] as a matrix [1, V]."""
+def stack(side: str, norms: int, **ends: str) -> dict[str, str | Converter]:
+    """Return the tensors of a stack that are not shared, with `norms` norms in a layer.
 
-    def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Convert [1, V] to [V]."""
-        return (theirs.squeeze(0),)
-
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Convert [V] to [1, V]."""
-        return ours[0].unsqueeze(0)
-
-
-def attention(theirs: str, ours: str) -> dict[str, str]:
-    """Return the projections of an attention layer."""
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    return {f"{theirs}.{their_name}": f"{ours}.{our_name}" for their_name, our_name in names.items()}
-
-
-def layer(norms: int) -> dict[str, str]:
-    """Return a layer with `norms` norms; with three it has cross-attention."""
-    cross = {**attention("encoder_attn", "cross_attention"), "encoder_attn_layer_norm": "block.norms.1"}
-    return {
-        **attention("self_attn", "attention"),
+    ends: the modules before and after the layers, by their names.
+    """
+    layer = {
+        "self_attn.[q|k|v|out]_proj": "attention.[query|key|value|output]",
         "self_attn_layer_norm": "block.norms.0",
-        **(cross if norms == 3 else {}),
-        "fc1": "feedforward.up",
-        "fc2": "feedforward.down",
+        "fc[1|2]": "feedforward.[up|down]",
         "final_layer_norm": f"block.norms.{norms - 1}",
     }
-
-
-def stack(side: str, norms: int) -> dict[str, str | Converter]:
-    """Return the tensors of a stack that are not shared."""
+    if norms == 3:
+        layer["encoder_attn.[q|k|v|out]_proj"] = "cross_attention.[query|key|value|output]"
+        layer["encoder_attn_layer_norm"] = "block.norms.1"
     return {
-        f"{side}.embed_positions": f"{side}.position.tables.0",
-        f"{side}.layernorm_embedding": f"{side}_embedding.norm",
-        **layered(f"{side}.layers.{{i}}", f"{side}.layers.{{i}}", layer(norms)),
+        **{f"{side}.{theirs}": f"{side}{ours}" for theirs, ours in ends.items()},
+        **layered(f"{side}.layers.{{i}}", f"{side}.layers.{{i}}", layer),
     }
 
 
+ENDS = {"embed_positions": ".position.tables.0", "layernorm_embedding": "_embedding.norm"}
+# the token table that both stacks share, and the tables of models that do not share it
 TABLES = {"shared": "tokens", "encoder.embed_tokens": "tokens", "decoder.embed_tokens": "decoder_tokens"}
-"""The token table that both stacks share, and the tables of models that do not share it."""
-
-OPTIONS = (
-    option("vocab_size", 50265, "vocab_size"),
-    option("d_model", 1024, "hidden_size"),
-    option("max_position_embeddings", 1024, "max_position_embeddings"),
-    option("encoder_layers", 12, "encoder.num_hidden_layers"),
-    option("decoder_layers", 12, "decoder.num_hidden_layers"),
-    option("encoder_ffn_dim", 4096, "encoder.feedforward.intermediate_size"),
-    option("decoder_ffn_dim", 4096, "decoder.feedforward.intermediate_size"),
-    option("encoder_attention_heads", 16, "encoder.attention.num_attention_heads"),
-    option("decoder_attention_heads", 16, "decoder.attention.num_attention_heads"),
-    activation("activation_function", "gelu", *both("feedforward.activation")),
-    option("dropout", 0.1, *both("dropout")),
-    option("attention_dropout", 0.0, *both("attention.mechanism.dropout")),
-    option("activation_dropout", 0.0, *both("feedforward.inner_dropout")),
-    option("encoder_layerdrop", 0.0, "encoder.layerdrop"),
-    option("decoder_layerdrop", 0.0, "decoder.layerdrop"),
-    option("init_std", 0.02, "initializer_range"),
-    option("scale_embedding", False, "embedding.scaled"),
-    option("pad_token_id", 1, "special.pad"),
-    option("eos_token_id", 2, "special.eos"),
+OPTIONS = options(
+    "encoder decoder",
+    {"vocab_size": 50265, "d_model": 1024, "max_position_embeddings": 1024},
+    {"encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16, "encoder_layerdrop": 0.0},
+    {"decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16, "decoder_layerdrop": 0.0},
+    {"activation_function": "gelu", "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0},
+    {"init_std": 0.02, "scale_embedding": False, "pad_token_id": 1, "eos_token_id": 2},
     option("decoder_start_token_id", 2, "special.bos"),
     option("tie_word_embeddings", True, "embedding.tied", "embedding.shared"),
 )
-
 LM_HEAD = {"lm_head.weight": "head.weight"}
 
 
@@ -99,6 +60,7 @@ SHARED = ("{base}shared.weight",)
 """A token table that no untied model reads."""
 
 TIED = {"lm_head.weight": "model.shared.weight", **stack_tables("model.")}
+MODEL = Task(EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, unused_keys=SHARED)
 
 
 @register
@@ -112,9 +74,9 @@ class Bart(Family):
     base_model_prefix = "model"
     template = model_config("bart-base")
     config_mapping = OPTIONS
+    # transformers describes the whole model by its encoder
     aliases: ClassVar = {
         "num_attention_heads": "encoder_attention_heads",
-        "hidden_size": "d_model",
         "num_hidden_layers": "encoder_layers",
     }
     required: ClassVar = {
@@ -125,30 +87,26 @@ class Bart(Family):
         "extra_pos_embeddings": 2,
     }
     ignored_options = (
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "forced_eos_token_id",
-        "is_decoder",
-        "is_encoder_decoder",
-        "use_cache",
+        *("bos_token_id", "chunk_size_feed_forward", "forced_eos_token_id"),
+        *("is_decoder", "is_encoder_decoder", "use_cache"),
     )
-    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2), **stack("decoder", 3)}
+    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2, **ENDS), **stack("decoder", 3, **ENDS)}
     ignored_keys = ("*coder.embed_tokens.weight", "*coder.version")
     head_dropouts = ("classifier_dropout",)
     num_labels = 3
     tasks: ClassVar = {
+        # final_logits_bias is a buffer [1, V] of zeros in all published checkpoints
         "ForConditionalGeneration": Task(
             LanguageModelConfig(bias=True, frozen_bias=True),
-            {**LM_HEAD, "final_logits_bias": RowVector(("head.bias",))},
+            {**LM_HEAD, "final_logits_bias": Unsqueezed(("head.bias",))},
             tied_keys=TIED,
             unused_keys=SHARED,
         ),
-        "Model": Task(
-            EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, unused_keys=SHARED
-        ),
+        "Model": MODEL,
+        # it classifies the state of the last end token, in the decoder
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
-            {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
+            {"classification_head.[dense|out_proj]": "head.[dense|output]"},
             (option("eos_token_id", 2, "end_token"),),
             stack_tables("model."),
             unused_keys=SHARED,
@@ -164,15 +122,56 @@ class Bart(Family):
             ),
             without="encoder",
             unused_keys=("{base}decoder.layers.*.encoder_attn*",),
-            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2)},
+            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2, **ENDS)},
         ),
     }
     sizes = ("bart-base", "bart-large")
 
-    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Return the links as for every family, with the token tables that the model has."""
-        links = super().links(config, task, own)
-        if self.tasks[task].without:
-            return links
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether a token table is of a model that shares it, or of one that does not."""
         other = "encoder.embed_tokens" if config.embedding.shared else "shared"
-        return [link for link in links if link.theirs.removeprefix("model.") != f"{other}.weight"]
+        return bool(self.tasks[task].without) or theirs.removeprefix("model.") != f"{other}.weight"
+
+
+@register
+class M2M100(Bart):
+    """An encoder-decoder for translation, with the output language forced as its first token: BART's layers
+    in pre-norm order. NLLB has the same format.
+
+    Positions are counted from the padding token's id + 1, over the tokens that are not padding.
+    """
+
+    model_type = "m2m_100"
+    class_prefix = "M2M100"
+    paper = "Fan et al. 2021"
+    objective = "translation in all directions"
+    template = model_config("m2m100-418m")
+    config_mapping = (
+        Option(
+            "pad_token_id",
+            1,
+            ("encoder.position.offset", "decoder.position.offset"),
+            lambda pad: None if pad is None else pad + 1,
+            lambda offset: None if offset is None else offset - 1,
+        ),
+        *with_defaults(
+            OPTIONS,
+            {"vocab_size": 128112, "activation_function": "relu", "attention_dropout": 0.1}
+            | {"encoder_layerdrop": 0.05, "decoder_layerdrop": 0.05, "scale_embedding": True},
+        ),
+    )
+    required: ClassVar = {}
+    ignored_options = ("bos_token_id", "chunk_size_feed_forward", "is_encoder_decoder", "use_cache")
+    # sinusoids instead of tables of positions, and a norm at the end of each stack
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, layer_norm=".final_norm"),
+        **stack("decoder", 3, layer_norm=".final_norm"),
+    }
+    ignored_keys = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
+    head_dropouts = ()
+    tasks: ClassVar = {
+        "ForConditionalGeneration": Task(LanguageModelConfig(), LM_HEAD, tied_keys=TIED, unused_keys=SHARED),
+        "Model": MODEL,
+    }
+    sizes = ("m2m100-418m", "m2m100-1.2b")

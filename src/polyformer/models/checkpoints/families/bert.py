@@ -5,17 +5,18 @@ from typing import ClassVar
 
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints.config_mapping import Option, Tree, activation, option
-from polyformer.models.checkpoints.families.shared_tasks import (
+from polyformer.models.checkpoints.families.common import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
     multiple_choice,
+    pooled,
 )
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import layered
+from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import (
     ClassifyConfig,
-    EmbedConfig,
     LanguageModelConfig,
     MaskedConfig,
     PretrainingConfig,
@@ -23,9 +24,7 @@ from polyformer.nn.heads import (
 )
 
 LAYER = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
+    "attention.self.[query|key|value]": "attention.[query|key|value]",
     "attention.output.dense": "attention.output",
     "attention.output.LayerNorm": "block.norms.0",
     "intermediate.dense": "feedforward.up",
@@ -33,33 +32,19 @@ LAYER = {
     "output.LayerNorm": "block.norms.1",
 }
 EMBEDDINGS = {
-    "word_embeddings": "tokens",
-    "position_embeddings": "encoder.position.tables.0",
-    "token_type_embeddings": "encoder_embedding.types",
-    "LayerNorm": "encoder_embedding.norm",
+    "embeddings.word_embeddings": "tokens",
+    "embeddings.position_embeddings": "encoder.position.tables.0",
+    "embeddings.token_type_embeddings": "encoder_embedding.types",
+    "embeddings.LayerNorm": "encoder_embedding.norm",
 }
-TRUNK = {
-    **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
-    **layered("encoder.layer.{i}", "encoder.layers.{i}", LAYER),
-}
+TRUNK = {**EMBEDDINGS, **layered("encoder.layer.{i}", "encoder.layers.{i}", LAYER)}
 
-OPTIONS = (
-    option("vocab_size", 30522, "vocab_size"),
-    option("hidden_size", 768, "hidden_size"),
-    option("max_position_embeddings", 512, "max_position_embeddings"),
-    option("type_vocab_size", 2, "embedding.type_vocab_size"),
-    option("num_hidden_layers", 12, "encoder.num_hidden_layers"),
-    option("num_attention_heads", 12, "encoder.attention.num_attention_heads"),
-    option("intermediate_size", 3072, "encoder.feedforward.intermediate_size"),
-    activation("hidden_act", "gelu", "encoder.feedforward.activation"),
-    option("hidden_dropout_prob", 0.1, "encoder.dropout"),
-    option("attention_probs_dropout_prob", 0.1, "encoder.attention.mechanism.dropout"),
-    option("layer_norm_eps", 1e-12, "encoder.norm.eps"),
-    option("initializer_range", 0.02, "initializer_range"),
-    option("pad_token_id", 0, "special.pad"),
-    option("bos_token_id", None, "special.bos"),
-    option("eos_token_id", None, "special.eos"),
-    option("tie_word_embeddings", True, "embedding.tied"),
+OPTIONS = options(
+    "encoder",
+    {"vocab_size": 30522, "hidden_size": 768, "max_position_embeddings": 512, "type_vocab_size": 2},
+    {"num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "hidden_act": "gelu"},
+    {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "layer_norm_eps": 1e-12},
+    {"initializer_range": 0.02, **special(pad=0)},
 )
 
 MASKED = {
@@ -74,16 +59,17 @@ COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 TRANSFORM = ("cls.predictions.transform",)
-MASKED_OPTIONS = (activation("hidden_act", "gelu", "activation"), option("layer_norm_eps", 1e-12, "eps"))
-PRETRAINING_OPTIONS = (
-    activation("hidden_act", "gelu", "tokens.activation"),
-    option("layer_norm_eps", 1e-12, "tokens.eps"),
-)
 PRETRAINING = {
     **{name: ours.replace("head", "head.tokens", 1) for name, ours in MASKED.items()},
     "{base}pooler.dense": "head.sentence.dense",
     "cls.seq_relationship": "head.sentence.output",
 }
+NEXT_SENTENCE = PretrainingConfig(sentence=ClassifyConfig(dropout=0.0))
+
+
+def transform_options(act: str = "gelu", place: str = "", eps: float = 1e-12) -> tuple[Option, Option]:
+    """Return the options of the layer before the vocabulary, which is at `place` in our head."""
+    return activation("hidden_act", act, f"{place}activation"), option("layer_norm_eps", eps, f"{place}eps")
 
 
 def as_decoder(
@@ -103,12 +89,10 @@ def as_decoder(
         name: ours.replace("head.", "head.layer.") if name.startswith(layer) else ours
         for name, ours in masked.items()
     }
-    head = LanguageModelConfig(bias=True, transform=TransformConfig(dense_bias=True, norm_bias=True))
-    eps = option("layer_norm_eps", 1e-12, "transform.eps")
     return Task(
-        head,
+        LanguageModelConfig(bias=True, transform=TransformConfig(dense_bias=True, norm_bias=True)),
         keys,
-        (*options, eps),
+        options,
         tied_keys,
         unused_keys=unused_keys,
         required={"is_decoder": True, **(required or {})},
@@ -130,7 +114,7 @@ class BertFamily(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for models without token types, which transformers adds to every token."""
-        if hub.get("type_vocab_size", 2) < 1:
+        if hub["type_vocab_size"] < 1:
             raise InputError("config.json: type_vocab_size is 0, expected 1 or more")
 
 
@@ -147,18 +131,12 @@ class Bert(BertFamily):
     config_mapping = OPTIONS
     key_mapping = TRUNK
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
-        "ForPreTraining": Task(
-            PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)), PRETRAINING, PRETRAINING_OPTIONS, COPIES
-        ),
-        "ForMaskedLM": Task(MaskedConfig(), MASKED, MASKED_OPTIONS, COPIES),
-        "LMHeadModel": as_decoder(
-            MASKED,
-            TRANSFORM,
-            COPIES,
-            activation("hidden_act", "gelu", "transform.activation"),
-        ),
+        "Model": pooled("{base}pooler.dense"),
+        "ForPreTraining": Task(NEXT_SENTENCE, PRETRAINING, transform_options(place="tokens."), COPIES),
+        "ForMaskedLM": Task(MaskedConfig(), MASKED, transform_options(), COPIES),
+        "LMHeadModel": as_decoder(MASKED, TRANSFORM, COPIES, *transform_options(place="transform.")),
         "ForSequenceClassification": Task(ClassifyConfig(), {**POOLER, "classifier": "head.output"}),
+        # two labels without a name or an option: is next, is random
         "ForNextSentencePrediction": Task(
             ClassifyConfig(dropout=0.0), {**POOLER, "cls.seq_relationship": "head.output"}, labelled=False
         ),

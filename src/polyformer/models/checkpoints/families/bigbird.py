@@ -8,65 +8,40 @@ whole number of blocks: transformers' blocks belong to the padded row, ours to e
 """
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
-    Option,
     Tree,
     activation,
     get_path,
     option,
+    projection_biases,
     set_path,
     with_defaults,
 )
 from polyformer.models.checkpoints.families.bert import (
     COPIES,
     MASKED,
+    NEXT_SENTENCE,
     OPTIONS,
     PRETRAINING,
     TRANSFORM,
     TRUNK,
     BertFamily,
     as_decoder,
+    transform_options,
 )
+from polyformer.models.checkpoints.families.common import as_pooled, pooled
 from polyformer.models.checkpoints.families.roberta import CLASSIFIER
-from polyformer.models.checkpoints.families.shared_tasks import as_pooled
 from polyformer.models.checkpoints.family import Task, register
 from polyformer.models.presets import model_config
 from polyformer.models.presets.bigbird import bigbird_pattern
-from polyformer.nn.heads import (
-    ClassifyConfig,
-    EmbedConfig,
-    MaskedConfig,
-    PretrainingConfig,
-    ResidualConfig,
-    SpanConfig,
-    TagConfig,
-)
+from polyformer.nn.heads import ClassifyConfig, MaskedConfig, ResidualConfig, SpanConfig, TagConfig
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 50358,
-    "hidden_act": "gelu_new",
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 PATTERN = "encoder.attention.mechanism.pattern"
-POOLER = {"{base}pooler": "head.dense"}
 UNPOOLED = ("{base}pooler.*",)
 """Tensors of the pooler in classes without pooling."""
-WITHOUT_BIAS = ["output"]
-OWN = (
-    Option(
-        "use_bias",
-        True,
-        ("encoder.attention.bias",),
-        lambda theirs: True if theirs else WITHOUT_BIAS,
-        lambda ours: ours is True,
-    ),
-    option("rescale_embeddings", False, "embedding.scaled"),
-)
 
 
 @register
@@ -84,37 +59,35 @@ class BigBird(BertFamily):
     base_model_prefix = "bert"
     template = model_config("bigbird-base")
     config_mapping = (
-        *with_defaults(OPTIONS, DEFAULTS),
-        *OWN,
+        *with_defaults(
+            OPTIONS,
+            {"vocab_size": 50358, "hidden_act": "gelu_new", "max_position_embeddings": 4096}
+            | {"bos_token_id": 1, "eos_token_id": 2},
+        ),
+        projection_biases("use_bias"),
+        option("rescale_embeddings", False, "embedding.scaled"),
     )
-    other_options = ("attention_type", "block_size", "num_random_blocks")
+    other_options: ClassVar = {"attention_type": "block_sparse", "block_size": 64, "num_random_blocks": 3}
     required: ClassVar = {"is_decoder": False, "add_cross_attention": False}
     ignored_options = ("use_cache", "sep_token_id")
     key_mapping = TRUNK
     ignored_keys = ("*embeddings.position_ids", "*embeddings.token_type_ids")
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
+        "Model": pooled("{base}pooler"),
         "ForPreTraining": Task(
-            PretrainingConfig(sentence=ClassifyConfig(dropout=0.0)),
+            NEXT_SENTENCE,
             {name.replace("pooler.dense", "pooler"): ours for name, ours in PRETRAINING.items()},
-            (
-                activation("hidden_act", "gelu_new", "tokens.activation"),
-                option("layer_norm_eps", 1e-12, "tokens.eps"),
-            ),
+            transform_options("gelu_new", "tokens."),
             COPIES,
         ),
         "ForMaskedLM": Task(
-            MaskedConfig(),
-            MASKED,
-            (activation("hidden_act", "gelu_new", "activation"), option("layer_norm_eps", 1e-12, "eps")),
-            COPIES,
-            unused_keys=UNPOOLED,
+            MaskedConfig(), MASKED, transform_options("gelu_new"), COPIES, unused_keys=UNPOOLED
         ),
         "ForCausalLM": as_decoder(
             MASKED,
             TRANSFORM,
             COPIES,
-            activation("hidden_act", "gelu_new", "transform.activation"),
+            *transform_options("gelu_new", "transform."),
             unused_keys=UNPOOLED,
             required={"attention_type": "original_full"},
         ),
@@ -129,16 +102,15 @@ class BigBird(BertFamily):
         "ForQuestionAnswering": Task(
             SpanConfig(question_end=66, residual=ResidualConfig()),
             {
-                "qa_classifier.intermediate.dense": "head.transform.up",
-                "qa_classifier.output.dense": "head.transform.down",
+                "qa_classifier.[intermediate.dense|output.dense]": "head.transform.[up|down]",
                 "qa_classifier.output.LayerNorm": "head.transform.norm",
                 "qa_classifier.qa_outputs": "head.output",
             },
             (
+                # the id of [SEP], which ends the question
                 option("sep_token_id", 66, "question_end"),
                 option("intermediate_size", 3072, "residual.intermediate_size"),
-                activation("hidden_act", "gelu_new", "residual.activation"),
-                option("layer_norm_eps", 1e-12, "residual.eps"),
+                *transform_options("gelu_new", "residual."),
                 option("hidden_dropout_prob", 0.1, "residual.dropout"),
             ),
             unused_keys=UNPOOLED,
@@ -151,22 +123,22 @@ class BigBird(BertFamily):
         without random blocks.
         """
         super().check(hub)
-        kind = hub.get("attention_type", "block_sparse")
+        kind = hub["attention_type"]
         if kind not in ("block_sparse", "original_full"):
             raise InputError(
                 f"config.json: attention_type is {quote(kind)}, expected 'block_sparse' or 'original_full'"
             )
         if kind == "block_sparse" and hub.get("is_decoder", False):
             raise InputError("config.json: attention_type is missing; a decoder needs 'original_full'")
-        if kind == "block_sparse" and hub.get("num_random_blocks", 3) < 1:
+        if kind == "block_sparse" and hub["num_random_blocks"] < 1:
             raise InputError("config.json: num_random_blocks is 0, expected 1 or more, as transformers does")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the pattern; none for full attention."""
         pattern = None
-        if hub.get("attention_type", "block_sparse") == "block_sparse":
+        if hub["attention_type"] == "block_sparse":
             layers = tree["encoder"]["num_hidden_layers"]
-            block, random = hub.get("block_size", 64), hub.get("num_random_blocks", 3)
+            block, random = hub["block_size"], hub["num_random_blocks"]
             pattern = bigbird_pattern(layers, block, random).to_text()
         set_path(tree, PATTERN, pattern)
 

@@ -12,27 +12,23 @@ from polyformer.models.checkpoints.config_mapping import (
     option,
     with_defaults,
 )
-from polyformer.models.checkpoints.families.bert import EMBEDDINGS, LAYER, OPTIONS, BertFamily
-from polyformer.models.checkpoints.families.roberta import CLASSIFIER
-from polyformer.models.checkpoints.families.shared_tasks import (
+from polyformer.models.checkpoints.families.bert import OPTIONS, TRUNK, BertFamily
+from polyformer.models.checkpoints.families.common import (
+    FIRST_TOKEN,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
     multiple_choice,
 )
+from polyformer.models.checkpoints.families.roberta import CLASSIFIER, EPS
 from polyformer.models.checkpoints.family import Task, register
-from polyformer.models.checkpoints.key_mapping import layered
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import ClassifyConfig, DetectConfig, EmbedConfig, MaskedConfig
+from polyformer.nn.heads import ClassifyConfig, DetectConfig, MaskedConfig
 
 GENERATOR = {
-    "generator_predictions.dense": "head.dense",
-    "generator_predictions.LayerNorm": "head.norm",
+    "generator_predictions.[dense|LayerNorm]": "head.[dense|norm]",
     "generator_lm_head": "head",
 }
-DISCRIMINATOR = {
-    "discriminator_predictions.dense": "head.dense",
-    "discriminator_predictions.dense_prediction": "head.output",
-}
+DISCRIMINATOR = {"discriminator_predictions.[dense|dense_prediction]": "head.[dense|output]"}
 SUMMARY = {"summary_type": "first", "summary_use_proj": True}
 """The supported options of multiple choice."""
 
@@ -52,19 +48,15 @@ class Electra(BertFamily):
     config_mapping = with_defaults(
         OPTIONS, {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     )
-    other_options = ("embedding_size",)
+    other_options: ClassVar = {"embedding_size": 128}
     ignored_options = ("use_cache", *SUMMARY)
-    key_mapping: ClassVar = {
-        **{f"embeddings.{theirs}": ours for theirs, ours in EMBEDDINGS.items()},
-        "embeddings_project": "encoder_embedding.widen",
-        **layered("encoder.layer.{i}", "encoder.layers.{i}", LAYER),
-    }
+    key_mapping: ClassVar = {**TRUNK, "embeddings_project": "encoder_embedding.widen"}
     tasks: ClassVar = {
         "ForPreTraining": Task(
             DetectConfig(), DISCRIMINATOR, (activation("hidden_act", "gelu", "activation"),)
         ),
-        "ForMaskedLM": Task(MaskedConfig(), GENERATOR, (option("layer_norm_eps", 1e-12, "eps"),), COPIES),
-        "Model": Task(EmbedConfig(pooling="first", normalize=False), prefixed=False),
+        "ForMaskedLM": Task(MaskedConfig(), GENERATOR, (EPS,), COPIES),
+        "Model": FIRST_TOKEN,
         "ForSequenceClassification": Task(ClassifyConfig(activation="gelu", drops_twice=True), CLASSIFIER),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
@@ -84,7 +76,7 @@ class Electra(BertFamily):
         """
         if tree["head"]["kind"] == "choose":
             check_required(SUMMARY, hub)
-        size = hub.get("embedding_size", 128)
+        size = hub["embedding_size"]
         tree["embedding"]["size"] = None if size == tree["hidden_size"] else size
 
     def write_other_options(self, tree: Tree) -> Tree:

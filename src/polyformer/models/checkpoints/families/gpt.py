@@ -1,46 +1,92 @@
-"""GPT: post-norm decoder without a norm at its end. Radford et al. 2018."""
+"""GPT, GPT-2 and CTRL. Radford et al. 2018 and 2019; Keskar et al. 2019."""
 
 from typing import ClassVar
 
-from polyformer.models.checkpoints.config_mapping import Tree, choice, option
-from polyformer.models.checkpoints.families.gpt2 import LAYER
-from polyformer.models.checkpoints.families.gpt_common import (
-    BUFFERS,
-    DROPOUTS,
+from polyformer.models.checkpoints.config_mapping import Tree, choice, get_path, option
+from polyformer.models.checkpoints.families.common import (
     LAST_TOKEN,
-    SUMMARY_OPTIONS,
-    GptFamily,
-    double_heads,
+    LAST_TOKEN_SCORES,
+    QUESTION_ANSWERING,
+    SCORED,
+    TAG_DROPOUT,
 )
-from polyformer.models.checkpoints.family import Task, register
-from polyformer.models.checkpoints.key_mapping import layered
+from polyformer.models.checkpoints.families.layer_scales import divide_by_layer, write_scales
+from polyformer.models.checkpoints.family import Family, Task, register
+from polyformer.models.checkpoints.key_mapping import layered, transposed
+from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import EmbedConfig, LanguageModelConfig
-
-TRUNK = {
-    "tokens_embed": "tokens",
-    "positions_embed": "decoder.position.tables.0",
-    **layered("h.{i}", "decoder.layers.{i}", LAYER),
-}
-TIED_KEYS = {"lm_head.weight": "transformer.tokens_embed.weight"}
-ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-"""The activations by their names in GPT; its "gelu" is the approximation by tanh."""
-
-OPTIONS = (
-    option("vocab_size", 40478, "vocab_size"),
-    option("n_embd", 768, "hidden_size"),
-    option("n_positions", 512, "max_position_embeddings"),
-    option("n_layer", 12, "decoder.num_hidden_layers"),
-    option("n_head", 12, "decoder.attention.num_attention_heads"),
-    choice("afn", "gelu", ACTIVATIONS, "decoder.feedforward.activation"),
-    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    option("initializer_range", 0.02, "initializer_range"),
-    *DROPOUTS,
-    option("pad_token_id", None, "special.pad"),
-    option("bos_token_id", None, "special.bos"),
-    option("eos_token_id", None, "special.eos"),
-    option("tie_word_embeddings", True, "embedding.tied"),
+from polyformer.nn.heads import (
+    ChooseConfig,
+    ClassifyConfig,
+    LanguageModelConfig,
+    PretrainingConfig,
+    TagConfig,
 )
+
+MECHANISM = "decoder.attention.mechanism"
+SCALE = choice("scale_attn_weights", True, {True: None, False: 1.0}, f"{MECHANISM}.scale")
+
+SUMMARY = {
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "summary_activation": None,
+    "summary_proj_to_labels": True,
+    "summary_last_dropout": 0,
+}
+"""Options of the class with two heads, each with the value that makes a score of a text."""
+
+SUMMARY_OPTIONS = (*SUMMARY, "summary_first_dropout")
+
+BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
+"""Causal masks, which old files contain."""
+
+TIED_KEYS = {"lm_head.weight": "transformer.wte.weight"}
+
+LAYER = {
+    "ln_[1|2]": "block.norms.[0|1]",
+    "attn.c_attn": transposed("attention.query", "attention.key", "attention.value"),
+    "attn.c_proj": transposed("attention.output"),
+    "mlp.c_fc": transposed("feedforward.up"),
+    "mlp.c_proj": transposed("feedforward.down"),
+}
+TABLES = {"wte": "tokens", "wpe": "decoder.position.tables.0", "ln_f": "decoder.final_norm"}
+
+
+def double_heads(tied_keys: dict[str, str]) -> Task:
+    """Return the class that predicts tokens and chooses among texts, by one number at one token of each."""
+    text = ClassifyConfig(num_labels=1, pooling="last", hidden=False)
+    return Task(
+        PretrainingConfig(tokens=LanguageModelConfig(), sentence=ChooseConfig(text=text)),
+        {"lm_head": "head.tokens", "multiple_choice_head.summary": "head.sentence.text.output"},
+        (option("summary_first_dropout", 0.1, "sentence.text.dropout"),),
+        tied_keys,
+        labelled=False,
+        required=SUMMARY,
+    )
+
+
+class GptFamily(Family):
+    """The base class of GPT families. embedding_dropout: the option of the dropout on the embeddings."""
+
+    objective = "causal language modelling"
+    base_model_prefix = "transformer"
+    embedding_dropout: ClassVar[str] = "embd_pdrop"
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the inner width, by default four times the model's.
+
+        A dropout on the embeddings that equals the stack's requires no option here.
+        """
+        stack, embedding = tree["decoder"], tree["embedding"]
+        if stack["feedforward"]["intermediate_size"] is None:
+            stack["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
+        if embedding["embedding_dropout"] == stack["dropout"]:
+            embedding["embedding_dropout"] = None
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the dropout on the embeddings."""
+        dropout = get_path(tree, "embedding.embedding_dropout")
+        return {self.embedding_dropout: get_path(tree, "decoder.dropout") if dropout is None else dropout}
 
 
 @register
@@ -50,21 +96,34 @@ class Gpt(GptFamily):
     model_type = "openai-gpt"
     class_prefix = "OpenAIGPT"
     paper = "Radford et al. 2018"
-    objective = "causal language modelling"
     template = model_config("gpt")
-    config_mapping = OPTIONS
-    ignored_options = SUMMARY_OPTIONS
-    key_mapping = TRUNK
-    ignored_keys = (*BUFFERS, "*position_ids")
-    tasks: ClassVar = {
-        "LMHeadModel": Task(
-            LanguageModelConfig(),
-            {"lm_head": "head"},
-            tied_keys=TIED_KEYS,
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 40478, "n_embd": 768, "n_positions": 512, "n_layer": 12, "n_head": 12},
+        # GPT's "gelu" is the approximation by tanh, in every other family the exact function
+        choice(
+            "afn",
+            "gelu",
+            {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+            "decoder.feedforward.activation",
         ),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
-        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
-        "DoubleHeadsModel": double_heads(TIED_KEYS),
+        {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
+        {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, **special()},
+    )
+    ignored_options = SUMMARY_OPTIONS
+    # post-norm, so there is no norm at the end
+    key_mapping: ClassVar = {
+        "tokens_embed": "tokens",
+        "positions_embed": "decoder.position.tables.0",
+        **layered("h.{i}", "decoder.layers.{i}", LAYER),
+    }
+    ignored_keys = (*BUFFERS, "*position_ids")
+    tied_keys: ClassVar = {"lm_head.weight": "transformer.tokens_embed.weight"}
+    tasks: ClassVar = {
+        "LMHeadModel": Task(LanguageModelConfig(), {"lm_head": "head"}, tied_keys=tied_keys),
+        "Model": LAST_TOKEN,
+        "ForSequenceClassification": SCORED,
+        "DoubleHeadsModel": double_heads(tied_keys),
     }
     sizes = ("gpt",)
 
@@ -72,3 +131,91 @@ class Gpt(GptFamily):
         """Set the inner width, which is not an option."""
         tree["decoder"]["feedforward"]["intermediate_size"] = None
         super().read_other_options(tree, hub)
+
+
+@register
+class Gpt2(GptFamily):
+    """A pre-norm decoder, the basis of most later decoders."""
+
+    model_type = "gpt2"
+    class_prefix = "GPT2"
+    paper = "Radford et al. 2019"
+    template = model_config("gpt2")
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 50257, "n_embd": 768, "n_positions": 1024, "n_layer": 12, "n_head": 12},
+        {"n_inner": None, "activation_function": "gelu_new"},
+        {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
+        {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, **special(None, 50256, 50256)},
+        SCALE,
+    )
+    required: ClassVar = {"add_cross_attention": False}
+    other_options: ClassVar = {"scale_attn_by_inverse_layer_idx": False}
+    ignored_options = ("reorder_and_upcast_attn", "use_cache", *SUMMARY_OPTIONS)
+    key_mapping: ClassVar = {**TABLES, **layered("h.{i}", "decoder.layers.{i}", LAYER)}
+    ignored_keys = BUFFERS
+    tasks: ClassVar = {
+        "LMHeadModel": Task(LanguageModelConfig(), {"lm_head": "head"}, tied_keys=TIED_KEYS),
+        "Model": LAST_TOKEN,
+        "ForSequenceClassification": SCORED,
+        "ForTokenClassification": Task(TagConfig(), {"classifier": "head.output"}, (TAG_DROPOUT,)),
+        "ForQuestionAnswering": QUESTION_ANSWERING,
+        "DoubleHeadsModel": double_heads(TIED_KEYS),
+    }
+    sizes = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set also the division of scores by the layer number."""
+        super().read_other_options(tree, hub)
+        if hub["scale_attn_by_inverse_layer_idx"]:
+            divide_by_layer(tree)
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return also the options of the scores' scale."""
+        return {**super().write_other_options(tree), **write_scales(tree)}
+
+
+@register
+class Ctrl(GptFamily):
+    """A pre-norm decoder with sinusoids and scaled embeddings; its texts begin with a control code, a token
+    like any other.
+
+    The norm epsilon of its layers is fixed, 1e-6; the option must give the last norm the same.
+    """
+
+    model_type = "ctrl"
+    class_prefix = "CTRL"
+    paper = "Keskar et al. 2019"
+    objective = "causal language modelling after a control code"
+    template = model_config("ctrl")
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 246534, "n_embd": 1280, "n_positions": 256, "n_layer": 48, "n_head": 16, "dff": 8192},
+        {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "initializer_range": 0.02, **special()},
+    )
+    required: ClassVar = {"layer_norm_epsilon": 1e-6}
+    ignored_options = ("use_cache", "attn_pdrop")
+    key_mapping: ClassVar = {
+        "w": "tokens",
+        **layered(
+            "h.{i}",
+            "decoder.layers.{i}",
+            {
+                "multi_head_attention.[Wq|Wk|Wv|dense]": "attention.[query|key|value|output]",
+                "ffn.[0|2]": "feedforward.[up|down]",  # 1 is the activation
+                "layernorm[1|2]": "block.norms.[0|1]",
+            },
+        ),
+        "layernorm": "decoder.final_norm",
+    }
+    ignored_keys = ("*pos_encoding",)
+    tasks: ClassVar = {
+        "LMHeadModel": Task(
+            LanguageModelConfig(bias=True),
+            {"lm_head": "head"},
+            tied_keys={"lm_head.weight": "transformer.w.weight"},
+        ),
+        "Model": LAST_TOKEN,
+        "ForSequenceClassification": Task(LAST_TOKEN_SCORES, {"classifier": "head.output"}),
+    }
+    sizes = ("ctrl",)

@@ -1,49 +1,17 @@
-"""GPT-Neo: GPT-2 with layers of full and of windowed attention and unscaled scores. Black et al. 2021."""
+"""GPT-Neo and GPT-J, which follow GPT-2. Black et al. 2021; Wang and Komatsuzaki 2021."""
 
+import math
 from typing import ClassVar
 
-from polyformer.core.errors import InputError, unknown
-from polyformer.models.checkpoints.config_mapping import Tree, activation, option
-from polyformer.models.checkpoints.families.gpt_common import (
-    LAST_TOKEN,
-    MECHANISM,
-    SPECIAL,
-    TIED_KEYS,
-    GptFamily,
-)
-from polyformer.models.checkpoints.families.shared_tasks import QUESTION_ANSWERING
-from polyformer.models.checkpoints.families.window_layers import get_windows, set_windows
+from polyformer.core.errors import InputError
+from polyformer.models.checkpoints.config_mapping import Tree, get_path, option
+from polyformer.models.checkpoints.families.common import LAST_TOKEN, QUESTION_ANSWERING, SCORED
+from polyformer.models.checkpoints.families.gpt import BUFFERS, TABLES, TIED_KEYS, GptFamily
+from polyformer.models.checkpoints.families.window_layers import check_kinds, get_windows, set_windows
 from polyformer.models.checkpoints.family import Task, register
-from polyformer.models.checkpoints.key_mapping import layered
+from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import EmbedConfig, LanguageModelConfig, TagConfig
-
-LAYER = {
-    "ln_1": "block.norms.0",
-    "attn.attention.q_proj": "attention.query",
-    "attn.attention.k_proj": "attention.key",
-    "attn.attention.v_proj": "attention.value",
-    "attn.attention.out_proj": "attention.output",
-    "ln_2": "block.norms.1",
-    "mlp.c_fc": "feedforward.up",
-    "mlp.c_proj": "feedforward.down",
-}
-OPTIONS = (
-    option("vocab_size", 50257, "vocab_size"),
-    option("hidden_size", 2048, "hidden_size"),
-    option("max_position_embeddings", 2048, "max_position_embeddings"),
-    option("num_layers", 24, "decoder.num_hidden_layers"),
-    option("num_heads", 16, "decoder.attention.num_attention_heads"),
-    option("intermediate_size", None, "decoder.feedforward.intermediate_size"),
-    activation("activation_function", "gelu_new", "decoder.feedforward.activation"),
-    option("resid_dropout", 0.0, "decoder.dropout"),
-    option("embed_dropout", 0.0, "embedding.embedding_dropout"),
-    option("attention_dropout", 0.0, f"{MECHANISM}.dropout"),
-    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    option("initializer_range", 0.02, "initializer_range"),
-    *SPECIAL,
-)
-KINDS = ("global", "local")
+from polyformer.nn.heads import LanguageModelConfig, TagConfig
 
 
 @register
@@ -55,24 +23,33 @@ class GptNeo(GptFamily):
     model_type = "gpt_neo"
     class_prefix = "GPTNeo"
     paper = "Black et al. 2021"
-    objective = "causal language modelling"
     template = model_config("gpt-neo-1.3b")
-    config_mapping = OPTIONS
-    aliases: ClassVar = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 50257, "hidden_size": 2048, "max_position_embeddings": 2048},
+        {"num_layers": 24, "num_heads": 16, "intermediate_size": None, "activation_function": "gelu_new"},
+        {"resid_dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0},
+        {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, **special(None, 50256, 50256)},
+    )
     embedding_dropout = "embed_dropout"
-    other_options = ("attention_types", "attention_layers", "window_size")
+    other_options: ClassVar = {
+        "attention_types": [[["global", "local"], 12]],
+        "attention_layers": None,
+        "window_size": 256,
+    }
     ignored_options = ("use_cache",)
+    # The template has scale 1: GPT-Neo does not divide scores by sqrt(D).
     key_mapping: ClassVar = {
-        "wte": "tokens",
-        "wpe": "decoder.position.tables.0",
-        **layered("h.{i}", "decoder.layers.{i}", LAYER),
-        "ln_f": "decoder.final_norm",
+        **TABLES,
+        "h.{i}.ln_[1|2]": "decoder.layers.{i}.block.norms.[0|1]",
+        "h.{i}.attn.attention.[q|k|v|out]_proj": "decoder.layers.{i}.attention.[query|key|value|output]",
+        "h.{i}.mlp.[c_fc|c_proj]": "decoder.layers.{i}.feedforward.[up|down]",
     }
     ignored_keys = ("*.attn.attention.bias", "*.attn.attention.masked_bias")
     tasks: ClassVar = {
         "ForCausalLM": Task(LanguageModelConfig(), {"lm_head": "head"}, tied_keys=TIED_KEYS),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
-        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}),
+        "Model": LAST_TOKEN,
+        "ForSequenceClassification": SCORED,
         "ForTokenClassification": Task(
             TagConfig(), {"classifier": "head.output"}, (option("classifier_dropout", 0.1, "dropout"),)
         ),
@@ -82,18 +59,12 @@ class GptNeo(GptFamily):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for unknown kinds of layers and a wrong number of layers."""
-        kinds, layers = _kinds(hub), hub.get("num_layers", 24)
-        for kind in kinds:
-            if kind not in KINDS:
-                raise unknown("attention_types", str(kind), KINDS)
-        if len(kinds) != layers:
-            raise InputError(f"config.json: attention_types has {len(kinds)} layers, and num_layers {layers}")
+        check_kinds("attention_types", _kinds(hub), ("global", "local"), "num_layers", hub)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the pattern of every layer too."""
         super().read_other_options(tree, hub)
-        each = {"global": None, "local": hub.get("window_size", 256)}
-        set_windows(tree, [each[kind] for kind in _kinds(hub)])
+        set_windows(tree, [hub["window_size"] if kind == "local" else None for kind in _kinds(hub)])
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the kinds of all layers and their window too."""
@@ -111,7 +82,75 @@ class GptNeo(GptFamily):
 
 def _kinds(hub: Tree) -> list[str]:
     """Return the kind of each layer: from transformers' list, or else from the pairs that define it."""
-    if hub.get("attention_layers") is not None:
+    if hub["attention_layers"] is not None:
         return hub["attention_layers"]
-    types = hub.get("attention_types") or [[["global", "local"], 12]]
+    types = hub["attention_types"] or GptNeo.other_options["attention_types"]
     return [kind for kinds, times in types for _ in range(times) for kind in kinds]
+
+
+@register
+class GptJ(GptFamily):
+    """A decoder with attention parallel to the feed-forward layer, and `rotary_dim` rotated channels of each
+    head, in adjacent pairs.
+    """
+
+    model_type = "gptj"
+    class_prefix = "GPTJ"
+    paper = "Wang and Komatsuzaki 2021"
+    template = model_config("gpt-j-6b")
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 50400, "n_embd": 4096, "n_positions": 2048, "n_layer": 28, "n_head": 16},
+        {"n_inner": None, "activation_function": "gelu_new"},
+        {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        {"layer_norm_epsilon": 1e-5, "initializer_range": 0.02, **special(None, 50256, 50256, tied=False)},
+    )
+    other_options: ClassVar = {"rotary_dim": 64}
+    ignored_options = ("use_cache",)
+    # a single norm, for attention and feed-forward layer
+    key_mapping: ClassVar = {
+        "wte": "tokens",
+        "h.{i}.ln_1": "decoder.layers.{i}.block.norms.0",
+        "h.{i}.attn.[q|k|v|out]_proj": "decoder.layers.{i}.attention.[query|key|value|output]",
+        "h.{i}.mlp.fc_[in|out]": "decoder.layers.{i}.feedforward.[up|down]",
+        "ln_f": "decoder.final_norm",
+    }
+    ignored_keys = (*BUFFERS, "*.attn.embed_positions")
+    tasks: ClassVar = {
+        "ForCausalLM": Task(LanguageModelConfig(bias=True), {"lm_head": "head"}, tied_keys=TIED_KEYS),
+        "Model": LAST_TOKEN,
+        "ForSequenceClassification": SCORED,
+        "ForQuestionAnswering": QUESTION_ANSWERING,
+    }
+    sizes = ("gpt-j-6b",)
+
+    def check(self, hub: Tree) -> None:
+        """Raise `InputError` unless the number of rotated channels is even, above 0 and within a head."""
+        width, rotary_dim = hub["n_embd"] // hub["n_head"], hub["rotary_dim"]
+        if rotary_dim is None or not 2 <= rotary_dim <= width or rotary_dim % 2:
+            raise InputError(
+                f"config.json: rotary_dim is {rotary_dim}; expected an even number up to {width}, "
+                f"the width of a head"
+            )
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set also the fraction of a head that is rotated."""
+        super().read_other_options(tree, hub)
+        tree["decoder"]["position"]["fraction"] = rotary_fraction(hub["rotary_dim"], _head_size(tree))
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return also the number of rotated channels."""
+        fraction = get_path(tree, "decoder.position.fraction")
+        if fraction is None:
+            return {}
+        return {**super().write_other_options(tree), "rotary_dim": int(_head_size(tree) * fraction)}
+
+
+def rotary_fraction(rotary_dim: int, head_size: int) -> float:
+    """Return the fraction of a head that gives `rotary_dim` channels again after rounding down."""
+    fraction = rotary_dim / head_size
+    return fraction if int(head_size * fraction) == rotary_dim else math.nextafter(fraction, 1)
+
+
+def _head_size(tree: Tree) -> int:
+    return tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from torch import Tensor
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.positions import AxialConfig, LearnedConfig
 from polyformer.core.errors import InputError
-from polyformer.models.checkpoints.config_mapping import Tree, activation, get_path, option
+from polyformer.models.checkpoints.config_mapping import Tree, get_path, option
+from polyformer.models.checkpoints.families.common import LAST_TOKEN
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, Link, layered
+from polyformer.models.checkpoints.key_mapping import Converter, layered
+from polyformer.models.checkpoints.values import options
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.models.presets.reformer import hashed, local
-from polyformer.nn.heads import EmbedConfig, LanguageModelConfig
+from polyformer.nn.heads import LanguageModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,38 +54,12 @@ class AxialTable(Converter):
 
 LAYER = {
     "attention.layer_norm": "block.norms.0",
-    "attention.self_attention.query": "attention.query",
-    "attention.self_attention.query_key": "attention.query",
-    "attention.self_attention.key": "attention.key",
-    "attention.self_attention.value": "attention.value",
+    "attention.self_attention.[query|query_key|key|value]": "attention.[query|query|key|value]",
     "attention.output.dense": "attention.output",
     "feed_forward.layer_norm": "block.norms.1",
-    "feed_forward.dense.dense": "feedforward.up",
-    "feed_forward.output.dense": "feedforward.down",
+    "feed_forward.[dense|output].dense": "feedforward.[up|down]",
 }
 TABLES = "decoder.position.tables"
-OPTIONS = (
-    option("vocab_size", 320, "vocab_size"),
-    option("hidden_size", 256, "hidden_size"),
-    option("max_position_embeddings", 4096, "max_position_embeddings"),
-    option("num_attention_heads", 12, "decoder.attention.num_attention_heads"),
-    option("attention_head_size", 64, "decoder.attention.head_size"),
-    option("feed_forward_size", 512, "decoder.feedforward.intermediate_size"),
-    activation("hidden_act", "relu", "decoder.feedforward.activation"),
-    option(
-        "hidden_dropout_prob",
-        0.05,
-        "decoder.dropout",
-        "decoder.final_dropout",
-        "decoder.feedforward.inner_dropout",
-    ),
-    option("layer_norm_eps", 1e-12, "decoder.norm.eps"),
-    option("initializer_range", 0.02, "initializer_range"),
-    option("pad_token_id", 0, "special.pad"),
-    option("bos_token_id", None, "special.bos"),
-    option("eos_token_id", 2, "special.eos"),
-)
-LAYERS = ["local", "lsh", "local", "lsh", "local", "lsh"]
 
 
 @register
@@ -96,35 +72,33 @@ class Reformer(Family):
     objective = "causal language modelling"
     base_model_prefix = "reformer"
     template = model_config("reformer-small")
-    config_mapping = OPTIONS
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 320, "hidden_size": 256, "max_position_embeddings": 4096, "num_attention_heads": 12},
+        {"attention_head_size": 64, "feed_forward_size": 512, "hidden_act": "relu", "layer_norm_eps": 1e-12},
+        {"initializer_range": 0.02, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2},
+        option(
+            "hidden_dropout_prob",
+            0.05,
+            *("decoder.dropout", "decoder.final_dropout", "decoder.feedforward.inner_dropout"),
+        ),
+    )
     required: ClassVar = {
         "tie_word_embeddings": False,
         "lsh_attention_probs_dropout_prob": 0.0,
         "local_num_chunks_after": 0,
         "lsh_num_chunks_after": 0,
     }
-    other_options = (
-        "is_decoder",
-        "attn_layers",
-        "num_hidden_layers",
-        "axial_pos_embds",
-        "axial_pos_shape",
-        "axial_pos_embds_dim",
-        "local_attn_chunk_length",
-        "local_num_chunks_before",
-        "local_attention_probs_dropout_prob",
-        "lsh_attn_chunk_length",
-        "lsh_num_chunks_before",
-        "num_hashes",
-    )
+    other_options: ClassVar = {
+        **{"is_decoder": False, "attn_layers": ["local", "lsh"] * 3, "num_hidden_layers": None},
+        **{"axial_pos_embds": True, "axial_pos_shape": (64, 64), "axial_pos_embds_dim": (64, 192)},
+        **{"local_attn_chunk_length": 64, "local_num_chunks_before": 1},
+        **{"local_attention_probs_dropout_prob": 0.05, "lsh_attn_chunk_length": 64},
+        **{"lsh_num_chunks_before": 1, "num_hashes": 1},
+    }
     ignored_options = (
-        "num_buckets",
-        "hash_seed",
-        "axial_norm_std",
-        "chunk_size_lm_head",
-        "chunk_size_feed_forward",
-        "use_cache",
-        "classifier_dropout",
+        *("num_buckets", "hash_seed", "axial_norm_std", "chunk_size_lm_head", "chunk_size_feed_forward"),
+        *("use_cache", "classifier_dropout"),
     )
     key_mapping: ClassVar = {
         "embeddings.word_embeddings": "tokens",
@@ -141,27 +115,27 @@ class Reformer(Family):
         "ModelWithLMHead": Task(
             LanguageModelConfig(), {"lm_head.decoder": "head"}, unused_keys=("lm_head.bias",)
         ),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False),
+        "Model": LAST_TOKEN,
     }
     sizes = ("reformer-small", "reformer-enwik8")
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for encoders, other kinds of layers and positions on other than two axes."""
-        if not hub.get("is_decoder", False):
+        if not hub["is_decoder"]:
             raise InputError("config.json: is_decoder is False, and only True is supported")
-        layers = hub.get("attn_layers", LAYERS)
+        layers = hub["attn_layers"]
         if not layers or set(layers) - set(MECHANISMS):
             raise InputError(
                 f"config.json: attn_layers is {layers}, expected 'local' or 'lsh' for each layer"
             )
-        if hub.get("axial_pos_embds", True) and len(hub.get("axial_pos_shape", (64, 64))) != 2:
+        if hub["axial_pos_embds"] and len(hub["axial_pos_shape"]) != 2:
             raise InputError(
                 f"config.json: axial_pos_shape is {hub['axial_pos_shape']}, and only 2 axes are supported"
             )
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set a mechanism for every layer, and the positions."""
-        kinds, decoder = list(hub.get("attn_layers", LAYERS)), tree["decoder"]
+        kinds, decoder = list(hub["attn_layers"]), tree["decoder"]
         mechanisms = {kind: MECHANISMS[kind](hub).to_dict() for kind in dict.fromkeys(kinds)}
         decoder["num_hidden_layers"] = len(kinds)
         decoder["attention"]["mechanism"] = {
@@ -169,8 +143,8 @@ class Reformer(Family):
             "mechanisms": [mechanisms[kind] for kind in kinds],
         }
         position = LearnedConfig()
-        if hub.get("axial_pos_embds", True):
-            grid, widths = hub.get("axial_pos_shape", (64, 64)), hub.get("axial_pos_embds_dim", (64, 192))
+        if hub["axial_pos_embds"]:
+            grid, widths = hub["axial_pos_shape"], hub["axial_pos_embds_dim"]
             default = list(widths) == _widths(tree)
             position = AxialConfig(grid=tuple(grid), widths=None if default else tuple(widths))
         decoder["position"] = position.to_dict()
@@ -200,23 +174,20 @@ class Reformer(Family):
                 hub["num_buckets"] = buckets
         return hub, task
 
-    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Return the links as for every family, with the projections of each layer's kind and the positions'
-        tables.
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether a tensor is of its layer's kind, and of the model's kind of positions.
 
         LSH layers have `query_key` instead of `query`, axial positions `weights` instead of `embedding`.
         """
         assert config.decoder is not None
-        mechanism = config.decoder.attention.mechanism
-        other = "weights." if isinstance(config.decoder.position, LearnedConfig) else "embedding."
-
-        def belongs(name: str) -> bool:
-            if "position_embeddings." + other in name:
-                return False
-            query = re.search(r"layers\.(\d+)\.attention\.self_attention\.(query_key|query)\.", name)
-            return not query or (query[2] == "query_key") == mechanism.for_layer(int(query[1])).shares_queries
-
-        return [link for link in super().links(config, task, own) if belongs(link.theirs)]
+        learned = isinstance(config.decoder.position, LearnedConfig)
+        if "position_embeddings." + ("weights." if learned else "embedding.") in theirs:
+            return False
+        query = re.search(r"layers\.(\d+)\.attention\.self_attention\.(query_key|query)\.", theirs)
+        if query is None:
+            return True
+        mechanism = config.decoder.attention.mechanism.for_layer(int(query[1]))
+        return (query[2] == "query_key") == mechanism.shares_queries
 
     def generated_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the seeds of the hashes, which are the same in every load."""
@@ -241,17 +212,17 @@ def _buckets(hub: Tree) -> int:
 
 def _read_local(hub: Tree) -> MechanismConfig:
     return local(
-        hub.get("local_attn_chunk_length", 64),
-        hub.get("local_num_chunks_before", 1),
-        hub.get("local_attention_probs_dropout_prob", 0.05),
+        hub["local_attn_chunk_length"],
+        hub["local_num_chunks_before"],
+        hub["local_attention_probs_dropout_prob"],
     )
 
 
 def _read_lsh(hub: Tree) -> MechanismConfig:
     return hashed(
-        hub.get("lsh_attn_chunk_length", 64),
-        hub.get("lsh_num_chunks_before", 1),
-        hub.get("num_hashes", 1),
+        hub["lsh_attn_chunk_length"],
+        hub["lsh_num_chunks_before"],
+        hub["num_hashes"],
         _buckets(hub),
     )
 

@@ -1,26 +1,36 @@
-"""RoBERTa: BERT's model with positions that begin after the padding id, and separate heads. Liu et al. 2019.
+"""RoBERTa and its descendants: BERT's model with positions that begin after the padding id, and other heads.
+
+Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020.
 
 transformers counts positions over the ids that are not padding, and we over the tokens that are real: pass
 the attention_mask if there is padding, and both are equal. `position_ids` count from 0 here, and from the
 padding id + 1 in transformers.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from polyformer.core.errors import InputError
-from polyformer.models.checkpoints.config_mapping import Tree, option, with_defaults
-from polyformer.models.checkpoints.families.bert import OPTIONS, POOLER, TRUNK, BertFamily, as_decoder
-from polyformer.models.checkpoints.families.shared_tasks import (
+from polyformer.attention.patterns import Marked, Or, Pattern, PerLayer, Window
+from polyformer.core.errors import InputError, quote
+from polyformer.models.checkpoints.config_mapping import (
+    PROBLEM,
+    Tree,
+    get_path,
+    option,
+    set_path,
+    with_defaults,
+)
+from polyformer.models.checkpoints.families.bert import OPTIONS, TRUNK, BertFamily, as_decoder
+from polyformer.models.checkpoints.families.common import (
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
     as_pooled,
+    multiple_choice,
+    pooled,
 )
-from polyformer.models.checkpoints.family import Task, register
+from polyformer.models.checkpoints.family import Family, Task, register
+from polyformer.models.checkpoints.key_mapping import layered
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import ClassifyConfig, EmbedConfig, MaskedConfig
-
-OWN_DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-
+from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
 
 LM_HEAD = {
     "lm_head.dense": "head.dense",
@@ -28,7 +38,9 @@ LM_HEAD = {
     "lm_head.bias": "head.bias",
     "lm_head.decoder": "head",
 }
-CLASSIFIER = {"classifier.dense": "head.dense", "classifier.out_proj": "head.output"}
+CLASSIFIER = {"classifier.[dense|out_proj]": "head.[dense|output]"}
+EPS = option("layer_norm_eps", 1e-12, "eps")
+POSITIONS = "max_position_embeddings"
 
 
 def tied_keys(prefix: str) -> dict[str, str]:
@@ -49,35 +61,140 @@ class Roberta(BertFamily):
     objective = "masked language modelling with dynamic masking"
     base_model_prefix = "roberta"
     template = model_config("roberta-base")
-    config_mapping = with_defaults(OPTIONS, OWN_DEFAULTS, "max_position_embeddings")
-    other_options = ("max_position_embeddings",)
+    config_mapping = with_defaults(
+        OPTIONS, {"vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}, POSITIONS
+    )
+    other_options: ClassVar = {POSITIONS: 512}
     key_mapping = TRUNK
     tasks: ClassVar = {
-        "Model": Task(EmbedConfig(pooling="first", hidden=True, normalize=False), POOLER, prefixed=False),
-        "ForMaskedLM": Task(
-            MaskedConfig(), LM_HEAD, (option("layer_norm_eps", 1e-12, "eps"),), tied_keys("roberta")
+        "Model": pooled("{base}pooler.dense"),
+        "ForMaskedLM": Task(MaskedConfig(), LM_HEAD, (EPS,), tied_keys("roberta")),
+        # gelu is fixed in this head: hidden_act does not change it
+        "ForCausalLM": as_decoder(
+            LM_HEAD,
+            ("lm_head.dense", "lm_head.layer_norm"),
+            tied_keys("roberta"),
+            option("layer_norm_eps", 1e-12, "transform.eps"),
         ),
-        "ForCausalLM": as_decoder(LM_HEAD, ("lm_head.dense", "lm_head.layer_norm"), tied_keys("roberta")),
         "ForSequenceClassification": Task(ClassifyConfig(drops_twice=True), CLASSIFIER),
         "ForTokenClassification": TOKEN_CLASSIFICATION,
         "ForQuestionAnswering": QUESTION_ANSWERING,
         "ForMultipleChoice": as_pooled("{base}pooler.dense"),
     }
-    sizes = ("roberta-base", "roberta-large")
+    sizes: ClassVar = ("roberta-base", "roberta-large")
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` also for models without a padding id, after which positions begin."""
         super().check(hub)
-        if hub.get("pad_token_id", 1) is None:
+        if hub["pad_token_id"] is None:
             raise InputError("config.json: pad_token_id is None, and positions begin behind it; set it to 1")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the row of the first position to pad + 1 of the table."""
-        pad, rows = hub.get("pad_token_id", 1), hub.get("max_position_embeddings", 512)
-        tree["encoder"]["position"]["offset"] = pad + 1
-        tree["max_position_embeddings"] = rows - pad - 1
+        first = hub["pad_token_id"] + 1
+        tree["encoder"]["position"]["offset"] = first
+        tree[POSITIONS] = hub[POSITIONS] - first
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the number of rows of the table: positions and the rows before them."""
-        offset = tree["encoder"]["position"].get("offset", 0)
-        return {"max_position_embeddings": tree["max_position_embeddings"] + offset}
+        return {POSITIONS: tree[POSITIONS] + tree["encoder"]["position"].get("offset", 0)}
+
+
+@register
+class XlmRoberta(Roberta):
+    """An encoder with RoBERTa's tensors and options, for a hundred languages with a vocabulary of 250000."""
+
+    model_type = "xlm-roberta"
+    class_prefix = "XLMRoberta"
+    paper = "Conneau et al. 2020"
+    objective = "masked language modelling in 100 languages"
+    template = model_config("xlm-roberta-base")
+    # BERT's size of the vocabulary is the default in transformers, though no published model has it
+    config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
+    sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")
+
+
+PATTERN = "encoder.attention.mechanism.pattern"
+SEPARATOR = option("sep_token_id", 2, "separator")
+
+
+@register
+class Longformer(Family):
+    """RoBERTa with windows, and global tokens with separate projections."""
+
+    model_type = "longformer"
+    class_prefix = "Longformer"
+    paper = "Beltagy et al. 2020"
+    objective = "masked language modelling"
+    base_model_prefix = "longformer"
+    template = model_config("longformer-base")
+    config_mapping = with_defaults(
+        OPTIONS, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}, POSITIONS
+    )
+    other_options: ClassVar = {POSITIONS: 512, "attention_window": 512}
+    ignored_options = ("onnx_export", "sep_token_id")
+    key_mapping: ClassVar = {
+        **TRUNK,
+        **layered(
+            "encoder.layer.{i}.attention",
+            "encoder.layers.{i}.attention",
+            {"self.[query|key|value]_global": "global_attention.[query|key|value]"},
+        ),
+    }
+    ignored_keys = ("*embeddings.position_ids",)
+    head_dropouts = ("hidden_dropout_prob",)
+    tasks: ClassVar = {
+        "Model": pooled("{base}pooler.dense"),
+        "ForMaskedLM": Task(MaskedConfig(), LM_HEAD, (EPS,), tied_keys("longformer")),
+        # the first token is global when a text is classified, the question's tokens when it is answered
+        "ForSequenceClassification": Task(
+            ClassifyConfig(drops_twice=True, marks_first=True), CLASSIFIER, (PROBLEM,)
+        ),
+        "ForTokenClassification": TOKEN_CLASSIFICATION,
+        "ForQuestionAnswering": Task(SpanConfig(), {"qa_outputs": "head.output"}, (SEPARATOR,)),
+        "ForMultipleChoice": multiple_choice("{base}pooler.dense", None, SEPARATOR),
+    }
+    sizes = ("longformer-base",)
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the pattern, and the row of the first position."""
+        layers = tree["encoder"]["num_hidden_layers"]
+        set_path(tree, PATTERN, window_pattern(hub["attention_window"], layers).to_text())
+        first = _first(tree)
+        tree["encoder"]["position"]["offset"] = first
+        tree[POSITIONS] = hub[POSITIONS] - first
+        if tree[POSITIONS] < 1:
+            raise InputError(
+                f"config.json: {POSITIONS} is {hub[POSITIONS]}, but the first {first} rows are unused"
+            )
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the rows of the table of positions, and each layer's window."""
+        layers = get_path(tree, "encoder.num_hidden_layers") or 0
+        windows = [_window(get_path(tree, PATTERN), layer) for layer in range(layers)]
+        return {POSITIONS: tree[POSITIONS] + _first(tree), "attention_window": windows}
+
+
+def window_pattern(attention_window: Any, layers: int) -> Pattern:
+    """Return the pattern: each layer attends to half of its window on each side, and to the marked tokens."""
+    windows = [attention_window] * layers if isinstance(attention_window, int) else list(attention_window)
+    if len(windows) != layers or any(size < 2 or size % 2 for size in windows):
+        raise InputError(
+            f"config.json: attention_window is {quote(attention_window)}, expected an even number of 2 or "
+            f"more, or one for each of the {layers} layers"
+        )
+    patterns = [Window(size // 2) | Marked() for size in windows]
+    return patterns[0] if len(set(windows)) == 1 else PerLayer(tuple(patterns))
+
+
+def _window(text: str | None, layer: int) -> int:
+    """Return the window of a layer; 0, which no checkpoint has, for another pattern."""
+    pattern = None if text is None else Pattern.from_text(text).layer_pattern(layer)
+    window = pattern.left if isinstance(pattern, Or) else None
+    return 2 * window.before if isinstance(window, Window) else 0
+
+
+def _first(tree: Tree) -> int:
+    """Return the row of the first position."""
+    pad = get_path(tree, "special.pad")
+    return 0 if pad is None else pad + 1

@@ -5,13 +5,14 @@ The first layer of each stack has the table of distances that all its layers rea
 files of transformers 5 have `scale_decoder_outputs` instead.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyformer.core.errors import unknown
-from polyformer.models.checkpoints.config_mapping import ACTIVATIONS, Tree, both, option
+from polyformer.models.checkpoints.config_mapping import ACTIVATIONS, Tree, option
+from polyformer.models.checkpoints.families.bart import stack_tables
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Link, layered
+from polyformer.models.checkpoints.key_mapping import layered
+from polyformer.models.checkpoints.values import options
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.feedforward import DenseConfig, GatedConfig
@@ -25,71 +26,24 @@ from polyformer.nn.heads import (
 )
 
 SELF = {
-    "layer.0.SelfAttention.q": "attention.query",
-    "layer.0.SelfAttention.k": "attention.key",
-    "layer.0.SelfAttention.v": "attention.value",
-    "layer.0.SelfAttention.o": "attention.output",
+    "layer.0.SelfAttention.[q|k|v|o]": "attention.[query|key|value|output]",
     "layer.0.layer_norm": "block.norms.0",
 }
 CROSS = {
-    "layer.1.EncDecAttention.q": "cross_attention.query",
-    "layer.1.EncDecAttention.k": "cross_attention.key",
-    "layer.1.EncDecAttention.v": "cross_attention.value",
-    "layer.1.EncDecAttention.o": "cross_attention.output",
+    "layer.1.EncDecAttention.[q|k|v|o]": "cross_attention.[query|key|value|output]",
     "layer.1.layer_norm": "block.norms.1",
 }
+DROPOUTS = ("dropout", "final_dropout", "feedforward.inner_dropout", "attention.mechanism.dropout")
 TABLE = "layer.0.SelfAttention.relative_attention_bias"
 
 
 def _feedforward(place: int) -> dict[str, str]:
     """Return both kinds of feed-forward layers, as sub-layer number `place`."""
-    names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
-    inner = {
-        f"layer.{place}.DenseReluDense.{theirs}": f"feedforward.{ours}" for theirs, ours in names.items()
+    return {
+        # wi of the first version, wi_0 and wi_1 of version 1.1
+        f"layer.{place}.DenseReluDense.[wi|wi_0|wi_1|wo]": "feedforward.[up|gate|up|down]",
+        f"layer.{place}.layer_norm": f"block.norms.{place}",
     }
-    return {**inner, f"layer.{place}.layer_norm": f"block.norms.{place}"}
-
-
-NAMES = {
-    "shared": "tokens",
-    f"encoder.block.0.{TABLE}": "encoder.position.table",
-    f"decoder.block.0.{TABLE}": "decoder.position.table",
-    "encoder.final_layer_norm": "encoder.final_norm",
-    "decoder.final_layer_norm": "decoder.final_norm",
-    **layered("encoder.block.{i}", "encoder.layers.{i}", {**SELF, **_feedforward(1)}),
-    **layered("decoder.block.{i}", "decoder.layers.{i}", {**SELF, **CROSS, **_feedforward(2)}),
-}
-
-
-OPTIONS = (
-    option("vocab_size", 32128, "vocab_size"),
-    option("d_model", 512, "hidden_size"),
-    option("d_kv", 64, *both("attention.head_size")),
-    option("num_heads", 8, *both("attention.num_attention_heads")),
-    option("num_layers", 6, "encoder.num_hidden_layers"),
-    option("num_decoder_layers", None, "decoder.num_hidden_layers"),
-    option("d_ff", 2048, *both("feedforward.intermediate_size")),
-    option("relative_attention_num_buckets", 32, *both("position.num_buckets")),
-    option("relative_attention_max_distance", 128, *both("position.max_distance")),
-    option(
-        "dropout_rate",
-        0.1,
-        *both("dropout"),
-        *both("final_dropout"),
-        *both("feedforward.inner_dropout"),
-        *both("attention.mechanism.dropout"),
-    ),
-    option("layer_norm_epsilon", 1e-6, *both("norm.eps")),
-    option("pad_token_id", 0, "special.pad"),
-    option("eos_token_id", 1, "special.eos"),
-    option("decoder_start_token_id", None, "special.bos"),
-    option("tie_word_embeddings", True, "embedding.tied"),
-)
-
-
-def stack_tables(base: str) -> dict[str, str]:
-    """Return the stacks' names of the token table, which replace the shared table in the oldest files."""
-    return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
 @register
@@ -102,17 +56,32 @@ class T5(Family):
     objective = "span corruption"
     base_model_prefix = "transformer"
     template = model_config("t5-small")
-    config_mapping = OPTIONS
-    aliases: ClassVar = {
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    }
+    config_mapping = options(
+        "encoder decoder",
+        {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 2048},
+        option("num_layers", 6, "encoder.num_hidden_layers"),
+        option("num_decoder_layers", None, "decoder.num_hidden_layers"),
+        {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+        option(
+            "dropout_rate",
+            0.1,
+            *(f"{stack}.{place}" for place in DROPOUTS for stack in ("encoder", "decoder")),
+        ),
+        {"layer_norm_epsilon": 1e-6, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True},
+        option("decoder_start_token_id", None, "special.bos"),
+    )
+    aliases: ClassVar = {"head_dim": "d_kv"}
     required: ClassVar = {"is_decoder": False}
-    other_options = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+    other_options: ClassVar = {"feed_forward_proj": "relu", "dense_act_fn": None, "is_gated_act": None}
     ignored_options = ("is_encoder_decoder", "use_cache", "initializer_factor", "chunk_size_feed_forward")
-    key_mapping = NAMES
+    # the first layer of each stack has the table for all layers of the stack
+    key_mapping: ClassVar = {
+        "shared": "tokens",
+        f"[encoder|decoder].block.0.{TABLE}": "[encoder|decoder].position.table",
+        "[encoder|decoder].final_layer_norm": "[encoder|decoder].final_norm",
+        **layered("encoder.block.{i}", "encoder.layers.{i}", {**SELF, **_feedforward(1)}),
+        **layered("decoder.block.{i}", "decoder.layers.{i}", {**SELF, **CROSS, **_feedforward(2)}),
+    }
     ignored_keys = (
         "*coder.embed_tokens.weight",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.*",
@@ -132,7 +101,7 @@ class T5(Family):
         ),
         "ForSequenceClassification": Task(
             ClassifyConfig(dropout=0.0, drops_twice=True),
-            {"classification_head.dense": "head.dense", "classification_head.out_proj": "head.output"},
+            {"classification_head.[dense|out_proj]": "head.[dense|output]"},
             (option("eos_token_id", 1, "end_token"),),
             stack_tables("transformer."),
         ),
@@ -170,9 +139,11 @@ class T5(Family):
 
         Newer files have the resolved values in two more options.
         """
-        proj = str(hub.get("feed_forward_proj", "relu"))
+        # the authors' code approximates gelu by tanh
+        proj = hub["feed_forward_proj"]
         kind, _, name = ("gated", "-", "gelu_new") if proj == "gated-gelu" else proj.rpartition("-")
-        gated, name = hub.get("is_gated_act", kind == "gated"), hub.get("dense_act_fn", name)
+        gated = kind == "gated" if hub["is_gated_act"] is None else hub["is_gated_act"]
+        name = hub["dense_act_fn"] or name
         if name not in ACTIVATIONS or kind not in ("", "gated"):
             known = [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)]
             raise unknown("feed_forward_proj", proj, known)
@@ -196,8 +167,8 @@ class T5(Family):
             "is_gated_act": gated,
         }
 
-    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Return the links as for every family, with the names of the model's kind of feed-forward layer."""
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether a tensor is of the model's kind of feed-forward layer."""
         assert config.encoder is not None
         other = ".wi." if config.encoder.feedforward.kind == "gated" else ".wi_1."
-        return [link for link in super().links(config, task, own) if other not in link.theirs]
+        return other not in theirs

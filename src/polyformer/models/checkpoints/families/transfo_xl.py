@@ -8,7 +8,7 @@ scaled here, like token vectors.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,12 +17,13 @@ from polyformer.attention.patterns import Window
 from polyformer.attention.positions import TransformerXLConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import Option, Tree, choice, get_path, option
-from polyformer.models.checkpoints.families.gpt_common import LAST_TOKEN, MECHANISM
+from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, Fused, Link, layered
+from polyformer.models.checkpoints.key_mapping import Converter, Fused, layered
+from polyformer.models.checkpoints.values import options, special
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import AdaptiveSoftmaxConfig, EmbedConfig
+from polyformer.nn.heads import AdaptiveSoftmaxConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,42 +80,6 @@ OUTPUT = {
 FREQUENCIES = ("{base}pos_emb.inv_freq",)
 """The frequencies of the sinusoids, which are computed."""
 
-OPTIONS = (
-    option("vocab_size", 267735, "vocab_size"),
-    option("cutoffs", [20000, 40000, 200000], "embedding.adaptive.cutoffs"),
-    option("div_val", 4, "embedding.adaptive.div_val"),
-    option("d_embed", 1024, "embedding.adaptive.d_embed"),
-    option("d_model", 1024, "hidden_size"),
-    option("n_layer", 18, "decoder.num_hidden_layers"),
-    option("n_head", 16, "decoder.attention.num_attention_heads"),
-    option("d_head", 64, "decoder.attention.head_size"),
-    option("d_inner", 4096, "decoder.feedforward.intermediate_size"),
-    option("mem_len", 1600, "decoder.memory.length"),
-    Option(
-        "clamp_len",
-        1000,
-        ("decoder.position.clamp_distance",),
-        lambda length: length if length > 0 else None,
-        lambda length: -1 if length is None else length,
-    ),
-    choice("untie_r", True, {True: False, False: True}, "decoder.position.shared_biases"),
-    option(
-        "dropout",
-        0.1,
-        "decoder.dropout",
-        "decoder.final_dropout",
-        "decoder.feedforward.inner_dropout",
-        "decoder.position.waves_dropout",
-    ),
-    option("dropatt", 0.0, f"{MECHANISM}.dropout"),
-    option("layer_norm_epsilon", 1e-5, "decoder.norm.eps"),
-    option("init_std", 0.02, "initializer_range"),
-    option("tie_word_embeddings", True, "embedding.tied"),
-    option("pad_token_id", None, "special.pad"),
-    option("bos_token_id", None, "special.bos"),
-    option("eos_token_id", 0, "special.eos"),
-)
-
 
 @register
 class TransfoXL(Family):
@@ -126,36 +91,50 @@ class TransfoXL(Family):
     objective = "causal language modelling by segments"
     base_model_prefix = "transformer"
     template = model_config("transformer-xl-large")
-    config_mapping = OPTIONS
-    aliases: ClassVar = {
-        "n_token": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-    }
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 267735, "d_model": 1024, "n_layer": 18, "n_head": 16, "d_head": 64, "d_inner": 4096},
+        option("cutoffs", [20000, 40000, 200000], "embedding.adaptive.cutoffs"),
+        option("div_val", 4, "embedding.adaptive.div_val"),
+        option("d_embed", 1024, "embedding.adaptive.d_embed"),
+        option("mem_len", 1600, "decoder.memory.length"),
+        Option(
+            "clamp_len",
+            1000,
+            ("decoder.position.clamp_distance",),
+            lambda length: length if length > 0 else None,
+            lambda length: -1 if length is None else length,
+        ),
+        choice("untie_r", True, {True: False, False: True}, "decoder.position.shared_biases"),
+        option(
+            "dropout",
+            0.1,
+            *("decoder.dropout", "decoder.final_dropout", "decoder.feedforward.inner_dropout"),
+            "decoder.position.waves_dropout",
+        ),
+        {"dropatt": 0.0, "layer_norm_epsilon": 1e-5, "init_std": 0.02, **special(eos=0)},
+    )
+    aliases: ClassVar = {"n_token": "vocab_size"}
     required: ClassVar = {"attn_type": 0}
-    other_options = ("same_length", "pre_lnorm", "tie_projs", "proj_share_all_but_first")
+    other_options: ClassVar = {
+        "same_length": True,
+        "pre_lnorm": False,
+        "tie_projs": None,
+        "proj_share_all_but_first": True,
+    }
     ignored_options = (
-        "adaptive",
-        "init",
-        "init_range",
-        "proj_init_std",
-        "sample_softmax",
-        "trainer_compatible",
-        "use_cache",
+        *("adaptive", "init", "init_range", "proj_init_std", "sample_softmax"),
+        *("trainer_compatible", "use_cache"),
     )
     key_mapping = TRUNK
     tasks: ClassVar[Mapping[str, Task]] = {
         "LMHeadModel": Task(AdaptiveSoftmaxConfig(), OUTPUT, unused_keys=FREQUENCIES),
-        "Model": Task(EmbedConfig(pooling="last", normalize=False), prefixed=False, unused_keys=FREQUENCIES),
-        "ForSequenceClassification": Task(LAST_TOKEN, {"score": "head.output"}, unused_keys=FREQUENCIES),
+        "Model": dataclasses.replace(LAST_TOKEN, unused_keys=FREQUENCIES),
+        "ForSequenceClassification": dataclasses.replace(SCORED, unused_keys=FREQUENCIES),
     }
     sizes = (
-        "transformer-xl-base",
-        "transformer-xl-large",
-        "transformer-xl-enwik8-12",
-        "transformer-xl-enwik8-24",
-        "transformer-xl-1b-large",
+        *("transformer-xl-base", "transformer-xl-large", "transformer-xl-enwik8-12"),
+        *("transformer-xl-enwik8-24", "transformer-xl-1b-large"),
     )
     removed = "4.36"
 
@@ -165,9 +144,9 @@ class TransfoXL(Family):
         """
         if hub.get("sample_softmax", -1) > 0:
             raise InputError("config.json: sample_softmax is above 0, which transformers refuses too; set -1")
-        if hub.get("d_model", 1024) % 2:
+        if hub["d_model"] % 2:
             raise InputError(f"config.json: d_model is {quote(hub['d_model'])}, expected an even number")
-        if hub.get("same_length", True) and hub.get("mem_len", 1600) < 2:
+        if hub["same_length"] and hub["mem_len"] < 2:
             raise InputError(
                 f"config.json: same_length with mem_len {quote(hub['mem_len'])}: a token would see at most "
                 "itself; expected 2 or more"
@@ -177,20 +156,20 @@ class TransfoXL(Family):
         """Set the attended pairs, the order of norms, and the projections shared by output and embeddings."""
         stack = tree["decoder"]
         length = stack["memory"]["length"]
-        window = Window(length - 1, 0) if hub.get("same_length", True) else None
+        window = Window(length - 1, 0) if hub["same_length"] else None
         stack["attention"]["mechanism"]["pattern"] = SoftmaxConfig(pattern=window).to_dict()["pattern"]
-        pre = hub.get("pre_lnorm", False)
+        pre = hub["pre_lnorm"]
         stack["block"] = {"kind": "pre"} if pre else {"kind": "post"}
         stack["final_norm"] = not pre
         if tree["head"]["kind"] == AdaptiveSoftmaxConfig.kind:
             usual = _all_but_first(tree)
-            shared = hub.get("proj_share_all_but_first", True)
-            ties = hub.get("tie_projs") or (usual if shared else [False] * len(usual))
+            shared = hub["proj_share_all_but_first"]
+            ties = hub["tie_projs"] or (usual if shared else [False] * len(usual))
             tree["head"]["tie_projs"] = None if list(ties) == usual else ties
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return their options for pattern, norms and shared projections."""
-        mechanism = get_path(tree, MECHANISM) or {}
+        mechanism = get_path(tree, "decoder.attention.mechanism") or {}
         ties = get_path(tree, "head.tie_projs") or _all_but_first(tree)
         return {
             "same_length": mechanism.get("pattern") is not None,
@@ -204,18 +183,12 @@ class TransfoXL(Family):
         adaptive = config.embedding.adaptive
         return max(super().layers(config), 0 if adaptive is None else len(adaptive.cutoffs) + 1)
 
-    def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Return the links with the global query biases in the layers, or once before them."""
-        stack = config.decoder
-        assert stack is not None
-        position = stack.position
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether global query biases are of the model's kind: in each layer, or once before them."""
+        assert config.decoder is not None
+        position = config.decoder.position
         shared = isinstance(position, TransformerXLConfig) and position.shared_biases
-        names = ("r_w_bias", "r_r_bias")
-        return [
-            link
-            for link in super().links(config, task, own)
-            if not link.theirs.endswith(names) or ("dec_attn" in link.theirs) != shared
-        ]
+        return not theirs.endswith(("r_w_bias", "r_r_bias")) or ("dec_attn" in theirs) != shared
 
 
 def _all_but_first(tree: Tree) -> list[bool]:

@@ -1,30 +1,19 @@
 """Vision Transformers: ViT (Dosovitskiy et al. 2021) and DeiT (Touvron et al. 2021)."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.models.architectures import VisionConfig, VisionTransformer
-from polyformer.models.checkpoints.config_mapping import Option, Tree, activation, option
+from polyformer.models.checkpoints.config_mapping import Option, Tree, activation, option, projection_biases
+from polyformer.models.checkpoints.families.common import pooled
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, Link, layered
+from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
+from polyformer.models.checkpoints.values import options
 from polyformer.nn.heads import ClassifyConfig, DistilledConfig, EmbedConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class Batched(Converter):
-    """A tensor [1, N, E] for all rows of a batch; ours is [N, E]."""
-
-    def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Return [N, E] of [1, N, E]."""
-        return (theirs.squeeze(0),)
-
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Return [1, N, E] of [N, E]."""
-        return ours[0].unsqueeze(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +30,13 @@ class Patches(Converter):
         """Return [E, C, P_h, P_w]; a bias [E] as it is."""
         return ours[0].unflatten(1, self.shape) if ours[0].dim() == 2 else ours[0]
 
+    def for_config(self, config: Any) -> "Patches":
+        """Return the converter for the patches of a model."""
+        return dataclasses.replace(self, shape=(config.num_channels, *config.patch_size))
+
 
 LAYER = {
-    "attention.attention.query": "attention.query",
-    "attention.attention.key": "attention.key",
-    "attention.attention.value": "attention.value",
+    "attention.attention.[query|key|value]": "attention.[query|key|value]",
     "attention.output.dense": "attention.output",
     "layernorm_before": "block.norms.0",
     "intermediate.dense": "feedforward.up",
@@ -53,8 +44,8 @@ LAYER = {
     "layernorm_after": "block.norms.1",
 }
 TRUNK = {
-    "embeddings.cls_token": Batched(("class_token.weight",)),
-    "embeddings.position_embeddings": Batched(("encoder.position.tables.0.weight",)),
+    "embeddings.cls_token": Unsqueezed(("class_token.weight",)),
+    "embeddings.position_embeddings": Unsqueezed(("encoder.position.tables.0.weight",)),
     "embeddings.patch_embeddings.projection": Patches(("patches",)),
     **layered("encoder.layer.{i}", "encoder.layers.{i}", LAYER),
     "layernorm": "encoder.final_norm",
@@ -81,35 +72,8 @@ def _combined(numbers: list[float]) -> list[float]:
     return numbers[:1] if len({*numbers}) == 1 else numbers
 
 
-OPTIONS = (
-    _size("image_size", 224, "image_size"),
-    _size("patch_size", 16, "patch_size"),
-    option("num_channels", 3, "num_channels"),
-    option("hidden_size", 768, "hidden_size"),
-    option("num_hidden_layers", 12, "encoder.num_hidden_layers"),
-    option("num_attention_heads", 12, "encoder.attention.num_attention_heads"),
-    option("intermediate_size", 3072, "encoder.feedforward.intermediate_size"),
-    activation("hidden_act", "gelu", "encoder.feedforward.activation"),
-    option("hidden_dropout_prob", 0.0, "dropout", "encoder.dropout"),
-    option("attention_probs_dropout_prob", 0.0, "encoder.attention.mechanism.dropout"),
-    option("layer_norm_eps", 1e-12, "encoder.norm.eps"),
-    option("initializer_range", 0.02, "initializer_range"),
-    Option(
-        "qkv_bias",
-        True,
-        ("encoder.attention.bias",),
-        lambda biased: True if biased else ["output"],
-        lambda biased: biased is True,
-    ),
-    Option("image_mean", [0.5], ("mean",), _combined),
-    Option("image_std", [0.5], ("std",), _combined),
-)
-MODEL = Task(
-    EmbedConfig(pooling="first", hidden=True, normalize=False),
-    {"{base}pooler.dense": "head.dense"},
-    (activation("pooler_act", "tanh", "activation"),),
-    prefixed=False,
-)
+# The pooler is optional: published classifiers have none.
+MODEL = pooled("{base}pooler.dense", activation("pooler_act", "tanh", "activation"))
 CLASSIFIER = Task(ClassifyConfig(hidden=False, dropout=0.0), {"classifier": "head.output"})
 
 
@@ -124,31 +88,38 @@ class ViT(Family):
     base_model_prefix = "vit"
     template: ClassVar[Any] = VisionConfig()
     model: ClassVar[Any] = VisionTransformer
-    config_mapping = OPTIONS
+    config_mapping = options(
+        "encoder",
+        _size("image_size", 224, "image_size"),
+        _size("patch_size", 16, "patch_size"),
+        option("num_channels", 3, "num_channels"),
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+        {"hidden_act": "gelu", "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-12},
+        {"initializer_range": 0.02},
+        option("hidden_dropout_prob", 0.0, "dropout", "encoder.dropout"),
+        projection_biases("qkv_bias"),
+        Option("image_mean", [0.5], ("mean",), _combined),
+        Option("image_std", [0.5], ("std",), _combined),
+    )
     image_options = ("image_mean", "image_std")
-    other_options = ("add_pooling_layer", "pooler_output_size")
+    other_options: ClassVar = {"add_pooling_layer": True, "pooler_output_size": None}
     ignored_options = ("encoder_stride",)
     key_mapping: ClassVar = TRUNK
     tasks: ClassVar = {"Model": MODEL, "ForImageClassification": CLASSIFIER}
     sizes = (
-        "vit-base-patch16-224",
-        "vit-large-patch16-224",
-        "vit-huge-patch14",
-        "vit-base-patch32-384",
-        "deit-tiny-patch16-224",
-        "deit-small-patch16-224",
-        "deit-base-patch16-224",
+        *("vit-base-patch16-224", "vit-large-patch16-224", "vit-huge-patch14", "vit-base-patch32-384"),
+        *("deit-tiny-patch16-224", "deit-small-patch16-224", "deit-base-patch16-224"),
     )
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for a pooler of another width than the model's."""
-        width, own = hub.get("pooler_output_size"), hub.get("hidden_size", 768)
+        width, own = hub["pooler_output_size"], hub["hidden_size"]
         if width not in (None, own):
             raise InputError(f"config.json: pooler_output_size is {quote(width)}, expected hidden_size {own}")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set whether there is a pooler."""
-        if tree["head"]["kind"] == "embed" and not hub.get("add_pooling_layer", True):
+        if tree["head"]["kind"] == "embed" and not hub["add_pooling_layer"]:
             tree["head"]["hidden"] = False
 
     def write_other_options(self, tree: Tree) -> Tree:
@@ -163,24 +134,6 @@ class ViT(Family):
             return config
         return dataclasses.replace(config, head=dataclasses.replace(config.head, hidden=False))
 
-    def links(self, config: Any, task: str, own: Mapping[str, Any]) -> list[Link]:
-        """Return the links between their tensors and ours; the patches' shape is the configuration's."""
-        shape = config.num_channels, *config.patch_size
-        return [
-            Link(link.theirs, dataclasses.replace(link.converter, shape=shape))
-            if isinstance(link.converter, Patches)
-            else link
-            for link in super().links(config, task, own)
-        ]
-
-    def layers(self, config: Any) -> int:
-        """Return the number of layers of the encoder."""
-        return config.encoder.num_hidden_layers
-
-    def tied(self, config: Any) -> bool:
-        """Return False: no output layer predicts tokens."""
-        return False
-
 
 @register
 class DeiT(ViT):
@@ -194,7 +147,7 @@ class DeiT(ViT):
     template: ClassVar[Any] = dataclasses.replace(VisionConfig(), distillation_token=True)
     key_mapping: ClassVar = {
         **TRUNK,
-        "embeddings.distillation_token": Batched(("distillation_token.weight",)),
+        "embeddings.distillation_token": Unsqueezed(("distillation_token.weight",)),
     }
     tasks: ClassVar = {
         "Model": MODEL,

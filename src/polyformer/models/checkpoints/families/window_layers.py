@@ -7,9 +7,25 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import PerLayer, Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
+from polyformer.core.errors import InputError, unknown
 from polyformer.models.checkpoints.config_mapping import Tree, get_path
 
 T = TypeVar("T")
+
+FULL, LOCAL = KINDS = "full_attention", "sliding_attention"
+"""The kinds of layers in `layer_types`."""
+
+
+def check_kinds(name: str, kinds: Sequence[str], known: Sequence[str], count: str, hub: Tree) -> None:
+    """Raise `InputError` unless an option lists one of the `known` kinds for each layer.
+
+    count: the option with the number of layers.
+    """
+    for kind in kinds:
+        if kind not in known:
+            raise unknown(name, str(kind), known)
+    if len(kinds) != hub[count]:
+        raise InputError(f"config.json: {name} has {len(kinds)} layers, and {count} {hub[count]}")
 
 
 def set_windows(tree: Tree, windows: list[int | None]) -> None:
