@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.cli.plots.explorer.buffers import Buffers
-from polyformer.cli.plots.explorer.page import write
+from polyformer.cli.plots.explorer.page import Buffers, write
 from polyformer.cli.plots.explorer.summaries import distance_edges
 
 HOSTILE = [

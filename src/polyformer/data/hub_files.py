@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import PICKLES, open_file, read_json
+from polyformer.core.files import read_json
 from polyformer.data.special_tokens import ROLES
 
 NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")
@@ -99,14 +99,3 @@ def _token(value: Any, *, special: bool) -> AddedToken:
         )
     flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raise `InputError` if `path` is a pickle, which is not read because reading a pickle can run code."""
-    with open_file(path) as file:
-        head = file.read(4)
-    if head.startswith(PICKLES):
-        raise InputError(
-            f"{path} is a pickle, whose reading can run code, so it is refused; "
-            "load the tokenizer where you trust it and save it as tokenizer.json"
-        )

@@ -40,10 +40,8 @@ class Adam(OptimizerConfig):
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return Adam: m / (sqrt(v) + eps), with bias correction of both moments."""
-        parameters = trained(model)
-        return torch.optim.Adam(
-            parameters, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(parameters)
-        )
+        weights = trained(model)
+        return torch.optim.Adam(weights, self.lr, self.betas, self.eps, fused=has_fused(weights))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,7 @@ class AdamW(OptimizerConfig):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return AdamW: Adam's update minus lr * weight_decay * w for the decayed groups."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
-        return torch.optim.AdamW(
-            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=has_fused(trained(model))
-        )
+        return torch.optim.AdamW(groups, self.lr, self.betas, self.eps, fused=has_fused(trained(model)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,8 +53,7 @@ class TrainOptions:
 
 def recipe_data(options: TrainOptions) -> dict[str, Any]:
     """Return the recipe of the resumed run, or the named or guessed recipe, with all options applied."""
-    from polyformer.training.recipes.find import absolute
-    from polyformer.training.recipes.recipe import merged, nested
+    from polyformer.training.recipes.recipe import absolute, merged, nested
 
     recipe = _resumed(options) if options.resume is not None else _new(options)
     for name, value in named_settings(options).items():
@@ -81,7 +80,7 @@ def recipe_data(options: TrainOptions) -> dict[str, Any]:
 
 def _resumed(options: TrainOptions) -> dict[str, Any]:
     """Return the recipe of the run to resume."""
-    from polyformer.training.recipes.find import with_data
+    from polyformer.training.recipes.recipe import with_data
     from polyformer.training.recipes.run import Run
 
     if options.recipe or options.out:
@@ -95,7 +94,7 @@ def _resumed(options: TrainOptions) -> dict[str, Any]:
 
 def _new(options: TrainOptions) -> dict[str, Any]:
     """Return the recipe of a new run: RECIPE, or a guess from --data."""
-    from polyformer.training.recipes.find import find_recipe, named_files, recipe_names, with_data
+    from polyformer.training.recipes.recipe import find_recipe, named_files, recipe_names, with_data
 
     if options.from_step is not None or options.changed_data:
         flag = "--changed-data" if options.from_step is None else "--from-step"

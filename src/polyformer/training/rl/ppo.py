@@ -1,7 +1,7 @@
 """Proximal policy optimisation: policies act in batches of environments, and training uses their steps."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,8 +14,34 @@ from torchrl.objectives.value import GAE
 
 from polyformer.models.architectures.policy import Policy
 from polyformer.training.rl.actor import RecurrentTrunk, modules_of, with_recurrent_state
-from polyformer.training.rl.batched_environment import batched_environment
+from polyformer.training.rl.environments import (
+    check_installed,
+    make_environment,
+    scale_actions,
+    vector_environment,
+)
 from polyformer.training.rl.rollouts import Rollout
+
+if TYPE_CHECKING:
+    from torchrl.envs import TransformedEnv
+
+
+def batched_environment(
+    name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
+) -> "TransformedEnv":
+    """Return `rows` environments as a batch in this process; each is reset when its episode ends.
+
+    Vectors of actions are scaled to the bounds -1 and 1.
+    """
+    check_installed("torchrl")
+    from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
+
+    vector = vector_environment(
+        rows, lambda: scale_actions(make_environment(name, options, wrappers)), resets=False
+    )
+    env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
+    dtype = env.observation_spec["observation"].dtype
+    return env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))
 
 
 class Actors:

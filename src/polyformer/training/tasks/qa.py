@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data import Batches, Collate, Tokenizer, by_tokens
+from polyformer.data import Batches, Collate, by_tokens
 from polyformer.data.answers import (
     Offsets,
     Window,
@@ -30,10 +30,9 @@ from polyformer.data.squad import exact_match, f1
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, SpanConfig
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, with_tables
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +71,8 @@ class QuestionAnsweringConfig(TextTaskConfig):
                 last = row["context"]
                 yield last
 
-    def build(self, tokenizer: Tokenizer) -> "QuestionAnswering":
-        """Return the task with `tokenizer`."""
-        return QuestionAnswering(self, tokenizer)
 
-
-class QuestionAnswering(EncoderTask):
+class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
     """Extractive question answering, with metrics: loss (nats per end of an answer) and accuracy.
 
     accuracy is the fraction of windows with both ends correct; `finish` adds exact_match and f1 of the

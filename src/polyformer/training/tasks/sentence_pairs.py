@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch, Row
 from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
@@ -51,10 +51,6 @@ class SentencePairsConfig(TextTaskConfig):
         if not 0 <= self.short_share <= 1:
             raise InputError(f"short_share: expected a share in [0, 1], got {self.short_share}")
 
-    def build(self, tokenizer: Tokenizer) -> "SentencePairs":
-        """Return the task with `tokenizer`."""
-        return SentencePairs(self, tokenizer)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextSentenceConfig(SentencePairsConfig):
@@ -76,7 +72,7 @@ class SentenceOrderConfig(SentencePairsConfig):
     make = staticmethod(sentence_order_pairs)
 
 
-class SentencePairs(MaskingTask):
+class SentencePairs(MaskingTask, config=SentencePairsConfig):
     """Sentence-pair pre-training, with metrics of masked tokens and of pairs.
 
     They are perplexity and accuracy of masked tokens, sentence_loss (nats per pair) and sentence_accuracy;

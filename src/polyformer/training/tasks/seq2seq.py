@@ -16,8 +16,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
+from polyformer.training.tasks.base import Workers
 from polyformer.training.tasks.text import TextTask, TextTaskConfig, required, starting_from_pad
-from polyformer.training.tasks.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,14 @@ import numpy as np
 
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.batching import Corrupt, Row
-from polyformer.data.sentinels import add_sentinels, sentinel_ids
-from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
+from polyformer.data.spans import (
+    add_sentinels,
+    corrupt_spans,
+    corrupted_lengths,
+    sentinel_ids,
+    span_counts,
+    text_length,
+)
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import Rows
@@ -57,12 +63,8 @@ class SpanCorruptionConfig(TextTaskConfig):
         """Return the tokenizer with a sentinel for every span."""
         return add_sentinels(super().tokenizer(config, rows), max(SENTINELS, self.spans))
 
-    def build(self, tokenizer: Tokenizer) -> "SpanCorruption":
-        """Return the task with `tokenizer`."""
-        return SpanCorruption(self, tokenizer)
 
-
-class SpanCorruption(TokenPrediction):
+class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
     """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
 
     The metrics are loss, perplexity and accuracy.

@@ -14,13 +14,11 @@ from torch import nn
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
-from polyformer.data.rouge import rouge, scorer
-from polyformer.data.summaries import lead
+from polyformer.data.summaries import lead, rouge, scorer
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +39,8 @@ class SummarizationConfig(SequenceToSequenceConfig):
                 f"max_summary: expected at most max_length, {self.max_length}, got {self.max_summary}"
             )
 
-    def build(self, tokenizer: Tokenizer) -> "Summarization":
-        """Return the task with `tokenizer`."""
-        return Summarization(self, tokenizer)
 
-
-class Summarization(SequenceToSequence):
+class Summarization(SequenceToSequence, config=SummarizationConfig):
     """Summarization, with metrics: loss (nats per target token) and perplexity.
 
     `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three

@@ -25,17 +25,22 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
 from polyformer.data.batching import Batch, Row, row_lengths
 from polyformer.data.mixing import Concatenation, Mixture, mixing_rates
-from polyformer.data.rouge import rouge
-from polyformer.data.sentinels import add_sentinels, sentinel_ids
-from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
+from polyformer.data.spans import (
+    add_sentinels,
+    corrupt_spans,
+    corrupted_lengths,
+    sentinel_ids,
+    span_counts,
+    text_length,
+)
+from polyformer.data.summaries import rouge
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, Workers
 from polyformer.training.tasks.metrics import exp, loss_total
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 SENTINELS = 100  # as in T5, or more if rows need them
 
@@ -150,12 +155,8 @@ class TextToTextConfig(SequenceToSequenceConfig):
         spans = span_counts(self.text_length, self.density, self.mean_span)[1]
         return add_sentinels(tokenizer, max(SENTINELS, spans))
 
-    def build(self, tokenizer: Tokenizer) -> "TextToText":
-        """Return the task with `tokenizer`."""
-        return TextToText(self, tokenizer)
 
-
-class TextToText(SequenceToSequence):
+class TextToText(SequenceToSequence, config=TextToTextConfig):
     """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
     part.
 

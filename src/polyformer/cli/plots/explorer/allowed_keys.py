@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.explorer.buffers import Buffers
+from polyformer.cli.plots.explorer.page import Buffers
 
 
 class AllowedKeys:
@@ -25,9 +25,7 @@ class AllowedKeys:
         return sum(int(mask.sum()) * heads // len(mask) for _, mask in self.tiles)
 
     def written(self, buffers: Buffers, heads: int) -> dict[str, Any]:
-        """Return `allowed` and `allowed_of_head`; heads with equal masks share a list. None for full
-        attention.
-        """
+        """Return `allowed`, None for full attention, and `allowed_of_head`; equal heads share a list."""
         if all(len(columns) == self.keys and bool(mask.all()) for columns, mask in self.tiles):
             return {"allowed": None}
         shared = all(len(mask) == 1 for _, mask in self.tiles)
@@ -44,9 +42,7 @@ class AllowedKeys:
         return {"allowed": allowed, "allowed_of_head": of_head * heads if shared else of_head}
 
     def _intervals(self, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return offsets [Tq + 1], and intervals start <= key < stop, from offsets[i] on for query i,
-        int32.
-        """
+        """Return int32 offsets [Tq + 1], and intervals start <= key < stop, for query i from offsets[i]."""
         counts, starts, stops = [torch.zeros(1, dtype=torch.long)], [], []
         for columns, masks in self.tiles:
             mask = masks[min(head, len(masks) - 1)]

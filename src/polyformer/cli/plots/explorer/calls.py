@@ -9,9 +9,8 @@ from torch import Tensor
 
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.allowed_keys import AllowedKeys
-from polyformer.cli.plots.explorer.exact_weights import Tile, tiles, with_rows, with_sink
+from polyformer.cli.plots.explorer.exact_weights import Mix, Tile, tiles, value_matrix, with_rows, with_sink
 from polyformer.cli.plots.explorer.summaries import Summaries
-from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix
 from polyformer.core.token_records import SINK, Mark, TokenRecord
 
 
