@@ -245,10 +245,7 @@ def refuse_pickle(path: Path, fix: str = "convert it to safetensors where you tr
     with open_file(path) as file:
         head = file.read(4)
     if head.startswith(PICKLES):
-        raise InputError(
-            f"{path} is a pickle (torch.save), not safetensors: reading one can run code, "
-            f"so it is refused; {fix}"
-        )
+        raise InputError(f"{path} is a pickle, whose reading can run code, so it is refused; {fix}")
 
 
 def write_json(path: str | Path, data: object) -> None:

@@ -15,10 +15,8 @@ from torch.nn import functional as F
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
-TRIES = 10
-"""Attempts to draw a crop before the whole image is used."""
-ASPECT = 3 / 4, 4 / 3
-"""Width over height of a crop, relative to the image's."""
+TRIES = 10  # attempts to draw a crop before the whole image is used
+ASPECT = 3 / 4, 4 / 3  # width over height of a crop, relative to the image's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json
 from polyformer.data.special_tokens import ROLES
 
-NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")
-"""Classes that say nothing of the kind of tokenizer."""
+NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")  # they say nothing of the kind of tokenizer
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import reading, refuse_pickle
+from polyformer.core.files import refuse_pickle
 from polyformer.core.gguf import gguf_file
 from polyformer.data.gguf_tokenizer import load_gguf
 from polyformer.data.hub_files import HubFiles
-from polyformer.data.pipelines import load_bpe, load_json, load_wordpiece, read_vocab
+from polyformer.data.pipelines import load_bpe, load_json, load_wordpiece, read_vocab, reading
 from polyformer.data.sentencepiece import pipeline, read_pieces
 from polyformer.data.special_tokens import ROLES
 from polyformer.data.tokenizer import Tokenizer

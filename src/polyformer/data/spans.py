@@ -16,6 +16,8 @@ import numpy as np
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer import Tokenizer
 
+SENTINELS = 100  # as in T5, or more if rows need them
+
 
 def span_counts(length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
     """Return the number of tokens to remove from `length` tokens and the number of spans, for every text."""
@@ -120,3 +122,10 @@ def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
             "trained on spans: leave such parts out (form: spans)"
         )
     return ids
+
+
+def pieces(documents: Sequence[Sequence[int]], length: int) -> list[np.ndarray]:
+    """Return the concatenated documents in pieces of `length` tokens, without a last piece of one token."""
+    ids = np.array([token for document in documents for token in document], np.int32)
+    texts = [ids[start : start + length] for start in range(0, len(ids), length)]
+    return [text for text in texts if len(text) > 1]

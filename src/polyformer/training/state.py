@@ -28,12 +28,7 @@ MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders instead of the fi
 CHECKSUM = "checksum"
 PREFIX = "step-"
 
-PARTS = {
-    "sha256": set(),
-    "optimizer": {"kind", "scalars"},
-    "versions": set(),
-    "machine": set(),
-}
+PARTS = {"sha256": set(), "optimizer": {"kind", "scalars"}, "versions": set(), "machine": set()}
 
 
 class FormatError(InputError):

@@ -18,7 +18,6 @@ from polyformer.core.errors import InputError, quote
 if TYPE_CHECKING:
     from polyformer.training.tasks import ImageClassification
 
-
 EXAMPLES = """examples:
   polyformer classify runs/sst2-1 "a gripping, funny film" "two hours too long"
   polyformer classify runs/sst2-1 < reviews.txt
@@ -66,8 +65,9 @@ def run(options: ClassifyOptions) -> None:
         unknown = isinstance(task, Reader) and not options.text and options.pair is None
         for lines in input_lines(options.text):
             if unknown and all(line.count("\t") == 1 for line in lines):
-                note = "each line contains one tab and is read as a pair of texts"
-                print(f"polyformer: {note}", file=sys.stderr)
+                print(
+                    "polyformer: each line contains one tab and is read as a pair of texts", file=sys.stderr
+                )
                 tabs = True
             unknown = False
             texts, pairs = split_at_tabs(lines) if tabs else (lines, None)

@@ -55,8 +55,7 @@ class ExploreOptions:
         least=1,
     )
     against: str | None = option(
-        "model (a folder or a GGUF file), text or image to compare with",
-        metavar="MODEL|TEXT|IMAGE",
+        "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"
     )
     transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
     megabytes: float = option(

@@ -34,10 +34,7 @@ Output = Literal["file", "folder", "by name"]
 
 
 def argument(
-    help: str,
-    default: Any = dataclasses.MISSING,
-    metavar: str | None = None,
-    output: Output | None = None,
+    help: str, default: Any = dataclasses.MISSING, metavar: str | None = None, output: Output | None = None
 ) -> Any:
     """Declare a positional argument: optional if it has a default, with several values if it is a tuple."""
     metadata = {"help": help, "positional": True, "metavar": metavar, "output": output}

@@ -5,13 +5,4 @@ from polyformer.training.recipes.recipe import ModelChoice, Recipe, find_recipe,
 from polyformer.training.recipes.run import Run
 from polyformer.training.recipes.stages import fit_stages, stages
 
-__all__ = [
-    "ModelChoice",
-    "Recipe",
-    "Run",
-    "find_recipe",
-    "fit",
-    "fit_stages",
-    "recipe_names",
-    "stages",
-]
+__all__ = ["ModelChoice", "Recipe", "Run", "find_recipe", "fit", "fit_stages", "recipe_names", "stages"]

@@ -12,7 +12,6 @@ from polyformer.data import Splits
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.training.tasks import ImageModelling, LanguageModelling
-from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.lm import text_metrics
 from polyformer.training.tasks.ngram import NGram
 
@@ -75,7 +74,10 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
     """
     if splits.validation is None:
         return []
-    train, held = (_levels(task, rows) for rows in (splits.train, splits.validation))
+    train, held = (
+        np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])
+        for rows in (splits.train, splits.validation)
+    )
     place = np.arange(train.shape[1])
     counts = np.ones((train.shape[1], task.levels))
     for image in train:
@@ -117,8 +119,3 @@ def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> Non
     axis.set_xticks([])
     axis.spines[:].set_visible(False)
     save_figure(figure, path)
-
-
-def _levels(task: ImageModelling, rows: Rows) -> np.ndarray:
-    """Return the levels [images, pixels]."""
-    return np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])

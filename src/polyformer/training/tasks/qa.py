@@ -27,12 +27,11 @@ from polyformer.data.answers import (
 )
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
-from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, SpanConfig
 from polyformer.training.config import at_least
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked
-from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, with_tables
+from polyformer.training.tasks.text import EncoderTask, TextTaskConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,12 +79,8 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
     """
 
     config: QuestionAnsweringConfig
-    sums = 4
+    sums, token_types = 4, 2
     head: HeadConfig = SpanConfig()
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with at least two token types."""
-        return with_tables(super().adapt(config), type_vocab_size=2)
 
     def encode(self, rows: Sequence[Row]) -> list[tuple[list[Window], Offsets]]:
         """Return the windows of every context, and the character offsets of its tokens."""

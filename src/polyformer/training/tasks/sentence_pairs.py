@@ -22,12 +22,11 @@ from polyformer.data.batching import Batch, Row
 from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.structured import split_sentences
-from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, PretrainingConfig
 from polyformer.training.config import at_least
 from polyformer.training.tasks.masking import MaskingTask
 from polyformer.training.tasks.metrics import exp, stacked
-from polyformer.training.tasks.text import TextTaskConfig, with_tables
+from polyformer.training.tasks.text import TextTaskConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,12 +79,8 @@ class SentencePairs(MaskingTask, config=SentencePairsConfig):
     """
 
     config: SentencePairsConfig
-    sums = 6
+    sums, token_types = 6, 2
     head: HeadConfig = PretrainingConfig()
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with at least two token types."""
-        return with_tables(super().adapt(config), type_vocab_size=2)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs, drawn `draws` times from every document."""

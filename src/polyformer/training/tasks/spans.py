@@ -15,9 +15,11 @@ import numpy as np
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.batching import Corrupt, Row
 from polyformer.data.spans import (
+    SENTINELS,
     add_sentinels,
     corrupt_spans,
     corrupted_lengths,
+    pieces,
     sentinel_ids,
     span_counts,
     text_length,
@@ -27,8 +29,6 @@ from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.masking import TokenPrediction
 from polyformer.training.tasks.text import TextTaskConfig, required, starting_from_pad
-
-SENTINELS = 100  # as in T5, or more if rows need them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,10 +98,7 @@ class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return the concatenated documents, split into `text_length` tokens; the last may be shorter."""
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        ids = np.array([token for document in encoded for token in document], np.int32)
-        length = self.config.text_length
-        texts = [ids[start : start + length] for start in range(0, len(ids), length)]
-        return [{"input_ids": text} for text in texts if len(text) > 1]
+        return [{"input_ids": text} for text in pieces(encoded, self.config.text_length)]
 
     @property
     def corrupt(self) -> Corrupt:

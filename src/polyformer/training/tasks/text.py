@@ -210,13 +210,18 @@ class TextTask(Task):
 
 
 class EncoderTask(TextTask):
-    """A task of an encoder with rows between <cls> and <sep>."""
+    """A task of an encoder with rows between <cls> and <sep>; the model has at least `token_types`."""
 
     stacks = "encoder"
+    token_types = 0
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """Return the config as for other text tasks, with at least `token_types` token types."""
+        return with_tables(super().adapt(config), type_vocab_size=self.token_types)
 
 
 def batched(

@@ -52,12 +52,8 @@ def image(pixels: np.ndarray) -> np.ndarray:
     """Return an image with or without a channel axis as [H, W, 1 or 3]; raises `InputError` otherwise."""
     pixels = np.asarray(pixels)
     channels = (*pixels.shape, 1)[2:3]
-    if (
-        pixels.dtype != np.uint8
-        or pixels.ndim not in (2, 3)
-        or channels not in [(1,), (3,)]
-        or not pixels.size
-    ):
+    fits = pixels.ndim in (2, 3) and channels in [(1,), (3,)] and pixels.size
+    if pixels.dtype != np.uint8 or not fits:
         raise InputError(
             f"image: expected uint8 [H, W] or [H, W, 1 or 3], got {pixels.dtype} {list(pixels.shape)}"
         )
