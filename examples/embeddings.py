@@ -13,7 +13,7 @@ import torch
 
 import polyformer
 from polyformer.data import TokenizerConfig
-from polyformer.data.default_text import default_documents
+from polyformer.data.library_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.training.objectives.contrastive import contrastive_loss
 

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainingArguments
 import polyformer
 import polyformer.models.transformers
 from polyformer.data import TokenizerConfig
-from polyformer.data.default_text import default_documents
+from polyformer.data.library_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyformer.training.config import EngineConfig
-from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.config import EngineConfig, ParallelConfig
 
 FOLDER = Path(__file__).parents[1] / "examples" / "cluster"
 SETTING = re.compile(r"--training\.engine\.([\w.]+)[= ](\S+)")

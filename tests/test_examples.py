@@ -22,7 +22,7 @@ import torch
 import polyformer
 from forking import run_python
 from polyformer.data import TokenizerConfig
-from polyformer.data.default_text import default_documents
+from polyformer.data.library_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -60,7 +60,6 @@ SHARED = {
         "pair_encoder",
         "seq2seq",
         "text",
-        "workers",
     },
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""

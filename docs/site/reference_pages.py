@@ -13,7 +13,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.commands import COMMANDS, load_command
 from polyformer.cli.commands.options import parser
 from polyformer.core.config import Config
-from polyformer.training.recipes.find import recipe_names, recipe_text
+from polyformer.training.recipes.recipe import recipe_names, recipe_text
 
 PACKAGES = (
     "attention.patterns",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_json
-from polyformer.training.curves import series
-from polyformer.training.metrics import read_metrics
+from polyformer.training.metrics import read_metrics, series
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
 from polyformer_lab.page import write_page

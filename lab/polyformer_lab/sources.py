@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.training.recipes.find import absolute, with_data
+from polyformer.training.recipes.recipe import absolute, with_data
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,7 @@ gymnasium = pytest.importorskip("gymnasium")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl")
-    from polyformer.training.rl.actor import RecurrentTrunk
-    from polyformer.training.rl.ppo import Actors, episodes, objective, rollout
+    from polyformer.training.rl.ppo import Actors, RecurrentTrunk, episodes, objective, rollout
 
 spaces = gymnasium.spaces
 ROWS, STEPS = 3, 12

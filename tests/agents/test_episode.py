@@ -13,11 +13,9 @@ from polyformer import create_model
 from polyformer.cli.main import main
 from polyformer.models.architectures import Policy
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.recipes.find import find_recipe
-from polyformer.training.recipes.recipe import merged
+from polyformer.training.recipes.recipe import find_recipe, merged
 from polyformer.training.rl.environments import make_environment
-from polyformer.training.rl.episode import Episode, play_episode
-from polyformer.training.rl.episode_gif import BRIGHT, DARK, MARGIN, SIDE, draw_gif
+from polyformer.training.rl.episode import BRIGHT, DARK, MARGIN, SIDE, Episode, draw_gif, play_episode
 from tiny_recipes import TEXT, tiny_recipe
 
 Image = pytest.importorskip("PIL.Image")

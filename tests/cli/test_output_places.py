@@ -91,8 +91,7 @@ def inputs(train_tiny: Trained, tmp_path_factory: pytest.TempPathFactory) -> Cal
             warnings.simplefilter("ignore")
             pytest.importorskip("torchrl.collectors")
         from polyformer.training.recipes import Recipe, fit
-        from polyformer.training.recipes.find import find_recipe
-        from polyformer.training.recipes.recipe import merged
+        from polyformer.training.recipes.recipe import find_recipe, merged
 
         task = {"environment": "CartPole-v1", "rows": 2, "steps": 8, "segment": 4, "passes": 1}
         task |= {"minibatches": 1, "episodes": 1, "episode_steps": 40}

@@ -177,7 +177,7 @@ def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     (tmp_path / "plain.bin").write_bytes(pickle.dumps({"a": 1}))
     for name in ("zip.bin", "old.bin", "plain.bin"):
-        with pytest.raises(InputError, match=rf"{name} is a pickle .* refused; convert it to safetensors"):
+        with pytest.raises(InputError, match=rf"{name} is a pickle.* refused; convert it to safetensors"):
             read_tensors(tmp_path / name)
 
 

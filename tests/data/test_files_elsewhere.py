@@ -14,7 +14,7 @@ from polyformer.data.compressed_files import EXPANDED
 from polyformer.data.guess import guess
 from polyformer.data.origins import open_source
 from polyformer.data.sources import DataConfig, read
-from polyformer.training.recipes.find import absolute
+from polyformer.training.recipes.recipe import absolute
 
 ROWS = [{"text": f"dòng số {number}\u2028 with an end"} for number in range(7)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from polyformer.core.errors import InputError
 from polyformer.core.limits import EXPANDED
 from polyformer.data.formats import read_parquet
-from polyformer.data.parquet_pages import chunks, pages
+from polyformer.data.parquet import chunks, pages
 
 N = 3000
 COLUMNS: dict[str, list[Any]] = {

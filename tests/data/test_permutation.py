@@ -3,7 +3,7 @@
 import numpy as np
 from chances import are_shares
 
-from polyformer.data.permutation import shuffled
+from polyformer.data.prepared.rows import shuffled
 
 
 def test_every_number_has_one_place():

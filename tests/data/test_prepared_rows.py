@@ -11,7 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Collate, Tokenizer, TokenizerConfig, load_tokenizer, pack
 from polyformer.data.batching import Position
 from polyformer.data.prepared import in_order, preparing
-from polyformer.data.prepared.framed import FramedText
+from polyformer.data.prepared.folder import FramedText
 from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.manifest import Settings
 from polyformer.data.prepared.rows import MappedBatches, PackedText

@@ -153,7 +153,7 @@ def test_what_it_goes_on_with_must_be_the_same(
     with pytest.raises(KeyboardInterrupt):
         preparing.prepare(sources, settings, folder, 2, print)
     monkeypatch.setattr(preparing._Preparing, "_commit", commit)
-    with pytest.raises(InputError, match="not finished; go on by the same polyformer data prepare"):
+    with pytest.raises(InputError, match="not finished; resume by the same polyformer data prepare"):
         PreparedFolder(folder)
     assert Manifest.read(folder).place is not None
     other = Settings(**{**vars(settings), "validation": 0.2})

@@ -9,7 +9,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
 from polyformer.data.guess import guess
 from polyformer.data.held_out import split_rows
-from polyformer.data.qnli import question_sentences, read_qnli, sentence_spans
+from polyformer.data.squad import question_sentences, read_qnli, sentence_spans
 
 CONTEXT = "Oslo is a city. It lies in Norway! Which city is large? Bergen is a city in the west."
 NEEDS = ("text", "pair", "label")

@@ -4,7 +4,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.sentinels import add_sentinels, sentinel_ids
+from polyformer.data.spans import add_sentinels, sentinel_ids
 from polyformer.data.tokenizer_loading import load_tokenizer
 
 

@@ -111,7 +111,7 @@ def test_a_search_that_was_stopped_goes_on(
     out = tmp_path / "near"
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         raise SystemExit(main(search(folder, "train", out)))
-    with pytest.raises(InputError, match="not finished; go on by the same polyformer datastore neighbours"):
+    with pytest.raises(InputError, match="not finished; resume by the same polyformer datastore neighbours"):
         Neighbours([out], task_of(folder).tokenizer)
     with (out / ROWS).open("ab") as file:
         file.write(b"what was not synced")

@@ -7,7 +7,7 @@ from survey_page import drawing, page, papers
 import polyformer.attention.patterns
 from polyformer.cli.commands import COMMANDS
 from polyformer.cli.documentation import members
-from polyformer.training.recipes.find import recipe_names
+from polyformer.training.recipes.recipe import recipe_names
 
 
 def test_every_command_and_recipe_is_there():

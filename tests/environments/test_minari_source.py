@@ -21,7 +21,7 @@ from polyformer.data.fingerprint import fingerprint
 from polyformer.data.guess import guess
 from polyformer.data.minari_source import environment_of, is_minari
 from polyformer.data.origins import has_validation
-from polyformer.training.recipes.find import absolute, with_data
+from polyformer.training.recipes.recipe import absolute, with_data
 from polyformer.training.tasks import ActionPredictionConfig
 
 CART = "minari:cart/mixed-v0"

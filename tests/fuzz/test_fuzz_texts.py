@@ -15,8 +15,7 @@ from polyformer.core.parsing import dump_yaml
 from polyformer.data.formats import READERS
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
-from polyformer.training.recipes.find import find_recipe, recipe_names, recipe_text
-from polyformer.training.recipes.recipe import Recipe
+from polyformer.training.recipes.recipe import Recipe, find_recipe, recipe_names, recipe_text
 
 ASKED = {"id": "1", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}
 SQUAD = {"data": [{"paragraphs": [{"context": "a b", "qas": [ASKED]}]}]}

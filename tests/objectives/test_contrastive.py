@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Collate
 from polyformer.data.structured import structured
 from polyformer.models.presets import create_model
-from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pair_loss, pairs_of
+from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
 
 SENTENCES = [[11, 12], [13], [14, 15, 16]]
 
@@ -49,7 +49,7 @@ def test_gradients_flow_into_both_unless_stopped(stop: bool):
     ("predicted", "encoded", "options", "message"),
     [
         ((2, 3), (2, 4), {}, "predicted, encoded: expected the same shape [pairs, width]"),
-        ((0, 3), (0, 3), {}, "predicted, encoded: expected the same shape [pairs, width] of 1 pair or more"),
+        ((2,), (2,), {}, "predicted, encoded: expected the same shape [pairs, width], got (2,) and (2,)"),
         ((2, 3), (2, 3), {"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
     ],
 )
@@ -80,11 +80,11 @@ def test_four_of_a_number_are_refused():
 
 def test_a_batch_without_pairs_costs_nothing():
     hidden = torch.randn(2, 3, 4, requires_grad=True)
-    loss = pair_loss(hidden, torch.zeros(2, 3, dtype=torch.long))
+    loss = contrastive_loss(*pairs_of(hidden, torch.zeros(2, 3, dtype=torch.long)))
     loss.backward()
     assert loss == 0
     with pytest.raises(InputError, match=r"pair_ids: expected the shape of the tokens \(2, 3\)"):
-        pair_loss(hidden, torch.zeros(2, 4, dtype=torch.long))
+        pairs_of(hidden, torch.zeros(2, 4, dtype=torch.long))
 
 
 def hidden_row(seed: int = 0, **options: Any) -> dict[str, np.ndarray]:
@@ -156,7 +156,7 @@ def test_what_it_trains_learns_it():
             rows.append(hide_sentences(sentences, generator, mask_id=4, global_id=1, global_tokens=8))
         batch = Collate(pad_id=0)(rows)
         numbers = batch.pop("pair_ids")
-        loss = pair_loss(model(**batch).last_hidden_state, numbers, temperature=4.0)
+        loss = contrastive_loss(*pairs_of(model(**batch).last_hidden_state, numbers), temperature=4.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,8 +10,7 @@ from torch import nn
 from polyformer.core.config import Config
 from polyformer.core.files import read_tensors
 from polyformer.models.presets import create_model
-from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
-from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.config import ParallelConfig, ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.loop import Result, Training, train
 from polyformer.training.metrics import read_metrics
 from polyformer.training.optimizers import OptimizerConfig

@@ -19,7 +19,7 @@ from torch import nn
 
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.presets import create_model
-from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.config import ParallelConfig
 from polyformer.training.distributed.fully_sharded import split_groups_by_mesh
 from polyformer.training.distributed.mesh import open_mesh
 from polyformer.training.distributed.pipeline import Pipeline

@@ -19,8 +19,8 @@ from polyformer.attention.functional.context_parallel.traffic import counted_tra
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config
+from polyformer.training.config import ParallelConfig
 from polyformer.training.distributed.collectives import local_shard
-from polyformer.training.distributed.config import ParallelConfig
 from polyformer.training.distributed.fully_sharded import apply_fsdp, split_groups_by_mesh
 from polyformer.training.distributed.mesh import Mesh, open_mesh
 from polyformer.training.distributed.pipeline import Pipeline

@@ -24,8 +24,7 @@ from polyformer.core.files import write_tensors
 from polyformer.models.presets import create_model
 from polyformer.training import sharded_checkpoint
 from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.config import EngineConfig
-from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.config import EngineConfig, ParallelConfig
 from polyformer.training.distributed.deferred_initialization import deferred_draw, deferred_initialization
 from polyformer.training.distributed.full_state_dict import gather_full_state_dict, gather_tensor
 from polyformer.training.distributed.fully_sharded import apply_fsdp

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.training.config import EngineConfig, TrainingConfig
-from polyformer.training.distributed.config import ParallelConfig
+from polyformer.training.config import EngineConfig, ParallelConfig, TrainingConfig
 from polyformer.training.engine import Engine
 
 

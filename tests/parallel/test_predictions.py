@@ -21,14 +21,13 @@ from polyformer.attention.patterns import Full, Window
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.models.presets import create_model, model_config
-from polyformer.training.activation_checkpointing import activation_checkpointing
-from polyformer.training.distributed.config import ParallelConfig
-from polyformer.training.distributed.predict import TrainingSetup, predict
+from polyformer.training.config import ParallelConfig
+from polyformer.training.distributed.predict import TrainingSetup, peak_activations, predict
 from polyformer.training.distributed.predict_local import STATES
-from polyformer.training.distributed.predict_schedule import peak_activations
 from polyformer.training.distributed.predict_trace import trace_activations
 from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.passes import activation_checkpointing
 from registered import registered
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))

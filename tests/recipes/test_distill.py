@@ -18,12 +18,13 @@ from polyformer.training.objectives.distillation import DistillationConfig, chos
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.distill import (
     DistillationTask,
+    copy_teacher_layers,
     distillation_recipe,
     labelled,
     logits_at,
     real_tokens,
+    student_config,
 )
-from polyformer.training.recipes.student import copy_teacher_layers, student_config
 from polyformer.training.tasks import TaskWithData
 
 TEXT = {

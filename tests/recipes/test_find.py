@@ -7,7 +7,7 @@ import pytest
 
 from polyformer import InputError
 from polyformer.training.recipes import find_recipe
-from polyformer.training.recipes.find import absolute, with_data
+from polyformer.training.recipes.recipe import absolute, with_data
 
 
 def test_an_unknown_name_gives_the_nearest():

@@ -13,9 +13,9 @@ from polyformer.data import Splits
 from polyformer.models.architectures import build_model
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
+from polyformer.training.passes import RecurrentLoss
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.distill import distillation_recipe
-from polyformer.training.recurrent_loss import RecurrentLoss
 from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe
 
@@ -122,7 +122,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
     engine.world = 3
-    with pytest.raises(InputError, match="4 rows that go on with their texts cannot be dealt evenly to 3"):
+    with pytest.raises(InputError, match="4 rows that continue their texts cannot be dealt evenly to 3"):
         RecurrentLoss(model, TaskWithData(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
         task.training_batches(iter(rows), 0)

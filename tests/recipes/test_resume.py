@@ -16,7 +16,7 @@ from polyformer.core.files import read_tensors
 from polyformer.data import DataConfig
 from polyformer.data.fingerprint import data_changes, fingerprint
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.recipes.resume import first_difference
+from polyformer.training.recipes.run import first_difference
 from tiny_recipes import TEXT, tiny_recipe
 
 
@@ -211,7 +211,7 @@ def test_an_unfinished_run_is_used_as_its_last_checkpoint_has_it(
         assert error == "run has not ended: this is its step 4\n"
     shutil.rmtree(begun / "checkpoints")
     assert main(["evaluate", "run"]) == 2
-    assert "no checkpoint yet; go on with: polyformer train --resume run" in capfd.readouterr().err
+    assert "no checkpoint yet; resume with: polyformer train --resume run" in capfd.readouterr().err
 
 
 def test_a_longer_training_is_unfinished_until_it_ends(begun: Path, finished: Path, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_nothing_learns_from_an_unfinished_run(begun: Path, capfd: pytest.Captur
     error = capfd.readouterr().err
     assert error == (
         f"polyformer: error: {begun}: this run has not ended, so nothing can learn from it yet; "
-        f"go on with: polyformer train --resume {begun}\n"
+        f"resume with: polyformer train --resume {begun}\n"
     )
     assert contents(begun.parent) == before
 

@@ -9,8 +9,7 @@ import pytest
 from polyformer.core.parsing import parse_yaml
 from polyformer.models.presets import list_models
 from polyformer.training.recipes import Recipe, find_recipe, fit, recipe_names
-from polyformer.training.recipes.find import recipe_text
-from polyformer.training.recipes.recipe import merged
+from polyformer.training.recipes.recipe import merged, recipe_text
 
 SYSTEMS = [name for name in recipe_names() if "extends" in parse_yaml(recipe_text(name), name)]
 WORDS = "".join(f"the line of number {index} says little about {index % 7}\n" for index in range(60))

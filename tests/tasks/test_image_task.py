@@ -14,7 +14,7 @@ from polyformer.cli.main import main
 from polyformer.data import Splits, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.sheet import image_baselines, write_sheet
+from polyformer.training.recipes.report import image_baselines, write_sheet
 from polyformer.training.tasks import ImageConfig, ImageModelling
 
 SHAPE = 4, 3

@@ -11,7 +11,7 @@ from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.recipes.find import find_recipe
+from polyformer.training.recipes.recipe import find_recipe
 from polyformer.training.tasks import MixturePart, TextToText, TextToTextConfig
 from polyformer.training.tasks.text_to_text import measured
 

@@ -10,16 +10,19 @@ import pytest
 from tiny_task import run
 
 from polyformer.core.errors import InputError
-from polyformer.training.curves import panel_names, plot_curves, series
-from polyformer.training.display import (
+from polyformer.training.metrics import (
     LineDisplay,
     LiveDisplay,
+    MetricsLog,
     SilentDisplay,
     duration,
     open_display,
+    panel_names,
+    plot_curves,
+    read_metrics,
+    series,
     summary,
 )
-from polyformer.training.metrics import MetricsLog, read_metrics
 
 
 def table(out: Path) -> list[dict[str, str]]:

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.training.muon import orthogonal
-from polyformer.training.optimizers import MuonConfig
+from polyformer.training.optimizers import MuonConfig, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])

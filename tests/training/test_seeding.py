@@ -5,7 +5,7 @@ import random
 import numpy
 import torch
 
-from polyformer.training.seeding import seed_step
+from polyformer.training.passes import seed_step
 
 
 def draws(seed: int, step: int, rank: int) -> tuple[float, float, float]:

@@ -118,7 +118,7 @@ def test_damage_names_the_file_and_the_way_out(half: Path, twelve: Path, name: s
         run(half, steps=12, resume=True)
     assert str(file) in str(caught.value)
     assert str(caught.value).endswith(
-        f"; go on from the checkpoint before it: polyformer train --resume {half} --from-step 5"
+        f"; resume from the checkpoint before it: polyformer train --resume {half} --from-step 5"
     )
     _, result = run(half, steps=12, resume=True, from_step=5)
     assert result.step == 12

@@ -14,8 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, write_tensors
 from polyformer.training.averaging import average_weights
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
-from polyformer.training.curves import plot_curves
-from polyformer.training.metrics import read_metrics
+from polyformer.training.metrics import plot_curves, read_metrics
 from polyformer.training.task import Batch, TrainingTask
 
 

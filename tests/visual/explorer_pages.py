@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.cli.plots.explorer.buffers import Buffers
-from polyformer.cli.plots.explorer.page import write
-from polyformer.cli.plots.explorer.summaries import distance_edges
+from polyformer.cli.plots.explorer.calls import distance_edges
+from polyformer.cli.plots.explorer.page import Buffers, write
 
 HOSTILE = [
     "</script><script>window.ran = 1</script>",

@@ -8,7 +8,7 @@ import pytest
 from explorer_pages import HOSTILE, Attention, long_site, page, run, site, stored, text
 from playwright.sync_api import Locator, Page, expect
 
-from polyformer.cli.plots.explorer.buffers import Buffers
+from polyformer.cli.plots.explorer.page import Buffers
 
 LENGTH, HEADS = 24, 4
 LAYERS = [

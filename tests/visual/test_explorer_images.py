@@ -21,8 +21,7 @@ from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.find import find_recipe
-from polyformer.training.recipes.recipe import Recipe, merged
+from polyformer.training.recipes.recipe import Recipe, find_recipe, merged
 from polyformer.training.recipes.run import Run
 
 HEIGHT, WIDTH, LEVELS = 4, 6, 5

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from polyformer import InputError, create_model
-from polyformer.cli.plots.explorer.buffers import TYPES, Buffers
-from polyformer.cli.plots.explorer.calls import measure_call
+from polyformer.cli.plots.explorer.calls import CELLS, distance_edges, measure_call
 from polyformer.cli.plots.explorer.detail import planned, size, written
+from polyformer.cli.plots.explorer.page import TYPES, Buffers
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.summaries import CELLS, distance_edges
 
 LENGTH = 23
 IDS = torch.randint(5, 60, (1, LENGTH), generator=torch.Generator().manual_seed(3))

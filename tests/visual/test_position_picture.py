@@ -14,10 +14,9 @@ from polyformer.attention.positions import (
     T5BiasConfig,
     sinusoids,
 )
-from polyformer.cli.plots.characters import ASCII
+from polyformer.cli.plots.characters import ASCII, position_text
 from polyformer.cli.plots.position import WIDTH, position_picture
 from polyformer.cli.plots.position_figure import draw_position
-from polyformer.cli.plots.position_text import position_text
 from polyformer.core.errors import InputError
 
 

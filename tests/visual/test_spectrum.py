@@ -10,8 +10,16 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms import LinformerConfig, MemoryCompressedConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.cli.plots.spectrum import Spectrum, matrices, shares, spectra, spectrum
-from polyformer.cli.plots.spectrum_figure import draw_spectra, spectrum_csv, spectrum_table
+from polyformer.cli.plots.spectrum import (
+    Spectrum,
+    draw_spectra,
+    matrices,
+    shares,
+    spectra,
+    spectrum,
+    spectrum_csv,
+    spectrum_table,
+)
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.models.architectures import Transformer

@@ -18,7 +18,7 @@ from polyformer.data import DataConfig, read
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.checkpoints import FAMILIES, Family
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.find import with_data
+from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.bench.passes import PASSES, Batch, Pair, agreement, cases
 from polyformer_lab.bench.rows import Bench, Case, Row, check_names
 from polyformer_lab.bench.running import runner

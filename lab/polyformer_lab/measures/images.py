@@ -4,7 +4,7 @@ from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import count
 from polyformer.core.sequence.context import Context
-from polyformer.training.recipes.sheet import write_sheet
+from polyformer.training.recipes.report import write_sheet
 from polyformer.training.tasks import ImageModelling
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.scores import scores

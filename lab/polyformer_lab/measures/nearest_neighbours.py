@@ -16,7 +16,7 @@ from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
 from polyformer.data.fingerprint import fingerprint
-from polyformer.training.recipes.find import with_data
+from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 

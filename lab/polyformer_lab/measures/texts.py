@@ -11,7 +11,7 @@ from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, load, read
 from polyformer.data.compressed_files import opened
 from polyformer.data.formats import PIECE
-from polyformer.training.recipes.find import with_data
+from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import preparation
 from polyformer_lab.sources import SOURCES
 

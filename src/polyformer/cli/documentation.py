@@ -110,10 +110,7 @@ def architecture_table() -> str:
     """Return the architectures of transformers that are tested with polyformer's attention."""
     from polyformer.models.attached.architectures import ARCHITECTURES
 
-    lines = [
-        "| architecture | class | kind | sliding windows | beyond a mask |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| architecture | class | kind | sliding windows | beyond a mask |", "|---|---|---|---|---|"]
     for row in sorted(ARCHITECTURES, key=lambda row: (row.kind, row.name)):
         windows = "yes" if row.window is not None else ""
         lines.append(f"| {row.name} | `{row.model}` | {row.kind} | {windows} | {row.features} |")

@@ -83,13 +83,8 @@ def _help() -> str:
     for name in COMMANDS:
         text = (load_command(name).__doc__ or "") if is_installed(name) else "Requires polyformer-lab."
         lines.append(f"  {name:<11}{text.splitlines()[0]}")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "polyformer COMMAND --help shows options and examples; polyformer --version prints the version.",
-        ]
-    )
+    end = "polyformer COMMAND --help shows options and examples; polyformer --version prints the version."
+    return "\n".join([*lines, "", end])
 
 
 def _print_error(message: str) -> int:

@@ -238,15 +238,14 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
             raise
 
 
-def refuse_pickle(path: Path) -> None:
-    """Raise `InputError` if a file that is not safetensors is a pickle."""
+def refuse_pickle(path: Path, fix: str = "convert it to safetensors where you trust it") -> None:
+    """Raise `InputError`, with a `fix`, for a pickle; only for files that are not safetensors, as a header of
+    640 bytes begins like one.
+    """
     with open_file(path) as file:
         head = file.read(4)
     if head.startswith(PICKLES):
-        raise InputError(
-            f"{path} is a pickle (torch.save), not safetensors: reading one can run code, so it is refused; "
-            "convert it to safetensors where you trust it"
-        )
+        raise InputError(f"{path} is a pickle, whose reading can run code, so it is refused; {fix}")
 
 
 def write_json(path: str | Path, data: object) -> None:

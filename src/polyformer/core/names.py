@@ -16,7 +16,7 @@ MODULES = (
     "polyformer.models.architectures",
     "polyformer.models.presets",
     "polyformer.training.tasks",
-    "polyformer.training.recipes.find",
+    "polyformer.training.recipes.recipe",
 )
 """Modules whose import registers every kind."""
 

@@ -9,18 +9,16 @@ for position, batch in batches.epoch(0): ...                                  # 
 """
 
 from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows, by_tokens, padding_share
-from polyformer.data.default_text import default_documents
-from polyformer.data.masked_rows import Masking, MaskingConfig
-from polyformer.data.masking import mask_tokens
+from polyformer.data.library_text import default_documents
+from polyformer.data.masking import Masking, MaskingConfig, mask_tokens
 from polyformer.data.noising import NoiseConfig, apply_noises
 from polyformer.data.packing import pack
-from polyformer.data.pairs import pair_row
+from polyformer.data.pairs import pair_row, translation_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.sources import DataConfig, Splits, load, read
 from polyformer.data.spans import corrupt_spans, text_length
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
-from polyformer.data.translation_pairs import translation_row
 from polyformer.data.word_boundaries import sentence_ends, word_starts
 
 __all__ = [

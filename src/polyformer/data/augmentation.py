@@ -15,10 +15,8 @@ from torch.nn import functional as F
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
-TRIES = 10
-"""Attempts to draw a crop before the whole image is used."""
-ASPECT = 3 / 4, 4 / 3
-"""Width over height of a crop, relative to the image's."""
+TRIES = 10  # attempts to draw a crop before the whole image is used
+ASPECT = 3 / 4, 4 / 3  # width over height of a crop, relative to the image's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,12 +35,10 @@ class AugmentationConfig(Config):
     crop: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.flip <= 1:
-            raise InputError(f"flip: expected a probability from 0 to 1, got {self.flip}")
-        if not 0 <= self.shift <= 1024:
-            raise InputError(f"shift: expected 0 to 1024 pixels, got {self.shift}")
-        if not 0 <= self.rotation <= 180:
-            raise InputError(f"rotation: expected 0 to 180 degrees, got {self.rotation}")
+        limits = {"flip": (1, "a probability from 0 to 1"), "shift": (1024, "0 to 1024 pixels")}
+        for name, (most, what) in {**limits, "rotation": (180, "0 to 180 degrees")}.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise InputError(f"{name}: expected {what}, got {getattr(self, name)}")
         if not 0 < self.crop <= 1:
             raise InputError(f"crop: expected a share of the area above 0, up to 1, got {self.crop}")
 

@@ -231,3 +231,15 @@ class Stream:
                 start, block, size = start + len(block), [], 0
         if block:
             yield start, block
+
+
+@dataclass(frozen=True)
+class NumberedBatches:
+    """Numbered batches, `count` per epoch, each {"number": [[epoch, number in it]]}."""
+
+    count: int
+
+    def epoch(self, epoch: int, *, position: Sequence[int] = Position()) -> Iterator[tuple[Position, Batch]]:
+        """Yield `(position after it, batch)` from `position` on, see `Batches.epoch`."""
+        for number in range(Position(*position).batch, self.count):
+            yield Position(0, number + 1), {"number": torch.tensor([[epoch, number]])}

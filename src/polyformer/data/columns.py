@@ -23,43 +23,18 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """The tasks that can be inferred, with the required roles; the first task with all its roles is chosen."""
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "text": (
-        "text",
-        "sentence",
-        "content",
-        "review",
-        "document",
-        "article",
-        "body",
-        "comment",
-        "message",
-        "tweet",
-        "utterance",
-        "query",
-    ),
-    "label": (
-        "label",
-        "labels",
-        "class",
-        "category",
-        "sentiment",
-        "topic",
-        "intent",
-        "is_duplicate",
-        "gold_label",
-        "rating",
-        "stars",
-    ),
-    "source": ("source", "src"),
-    "target": ("target", "tgt", "translation"),
-    "tokens": ("tokens", "words"),
-    "tags": ("tags", "ner_tags", "pos_tags", "ner", "pos"),
-    "question": ("question",),
-    "context": ("context", "passage"),
-    "answers": ("answers",),
-    "image": ("image", "img", "picture"),
-    "observations": ("observations", "states"),
+_NAMES: dict[str, str] = {
+    "text": "text sentence content review document article body comment message tweet utterance query",
+    "label": "label labels class category sentiment topic intent is_duplicate gold_label rating stars",
+    "source": "source src",
+    "target": "target tgt translation",
+    "tokens": "tokens words",
+    "tags": "tags ner_tags pos_tags ner pos",
+    "question": "question",
+    "context": "context passage",
+    "answers": "answers",
+    "image": "image img picture",
+    "observations": "observations states",
 }
 
 _PAIRS = (
@@ -75,70 +50,12 @@ _PAIRS = (
 )
 """Usual names of two texts with one label: QQP, QNLI, MNLI, MRPC, ..."""
 
-_LANGUAGES = frozenset(
-    (
-        *(
-            "ar",
-            "bg",
-            "bn",
-            "ca",
-            "cs",
-            "da",
-            "de",
-            "el",
-            "en",
-            "es",
-            "et",
-            "fa",
-            "fi",
-            "fr",
-            "gl",
-            "he",
-            "hi",
-        ),
-        *(
-            "hr",
-            "hu",
-            "id",
-            "is",
-            "it",
-            "ja",
-            "ka",
-            "kk",
-            "km",
-            "ko",
-            "lt",
-            "lv",
-            "mk",
-            "mn",
-            "ms",
-            "my",
-            "ne",
-        ),
-        *(
-            "nl",
-            "no",
-            "pl",
-            "ps",
-            "pt",
-            "ro",
-            "ru",
-            "si",
-            "sk",
-            "sl",
-            "sq",
-            "sr",
-            "sv",
-            "sw",
-            "ta",
-            "th",
-            "tl",
-        ),
-        *("tr", "uk", "ur", "uz", "vi", "xh", "yi", "zh", "zu"),
-        *("ara", "ces", "deu", "eng", "fin", "fra", "heb", "hin", "ind", "ita", "jpn", "kor", "nld", "pol"),
-        *("por", "ron", "rus", "spa", "swe", "tha", "tur", "ukr", "vie", "zho"),
-    )
-)
+_LANGUAGE_CODES = """
+ar bg bn ca cs da de el en es et fa fi fr gl he hi hr hu id is it ja ka kk km ko lt lv mk mn ms my ne nl
+no pl ps pt ro ru si sk sl sq sr sv sw ta th tl tr uk ur uz vi xh yi zh zu ara ces deu eng fin fra heb
+hin ind ita jpn kor nld pol por ron rus spa swe tha tur ukr vie zho
+"""
+_LANGUAGES = {*_LANGUAGE_CODES.split()}
 
 _CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # next to the sentences of Tatoeba
 _ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with a digit
@@ -170,7 +87,9 @@ def is_heading(rows: Sequence[Sequence[str]]) -> bool:
     first, *others = rows
     if len(set(first)) < len(first) or not all(first):
         return False
-    known = {name for names in _NAMES.values() for name in names} | {name for pair in _PAIRS for name in pair}
+    known = {name for names in _NAMES.values() for name in names.split()} | {
+        name for pair in _PAIRS for name in pair
+    }
     if any(name.strip().lower() in known | _LANGUAGES for name in first):
         return True
     # A header above a column of labels usually differs from all labels.
@@ -215,7 +134,7 @@ def _beside(column: Sequence[str]) -> str | None:
 
 def _column(role: str, names: Sequence[str]) -> str | None:
     lowered = {name.strip().lower(): name for name in reversed(names)}
-    return next((lowered[name] for name in _NAMES.get(role, (role,)) if name in lowered), None)
+    return next((lowered[name] for name in _NAMES.get(role, role).split() if name in lowered), None)
 
 
 def _pair(names: Sequence[str]) -> dict[str, str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.files import open_file
-from polyformer.data.default_text import default_documents
 from polyformer.data.images import IMAGE, labels_file
+from polyformer.data.library_text import default_documents
 from polyformer.data.origins import source_files
 from polyformer.data.sources import DataConfig
 

@@ -16,9 +16,8 @@ from polyformer.data.image_decoding import SUFFIXES as PICTURES
 from polyformer.data.image_decoding import read_image
 from polyformer.data.images import read_cifar10, read_cifar100, read_idx
 from polyformer.data.parquet import read_parquet
-from polyformer.data.qnli import read_qnli
 from polyformer.data.remote import Remote
-from polyformer.data.squad import read_squad
+from polyformer.data.squad import read_qnli, read_squad
 from polyformer.data.summaries import summary_row
 from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
 

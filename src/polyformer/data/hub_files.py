@@ -14,11 +14,10 @@ from typing import Any
 from tokenizers import AddedToken
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import PICKLES, open_file, read_json
+from polyformer.core.files import read_json
 from polyformer.data.special_tokens import ROLES
 
-NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")
-"""Classes that say nothing of the kind of tokenizer."""
+NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")  # they say nothing of the kind of tokenizer
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,3 @@ def _token(value: Any, *, special: bool) -> AddedToken:
         )
     flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raise `InputError` if `path` is a pickle, which is not read because reading a pickle can run code."""
-    with open_file(path) as file:
-        head = file.read(4)
-    if head.startswith(PICKLES):
-        raise InputError(
-            f"{path} is a pickle, whose reading can run code, so it is refused; "
-            "load the tokenizer where you trust it and save it as tokenizer.json"
-        )

@@ -10,9 +10,10 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.files import refuse_pickle
 from polyformer.core.gguf import gguf_file
 from polyformer.data.gguf_tokenizer import load_gguf
-from polyformer.data.hub_files import HubFiles, refuse_pickle
+from polyformer.data.hub_files import HubFiles
 from polyformer.data.pipelines import load_bpe, load_json, load_wordpiece, read_vocab, reading
 from polyformer.data.sentencepiece import pipeline, read_pieces
 from polyformer.data.special_tokens import ROLES
@@ -22,6 +23,7 @@ from polyformer.data.transformers_tokenizer import load_through_transformers
 PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")
 """Usual file names of SentencePiece models in checkpoints."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", *PIECE_FILES)
+PICKLE_FIX = "load the tokenizer where you trust it and save it as tokenizer.json"
 _PICKLES = ("vocab.pkl", "vocab.bin", "tokenizer.pkl")
 
 
@@ -42,7 +44,7 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
 
 
 def _load_file(path: Path, merges: Path | None, lowercase: bool | None) -> tokenizers.Tokenizer:
-    refuse_pickle(path)
+    refuse_pickle(path, PICKLE_FIX)
     if path.suffix == ".txt":
         return load_wordpiece(path, lowercase)
     if path.suffix == ".model":
@@ -58,7 +60,7 @@ def load_directory(files: HubFiles, lowercase: bool | None) -> Tokenizer:
         return _with_special_tokens(files, _load_file(files.folder / "tokenizer.json", None, lowercase))
     vocabularies = [path for name in _VOCABULARIES if (path := files.folder / name).is_file()]
     for path in vocabularies or [path for name in _PICKLES if (path := files.folder / name).is_file()]:
-        refuse_pickle(path)
+        refuse_pickle(path, PICKLE_FIX)
         if path.name == "vocab.json":
             read_vocab(path)
     if {"TransfoXLTokenizer", "transfo-xl"} & {*files.names}:

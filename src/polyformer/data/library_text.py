@@ -1,10 +1,11 @@
-"""A larger text without network access: the sources of Python's standard library, part of every installation.
+"""Texts without network access, part of Python: the default text, and the sources of the standard library.
 
-It has about two million characters in whole files, evenly spaced over the library, so that its size is
-similar in every version of Python, even if some modules are missing. Licence: PSF. Tests, tables, generated
-code and parts that Linux distributions package separately are left out.
+The latter are about two million characters in whole files, evenly spaced over the library, so that their size
+is similar in every version of Python, even if some modules are missing. Licence: PSF. Tests, tables,
+generated code and parts that Linux distributions package separately are left out.
 """
 
+import importlib
 import sysconfig
 from pathlib import Path
 
@@ -58,3 +59,18 @@ def is_read(path: Path) -> bool:
         part.startswith("config-") for part in path.parts
     )
     return not generated and LEFT_OUT.isdisjoint(path.parts[:-1])
+
+
+def default_documents() -> list[str]:
+    """Return English prose, about 450 kB in some 80 documents, in the order of their names.
+
+    Source: `pydoc_data.topics`, the text of Python's `help("...")`; it differs between versions of Python.
+    """
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            "data: this Python comes without its help texts (pydoc_data), which are the default text: "
+            "name a text of your own with --data PATH"
+        ) from error
+    return [text for _, text in sorted(topics.items()) if text.strip()]

@@ -80,7 +80,9 @@ class Neighbours:
             folder = Path(name)
             about = NeighbourInfo.read(folder)
             if about.tokens is None or about.documents is None:
-                raise InputError(f"{folder}: not finished; go on by the same polyformer datastore neighbours")
+                raise InputError(
+                    f"{folder}: not finished; resume by the same polyformer datastore neighbours"
+                )
             if about.tokenizer != tokenizer.fingerprint:
                 raise InputError(
                     f"{folder}: neighbours of another tokenizer ({about.tokenizer[:12]}, not "

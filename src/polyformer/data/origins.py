@@ -23,10 +23,9 @@ from typing import Any, cast
 from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError, reason_of
 from polyformer.core.files import read_json
-from polyformer.data.default_text import default_documents
 from polyformer.data.folder_sources import folder_rows, has_images, label_folders
 from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
-from polyformer.data.library_text import LIBRARY, library_documents, library_files
+from polyformer.data.library_text import LIBRARY, default_documents, library_documents, library_files
 from polyformer.data.minari_source import is_minari, minari_files, read_minari
 from polyformer.data.prepared.text import is_prepared_source, open_prepared, prepared_files
 from polyformer.data.remote import Remote, is_remote, remote_files

@@ -53,11 +53,6 @@ def of_words(words: Iterable[str]) -> tokenizers.Tokenizer:
     return with_special(backend, _known_special(vocab))
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Return whether the library's Rust code panicked: its exception is no `Exception` and not exported."""
-    return type(error).__name__ == "PanicException"
-
-
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Convert errors of an unreadable file to an `InputError` that names it."""
@@ -66,7 +61,7 @@ def reading(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:  # the library raises plain exceptions
-        if not isinstance(error, Exception) and not _is_panic(error):
+        if not isinstance(error, Exception) and not (type(error).__name__ == "PanicException"):
             raise
         what = "not a tokenizer" if path.is_dir() else "not a tokenizer file"
         raise InputError(f"{path}: {what}, or a damaged one ({error})") from error

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer
+
+SENTINELS = 100  # as in T5, or more if rows need them
 
 
 def span_counts(length: int, density: float = 0.15, mean_span: float = 3.0) -> tuple[int, int]:
@@ -87,3 +90,42 @@ def text_length(input_length: int, density: float = 0.15, mean_span: float = 3.0
     while corrupted_lengths(length + 1, density, mean_span)[0] <= input_length:
         length += 1
     return length
+
+
+NAME = "<extra_id_{}>"
+"""Sentinel tokens; as in T5's vocabulary they follow all other tokens, the first with the highest id."""
+
+
+def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
+    """Return a tokenizer with at least `count` sentinels: `tokenizer` itself if it has them."""
+    backend = tokenizer.backend
+    missing = [name for name in map(NAME.format, range(count)) if backend.token_to_id(name) is None]
+    if not missing:
+        return tokenizer
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_str(backend.to_str())
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in reversed(missing)]
+    )
+    return Tokenizer(backend, tokenizer.roles)
+
+
+def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:
+    """Return the ids of the first `count` sentinels, in order; raises `InputError` if there are fewer."""
+    numbers = [tokenizer.backend.token_to_id(NAME.format(number)) for number in range(count)]
+    ids = [number for number in numbers if number is not None]
+    if len(ids) < count:
+        raise InputError(
+            f"tokenizer: expected {count} sentinels {NAME.format(0)}, {NAME.format(1)}, ..., got {len(ids)}; "
+            "cut shorter rows, or train a tokenizer for this task; a checkpoint that has too few was not "
+            "trained on spans: leave such parts out (form: spans)"
+        )
+    return ids
+
+
+def pieces(documents: Sequence[Sequence[int]], length: int) -> list[np.ndarray]:
+    """Return the concatenated documents in pieces of `length` tokens, without a last piece of one token."""
+    ids = np.array([token for document in documents for token in document], np.int32)
+    texts = [ids[start : start + length] for start in range(0, len(ids), length)]
+    return [text for text in texts if len(text) > 1]

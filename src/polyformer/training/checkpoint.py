@@ -7,10 +7,13 @@ OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under
                                                         the tuning choices used
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -28,17 +31,18 @@ from polyformer.core.files import (
 )
 from polyformer.core.state_files import state_of
 from polyformer.training.averaging import average_weights
-from polyformer.training.optimizer_state import set_optimizer_state
-from polyformer.training.snapshot import Snapshot
+from polyformer.training.signals import Interrupted
 from polyformer.training.state import (
     MEMORY,
     MODEL,
     OPTIMIZER,
     PREFIX,
     FormatError,
+    Snapshot,
     file_digest,
     has_parts,
     read_state,
+    set_optimizer_state,
     step_of,
 )
 
@@ -146,6 +150,86 @@ class Checkpoints:
                 remove_directory(self.path(later))
 
 
+class CheckpointWriter:
+    """A writer of the checkpoints of a run, synchronously or in a background thread.
+
+    The thread writes a copy of the weights and the optimizer state in CPU memory, and only one checkpoint at
+    once: the next checkpoint, an interruption and the end of training (leaving the context) wait for it.
+    Processes that share a model use a separate process group for checkpoints, so that its messages do not mix
+    with the collectives of training.
+
+    background: write in a thread. group: the processes that share the model, where each writes its shards;
+    None if a single process has the whole model.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, background: bool, group: ProcessGroup | None) -> None:
+        self.checkpoints, self.background, self.group = checkpoints, background, group
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint, or start to. Raises the error of the previous checkpoint, if it failed."""
+        self.wait()
+        if not self.background:
+            self.checkpoints.write(snapshot, self.group)
+            return
+        # A daemon thread, so that a second Ctrl-C stops the program immediately.
+        self._thread = threading.Thread(target=self._write, args=(snapshot.copy_to_cpu(),), daemon=True)
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self.checkpoints.write(snapshot, self.group)
+        except Exception as error:  # raised later, in the training thread
+            self._error = error
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the checkpoint in progress could not be written; `wait` raises the reason."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in progress is written. Raises its error, once, if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def raise_failure(self) -> None:
+        """Raise the error of a checkpoint that failed in this process or in another process."""
+        self.wait()
+        raise InputError(
+            "another process of this run could not write its checkpoint; see its output for the reason"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Interrupted):
+            self.wait()
+        elif not isinstance(error, KeyboardInterrupt) and self._thread is not None:
+            self._thread.join()  # report the error of training; do not leave a partial checkpoint
+
+
+def checkpoint_group(timeout: float | None) -> ProcessGroup:
+    """Create a gloo group of all processes, on the CPU, for `CheckpointWriter`. Collective: every process
+    calls it.
+
+    timeout: seconds that the processes wait for each other; None uses the default of torch.
+    """
+    import torch.distributed as dist
+
+    wait = None if timeout is None else timedelta(seconds=timeout)
+    group = dist.new_group(backend="gloo", timeout=wait)
+    assert isinstance(group, ProcessGroup)
+    return group
+
+
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Load the weights and the optimizer state of a checkpoint, and return its state (see `read_state`).
 
@@ -193,17 +277,11 @@ def load_average(paths: list[Path], model: nn.Module) -> int:
 
 def is_sharded_checkpoint(path: Path, model: nn.Module) -> bool:
     """Return whether the checkpoint or the model is sharded over several processes."""
-    return has_parts(path) or _is_sharded_model(model)
+    if has_parts(path) or not torch.distributed.is_initialized():
+        return has_parts(path)
+    from polyformer.training.distributed import sharded_files  # its torch modules take a second to load
 
-
-def _is_sharded_model(model: nn.Module) -> bool:
-    if not torch.distributed.is_initialized():
-        return False
-    from polyformer.training.distributed.sharded_files import (
-        is_sharded,  # its torch modules take a second to load
-    )
-
-    return is_sharded(model)
+    return sharded_files.is_sharded(model)
 
 
 def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
@@ -251,17 +329,14 @@ def _explain_damage(path: Path) -> Iterator[None]:
     except FormatError:
         raise
     except InputError as error:
-        raise InputError(f"{error}; {_way_out(path)}") from error
-
-
-def _way_out(path: Path) -> str:
-    run = path.parent.parent
-    checkpoints = Checkpoints(run)
-    earlier = [step for step in checkpoints.steps() if step < step_of(path)]
-    whole = next((step for step in reversed(earlier) if is_intact(checkpoints.path(step))), None)
-    if whole is not None:
-        return f"go on from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
-    return (
-        "there is no intact checkpoint before it: start again in another folder: "
-        f"polyformer train {run / 'recipe.yaml'} --out NEW"
-    )
+        run = path.parent.parent
+        checkpoints = Checkpoints(run)
+        earlier = [step for step in checkpoints.steps() if step < step_of(path)]
+        whole = next((step for step in reversed(earlier) if is_intact(checkpoints.path(step))), None)
+        way = f"resume from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
+        if whole is None:
+            way = (
+                "there is no intact checkpoint before it: start again in another folder: "
+                f"polyformer train {run / 'recipe.yaml'} --out NEW"
+            )
+        raise InputError(f"{error}; {way}") from error

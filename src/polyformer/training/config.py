@@ -1,11 +1,99 @@
-"""Configuration of a training run: its length, the engine, and the outputs."""
+"""Configuration of a training run: its length, the engine and its parallelism, and the outputs."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.training.distributed.config import ParallelConfig
+
+DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
+"""From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
+
+PipelineSchedule = Literal["1f1b", "gpipe"]
+"""See `polyformer.training.distributed.pipeline`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Config):
+    """The number of processes along each dimension of parallelism; their product is the world size."""
+
+    data: int | None = None  # replicas of the model, each with its own batches; null: all remaining processes
+    shard: int = 1  # also with own batches, and each with a shard of the weights and optimizer state
+    tensor: int = 1  # share every batch, each with some of the heads and feed-forward units
+    context: int = 1  # share every text, each with some of its tokens; weights are sharded as in shard
+    pipeline: int = 1  # share every batch, each with some of the layers; accumulated batches are microbatches
+    stages: int = 1  # pipeline stages per process: above 1, less idle time and more communication
+    pipeline_schedule: PipelineSchedule = "1f1b"  # gpipe: all forward passes first
+
+    def __post_init__(self) -> None:
+        for name in DIMENSIONS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}: expected 1 process or more, got {value}")
+        if self.stages < 1 or (self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b")):
+            raise InputError(
+                f"stages: expected 1, or more in a pipeline with the schedule '1f1b', got {self.stages}"
+            )
+        if self.pipeline > 1 and self.context > 1:
+            raise InputError(
+                f"pipeline: not together with context yet, got pipeline {self.pipeline} x context "
+                f"{self.context}; use it with data, shard and tensor"
+            )
+
+    def check_accumulated(self, batches: int) -> None:
+        """Raise `InputError` if a pipeline cannot run this number of microbatches."""
+        if self.pipeline > 1:
+            check_microbatches(batches, self.pipeline, self.pipeline_schedule, self.stages)
+
+    def check_optimizer(self, kind: str) -> None:
+        """Raise `InputError` for an optimizer that cannot update a sharded model."""
+        if kind == "adafactor" and not self.whole:
+            raise InputError(
+                "optimizer: 'adafactor' keeps rows and columns of whole matrices, which torch does not "
+                "divide over processes; use 'adamw' or 'muon', or leave shard and tensor at 1"
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Return whether every process has the whole model: data parallel, or a single process."""
+        return all(getattr(self, name) == 1 for name in DIMENSIONS if name != "data")
+
+    def sizes(self, world: int) -> dict[str, int]:
+        """Return the number of processes along each of `DIMENSIONS` for `world` processes.
+
+        Raises `InputError` if they do not fit: every process of a run computes this independently.
+        """
+        others = {name: getattr(self, name) for name in DIMENSIONS if name != "data"}
+        product = math.prod(others.values())
+        factors = " x ".join(f"{name} {size}" for name, size in others.items() if size > 1) or "1"
+        if self.data is None and world % product:
+            raise InputError(
+                f"parallel: {factors} needs a multiple of {product} processes, got {world}; "
+                "launch as many, or make the product a divisor of their number"
+            )
+        data = world // product if self.data is None else self.data
+        if data * product != world:
+            raise InputError(
+                f"parallel: data {data} x {factors} is {data * product} processes, got {world}; launch "
+                f"{data * product} (torchrun --nproc-per-node), or leave data out: it is then the rest"
+            )
+        return {name: data if name == "data" else others[name] for name in DIMENSIONS}
+
+
+def check_microbatches(number: int, processes: int, schedule: PipelineSchedule, stages: int) -> None:
+    """Raise `InputError` if `processes` with `stages` each cannot run `number` microbatches."""
+    rounds = max(1, number // processes)
+    if stages == 1 and schedule == "1f1b" and number < processes:
+        raise InputError(
+            f"accumulate: the schedule '1f1b' needs as many microbatches as stages, {processes}, got "
+            f"{number}; raise accumulate, or use 'gpipe'"
+        )
+    if stages > 1 and number % rounds:
+        raise InputError(
+            f"accumulate: {processes} processes of {stages} stages run microbatches in {rounds} equal "
+            f"rounds, got {number}; use a multiple of {processes}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

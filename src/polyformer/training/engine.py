@@ -15,13 +15,12 @@ from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
-from polyformer.training.background import CheckpointWriter, checkpoint_group
-from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkpoint_group
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
+from polyformer.training.distributed.process_group import open_accelerator
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.processes import open_accelerator
 from polyformer.training.signals import SignalRequests
 from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 

@@ -36,10 +36,7 @@ NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 @contextmanager
 def sole_writer(
-    folder: Path,
-    stopped: str = "on SIGTERM it saves a checkpoint first",
-    name: str = LOCK,
-    kept: bool = True,
+    folder: Path, stopped: str = "on SIGTERM it saves a checkpoint first", name: str = LOCK, kept: bool = True
 ) -> Iterator[None]:
     """Hold the lock of `folder`, which is created if needed; raise `InputError` if another process holds it.
 

@@ -15,29 +15,35 @@ from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.tuning import adopted
-from polyformer.training.activation_checkpointing import (
-    activation_checkpointing,
-    check_activation_checkpointing,
-)
 from polyformer.training.checkpoint import Checkpoints, load_average, load_checkpoint, load_model
 from polyformer.training.config import TrainingConfig
-from polyformer.training.curves import plot_curves
-from polyformer.training.display import Display, SilentDisplay, open_display
 from polyformer.training.distributed.process_group import raise_peer_failure
 from polyformer.training.engine import Engine, is_main
-from polyformer.training.feed import Feed, StepBatches
 from polyformer.training.lock import sole_writer
-from polyformer.training.metrics import MetricsLog, check_reporting
+from polyformer.training.metrics import (
+    Display,
+    MetricsLog,
+    SilentDisplay,
+    check_reporting,
+    open_display,
+    plot_curves,
+)
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.passes import run_passes
-from polyformer.training.recurrent_loss import RecurrentLoss
-from polyformer.training.resuming import choose_kernels, choose_threads
+from polyformer.training.passes import (
+    Feed,
+    RecurrentLoss,
+    StepBatches,
+    StepSums,
+    activation_checkpointing,
+    check_activation_checkpointing,
+    choose_kernels,
+    choose_threads,
+    run_passes,
+    seed_step,
+)
 from polyformer.training.schedules import ScheduleConfig
-from polyformer.training.seeding import seed_step
 from polyformer.training.signals import Interrupted, SignalRequests, Signals
-from polyformer.training.snapshot import Snapshot
-from polyformer.training.state import Progress, check_progress
-from polyformer.training.step_sums import StepSums
+from polyformer.training.state import Progress, Snapshot, check_progress
 from polyformer.training.task import FinalMetricsTask, TrainingTask
 
 NOTHING: Mapping[Path, nn.Module] = {}
@@ -49,9 +55,7 @@ class Result:
 
     step: int  # updates made
     metrics: dict[str, float]  # of the final weights
-    final_metrics: dict[
-        str, dict[str, float]
-    ]  # further metrics of the final weights, from `FinalMetricsTask`
+    final_metrics: dict[str, dict[str, float]]  # more of them, from `FinalMetricsTask`
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
     stopped_early: bool  # by `patience`
@@ -210,7 +214,9 @@ class Training:
         due = step % reporting.log_every == 0 or last
         row: dict[str, float] = self.training_row() if due else {}
         if step == self.first + 1 and not due:
-            self.report_first_step()
+            seconds = time.perf_counter() - self.began
+            first = f"first step: loss {self.sums.mean():.4f}, {seconds:.1f} s"  # the loss of this process
+            self.display.note(f"{first}; metrics every {reporting.log_every} steps")
         with self.paused():
             improved = False
             if step % reporting.evaluate_every == 0 or last:
@@ -237,14 +243,6 @@ class Training:
         if asked.failed:
             self.writer.raise_failure()
         return asked
-
-    def report_first_step(self) -> None:
-        """Show the time and the loss (of this process) of the first step, before any row of metrics."""
-        seconds = time.perf_counter() - self.began
-        every = self.config.reporting.log_every
-        self.display.note(
-            f"first step: loss {self.sums.mean():.4f}, {seconds:.1f} s; metrics every {every} steps"
-        )
 
     def collect(self) -> float:
         """Add the last losses to the progress; return tokens read. Raises for a loss that is not finite."""

@@ -38,12 +38,6 @@ class ScheduleConfig(Config):
         return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
 
 
-def check_floor(floor: float) -> None:
-    """Raise `InputError` unless `floor` is a factor from 0 to 1."""
-    if not 0.0 <= floor <= 1.0:
-        raise InputError(f"floor: expected a factor from 0 to 1, got {floor}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Constant(ScheduleConfig):
     """Constant schedule: the learning rate stays at `lr` after the warm-up."""
@@ -56,17 +50,23 @@ class Constant(ScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(ScheduleConfig):
-    """Linear schedule: the learning rate decays linearly to `floor` of its peak."""
-
-    kind: ClassVar[str] = "linear"
-    paper: ClassVar[str] = "Devlin et al. 2019 (BERT), A.2"
+class DecayToFloor(ScheduleConfig):
+    """Base of the schedules that end at `floor` times the peak."""
 
     floor: float = 0.0  # factor at the last step
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_floor(self.floor)
+        if not 0.0 <= self.floor <= 1.0:
+            raise InputError(f"floor: expected a factor from 0 to 1, got {self.floor}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(DecayToFloor):
+    """Linear schedule: the learning rate decays linearly to `floor` of its peak."""
+
+    kind: ClassVar[str] = "linear"
+    paper: ClassVar[str] = "Devlin et al. 2019 (BERT), A.2"
 
     def decay(self, step: int, steps: int) -> float:
         """Return 1 - (1 - floor) * progress."""
@@ -74,17 +74,13 @@ class Linear(ScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(ScheduleConfig):
+class Cosine(DecayToFloor):
     """Cosine schedule: the learning rate decays along half a cosine to `floor` of its peak."""
 
     kind: ClassVar[str] = "cosine"
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (SGDR), equation 5, one period"
 
-    floor: float = 0.1  # factor at the last step
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_floor(self.floor)
+    floor: float = 0.1
 
     def decay(self, step: int, steps: int) -> float:
         """Return floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""

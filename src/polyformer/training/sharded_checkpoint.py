@@ -23,8 +23,14 @@ from polyformer.training.distributed.sharded_files import (
     unique_tensors,
     write_shards,
 )
-from polyformer.training.optimizer_state import set_optimizer_state
-from polyformer.training.state import MODEL_PARTS, OPTIMIZER_PARTS, file_digest, has_parts, read_state
+from polyformer.training.state import (
+    MODEL_PARTS,
+    OPTIMIZER_PARTS,
+    file_digest,
+    has_parts,
+    read_state,
+    set_optimizer_state,
+)
 
 
 def write_sharded(

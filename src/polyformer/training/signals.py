@@ -81,11 +81,9 @@ class Signals:
         self.asked = SignalRequests(number, self.asked.save)
         name = signal.Signals(number).name
         # os.write instead of print, because the signal may have interrupted a print.
-        text = f"\npolyformer: {name}: stopping after this step" + (
-            " (again to stop immediately)\n" if number == signal.SIGINT else "\n"
-        )
+        again = " (again to stop immediately)" if number == signal.SIGINT else ""
         with suppress(OSError):
-            os.write(2, text.encode())
+            os.write(2, f"\npolyformer: {name}: stopping after this step{again}\n".encode())
 
 
 @contextmanager

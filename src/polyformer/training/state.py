@@ -1,17 +1,25 @@
-"""The file state.json of a checkpoint: the progress of a run, with a checksum verified on reading."""
+"""The content of a checkpoint in memory, and its file state.json, with a checksum verified on reading."""
 
+import copy
 import dataclasses
 import hashlib
 import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import open_file, read_bounded
+from polyformer.core.files import open_file, read_bounded, save_tensors
 from polyformer.core.limits import JSON_BYTES
+from polyformer.core.ops.tuning import recorded
 from polyformer.core.parsing import parse_json
+from polyformer.core.state import State
+from polyformer.core.state_files import state_tensors
+from polyformer.training.environment import versions
 
 FORMAT = 2
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -20,12 +28,7 @@ MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders instead of the fi
 CHECKSUM = "checksum"
 PREFIX = "step-"
 
-PARTS = {
-    "sha256": set(),
-    "optimizer": {"kind", "scalars"},
-    "versions": set(),
-    "machine": set(),
-}
+PARTS = {"sha256": set(), "optimizer": {"kind", "scalars"}, "versions": set(), "machine": set()}
 
 
 class FormatError(InputError):
@@ -106,7 +109,7 @@ def read_state(path: Path) -> dict[str, Any]:
     if state["format"] != FORMAT:
         raise FormatError(
             f"{file}: written as format {state['format']} by {quote(state.get('versions'))}; "
-            f"this version of polyformer reads format {FORMAT}: go on with the version that wrote it"
+            f"this version of polyformer reads format {FORMAT}: resume with the version that wrote it"
         )
     if not all(
         isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items()
@@ -175,3 +178,118 @@ def _progress(file: Path, values: Any) -> Progress:
         if type(value) not in (int, float) or not math.isfinite(value):
             raise InputError(f"{file}: {name}: expected a finite number, got {quote(value)}")
     return progress
+
+
+def optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the optimizer state by parameter: tensors as "NAME/KEY", and other values in the same form."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for parameter, memory in optimizer.state.items():
+        for key, value in memory.items():
+            place = tensors if isinstance(value, torch.Tensor) else scalars
+            place[f"{names[id(parameter)]}/{key}"] = value
+    return tensors, scalars
+
+
+def set_optimizer_state(
+    file: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, torch.Tensor],
+    saved: dict[str, Any],
+) -> None:
+    """Load the result of `optimizer_state`, read from `file`; the optimizer's settings do not change."""
+    kind = type(optimizer).__name__
+    if saved["kind"] != kind:
+        raise InputError(f"{file} belongs to {saved['kind']}, the run is set to {kind}; use the same one")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    memory: dict[str, dict[str, Any]] = {}
+    for place, value in {**tensors, **saved["scalars"]}.items():
+        name, key = place.rsplit("/", 1)
+        # A copy, because the tensors read are memory-mapped.
+        memory.setdefault(name, {})[key] = value.clone() if isinstance(value, torch.Tensor) else value
+    strange = sorted(set(memory) - set(order))
+    if strange:
+        raise InputError(f"{file} is of another model: it has {quote(strange[0])}, which is not trained here")
+    optimizer.load_state_dict(
+        {
+            "state": {i: memory[name] for i, name in enumerate(order) if name in memory},
+            "param_groups": optimizer.state_dict()["param_groups"],
+        }
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint of a run, or the shard of this process."""
+
+    progress: Progress
+    weights: dict[str, Tensor]  # and buffers, by their names in the model; tied tensors are the same object
+    optimizer: dict[str, Tensor]  # by NAME/KEY
+    kind: dict[str, Any]  # the optimizer class, and its state that is not a tensor
+    machine: dict[str, Any]  # the hardware
+    tuning: dict[str, Any]  # the tuning choices in use
+    recurrent_state: State | None  # memory of the last batches, for a recurrent model
+
+    @classmethod
+    def of(
+        cls,
+        progress: Progress,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        machine: dict[str, Any],
+        recurrent_state: State | None,
+    ) -> Self:
+        """Return a snapshot that references the tensors of a run."""
+        memory, scalars = optimizer_state(model, optimizer)
+        kind = {"kind": type(optimizer).__name__, "scalars": scalars}
+        return cls(
+            progress, model.state_dict(keep_vars=True), memory, kind, machine, recorded(), recurrent_state
+        )
+
+    def copy_to_cpu(self) -> Self:
+        """Return a copy on the CPU that training does not change; tied tensors stay the same object."""
+        copies: dict[int, Tensor] = {}
+
+        def own(tensor: Tensor) -> Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = _copy_to_cpu(tensor.detach())
+            return copies[id(tensor)]
+
+        snapshot = dataclasses.replace(
+            self,
+            progress=copy.deepcopy(self.progress),
+            weights={name: own(tensor) for name, tensor in self.weights.items()},
+            optimizer={name: own(tensor) for name, tensor in self.optimizer.items()},
+            kind=copy.deepcopy(self.kind),
+            recurrent_state=None if self.recurrent_state is None else self.recurrent_state.map(own),
+        )
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous
+        return snapshot
+
+    def write_rest(self, folder: Path, digests: dict[str, str] | None = None) -> None:
+        """Write the files of a checkpoint except the model and the optimizer into `folder`.
+
+        digests: checksums of model and optimizer files that `write_state` does not compute.
+        """
+        if self.recurrent_state is not None:
+            save_tensors(folder / MEMORY, state_tensors(self.recurrent_state))
+        write_state(folder, self.progress, self.kind, versions(), self.machine, self.tuning, digests)
+
+
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
+    """Return a copy of `tensor` on the CPU; of a sharded tensor, a sharded copy of the local shard."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        copy_to_cpu = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return copy_to_cpu.copy_(tensor, non_blocking=True)
+    names, form = flatten()
+    parts = {name: getattr(tensor, name) for name in names}
+    parts = {name: _copy_to_cpu(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    kind: Any = type(tensor)
+    return kind.__tensor_unflatten__(parts, form, tensor.shape, tensor.stride())

@@ -17,7 +17,6 @@ from polyformer.applications.retrieval.fingerprints import changed_settings, mod
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.ops.pooling import pool
-from polyformer.data import Collate
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG
@@ -27,7 +26,7 @@ from polyformer.models.checkpoints.load import WRAPPED
 from polyformer.models.checkpoints.sentence import embedding_head
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
-from polyformer.training.recipes.reader import LABELLED, MARKS, set_special_tokens
+from polyformer.training.recipes.reader import LABELLED, MARKS, collation, set_special_tokens
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks.text import batched
 
@@ -81,11 +80,7 @@ class Encoder:
             set_special_tokens(self.tokenizer, *(MARKS["generate"] if config.encoder is None else LABELLED))
         if self.max_length is not None:
             self.tokenizer.marking.enable_truncation(self.max_length)
-        special = config.special
-        pads = (special.pad, self.tokenizer.pad_id, 0)
-        self.collate = Collate(next(token for token in pads if token is not None))
-        firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
-        self.first = next(token for token in firsts if token is not None)  # input of a text without tokens
+        self.collate, self.first = collation(config, self.tokenizer)
 
     @cached_property
     def width(self) -> int:

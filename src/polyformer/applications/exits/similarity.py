@@ -1,6 +1,6 @@
 """ROUGE-L of two texts: F1 of their longest common subsequence of words (Lin 2004)."""
 
-from polyformer.data.rouge import RougeTokenizer, scorer
+from polyformer.data.summaries import RougeTokenizer, scorer
 
 
 class RougeL:

@@ -5,7 +5,7 @@ A command's module has a docstring (its help), `EXAMPLES`, and `run(options)`. T
 the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
-`input_lines` (reads input texts), `recipe_options` and `training_run` (for train and distill),
+`input_lines` (reads input texts), `training_run` (for train and distill),
 `model_and_texts` (for explore, spectrum and calibrate), `show_pictures`, `show_prediction` and `evaluate_*`.
 """
 

@@ -10,6 +10,7 @@ instead.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +19,14 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
+from polyformer.core.limits import SIZE
 from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.core.sizes import check_most
 from polyformer.core.timing import time_once
-from polyformer.data import Tokenizer
+from polyformer.data.compressed_files import opened
 from polyformer.data.masking import mask_tokens
+from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads import (
     AdaptiveSoftmaxConfig,
@@ -174,9 +179,7 @@ class Masking(Framing):
 
 
 def nats(model: Transformer, piece: Piece) -> Tensor:
-    """Return the mean loss of a piece, repeated for each predicted token [n]: a mean then weights tokens
-    equally.
-    """
+    """Return the mean loss of a piece, repeated for each predicted token [n], so that means weight tokens."""
     labels = piece["shift_labels" if "shift_labels" in piece else "labels"]
     loss = model(**piece).loss
     assert loss is not None
@@ -249,3 +252,70 @@ def quality_losses(rows: Sequence[Comparison], tolerance: float) -> list[str]:
             ratio = row.after.perplexity / reference
             faults.append(f"perplexity at {row.length:,} tokens is {ratio:.3f} times the original")
     return faults
+
+
+LONGEST = 4096
+"""Largest default length of the pieces of text."""
+
+CHARACTERS = 32
+"""Characters of the text to read per required token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of the checkpoint in `folder` on the file `text`, with the command's options."""
+
+    folder: str
+    text: str
+    lengths: str | None
+    tokens: int
+    tolerance: float
+
+    def check(self, model: Transformer) -> None:
+        """Raise `InputError` for invalid options before anything is written."""
+        if not Path(self.text).is_file():
+            raise InputError(f"--evaluate: {self.text}: no such file")
+        if self.tolerance < 0:
+            raise InputError(f"--tolerance: expected 0 or more, got {self.tolerance}")
+        tokenizer = load_tokenizer(self.folder)
+        text_reader(model, tokenizer)
+        lengths = self.resolved_lengths(model)
+        if self.lengths is not None and (count := len(self._ids(tokenizer, lengths))) <= lengths[-1]:
+            raise InputError(
+                f"--lengths: {self.text} has {count} tokens, too few for a length of {lengths[-1]}; use a "
+                "longer text or smaller lengths"
+            )
+
+    def show(self, before: Transformer, after: Transformer) -> None:
+        """Print the comparison; exit with status 1 if the quality loss exceeds the tolerance."""
+        lengths, tokenizer = self.resolved_lengths(before, after), load_tokenizer(self.folder)
+        ids = self._ids(tokenizer, lengths)
+        if self.lengths is None:  # limited by the length of the text
+            lengths = [length for length in lengths if length < len(ids)] or lengths[:1]
+        rows = list(compare(before, after, tokenizer, ids, lengths, self.tokens))
+        print("\n".join(["", f"{self.text}, before -> after:", *comparison_table(rows)]))
+        faults = quality_losses(rows, self.tolerance)
+        if faults:
+            print(
+                f"quality lost: {'; '.join(faults)} (--tolerance {self.tolerance:g}); train the model further"
+            )
+            raise SystemExit(1)
+        print(f"quality kept: all changes are within --tolerance {self.tolerance:g}")
+
+    def _ids(self, tokenizer: Tokenizer, lengths: list[int]) -> list[int]:
+        """Return the required tokens of the text, or all of them if there are fewer."""
+        with opened(Path(self.text)) as file:
+            return tokenizer.encode(file.read(CHARACTERS * max(self.tokens, *lengths)))
+
+    def resolved_lengths(self, *models: Transformer) -> list[int]:
+        """Return the lengths in tokens: --lengths, or the number of positions of each model."""
+        if self.lengths is None:
+            return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
+        parts = [part.strip() for part in self.lengths.split(",")]
+        if not all(part.isdecimal() and int(part) > 1 for part in parts):
+            raise InputError(
+                f"--lengths: expected numbers above 1, for example 512,2048, got {quote(self.lengths)}"
+            )
+        for part in parts:
+            check_most("--lengths", int(part), SIZE)
+        return sorted({int(part) for part in parts})

@@ -50,12 +50,12 @@ class CalibrateOptions:
         "thresholds to test, in decreasing order, separated by commas (default: 0.95,0.9,...,0.05)",
         metavar="X,X",
     )
-    texts: int = option("largest number of texts (default: 200)", 200)
+    texts: int = option("largest number of texts (default: 200)", 200, least=1)
     prompt: int = option(
-        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32
+        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32, least=1
     )
     new_tokens: int = option(
-        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS
+        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS, least=1
     )
     device: Device = device()
 
@@ -70,9 +70,6 @@ def run(options: CalibrateOptions) -> None:
     from polyformer.data import DataConfig
     from polyformer.models.architectures.pretrained import CONFIG
 
-    for name in ("texts", "prompt", "new_tokens"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
     asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
     if options.thresholds is not None:
         asked = replace(asked, thresholds=parse_numbers("--thresholds", options.thresholds))

@@ -10,9 +10,13 @@ error says so.
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from polyformer.cli.commands.options import Device, argument, device, option
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
+
+if TYPE_CHECKING:
+    from polyformer.training.tasks import ImageClassification
 
 EXAMPLES = """examples:
   polyformer classify runs/sst2-1 "a gripping, funny film" "two hours too long"
@@ -40,7 +44,6 @@ class ClassifyOptions:
 
 def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities."""
-    from polyformer.cli.commands.classify_images import classified_images
     from polyformer.cli.commands.input_lines import input_lines, split_at_tabs
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.classifier import image_classifier
@@ -80,3 +83,20 @@ def report(results: Iterable[dict[str, float]]) -> None:
     for shares in results:
         label = max(shares, key=lambda name: shares[name])
         print(f"{label}\t{shares[label]:.4f}", flush=True)
+
+
+def classified_images(task: "ImageClassification", model: Any, files: list[str]) -> list[dict[str, float]]:
+    """Return the probability of each label for each file; raise `InputError` for a file that is no image."""
+    from polyformer.data import read
+    from polyformer.data.image_decoding import SUFFIXES
+    from polyformer.training.recipes.classifier import brought
+
+    for file in files:
+        if not file.lower().endswith(SUFFIXES):
+            raise InputError(
+                "IMAGE: this model reads images; expected a file name that ends with one of "
+                f"{', '.join(SUFFIXES)}, got {quote(file)}; to evaluate a folder use polyformer evaluate RUN "
+                "--data FOLDER"
+            )
+    rows: list[Any] = [next(iter(read(brought(task), ("image", "height", "width"), file))) for file in files]
+    return task.classify(model, rows)

@@ -104,7 +104,7 @@ def value_words() -> dict[str, list[str]]:
     """Return the choices of values: recipes, presets and claims by metavar, registered classes by kind."""
     from polyformer.cli.documentation import members
     from polyformer.models.presets import MODELS
-    from polyformer.training.recipes.find import recipe_names
+    from polyformer.training.recipes.recipe import recipe_names
 
     presets = [*MODELS.names()]
     words = {"RECIPE": recipe_names(), "PRESET": presets, "MODEL": presets}
@@ -118,7 +118,7 @@ def value_words() -> dict[str, list[str]]:
 def recipe_settings(words: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the settings of the default recipe as --SECTION.NAME, with their choices, if any."""
     from polyformer.training.recipes import Recipe
-    from polyformer.training.recipes.find import find_recipe
+    from polyformer.training.recipes.recipe import find_recipe
 
     names = [f"--{name}" for name in dotted_names(Recipe.from_dict(find_recipe("default")).to_dict())]
     settings: dict[str, list[str]] = {name: [] for name in names if "." in name}

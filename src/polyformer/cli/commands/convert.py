@@ -7,13 +7,18 @@ vectors), speed and memory. If the quality loss exceeds --tolerance, the exit st
 written.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.cli.commands.options import argument, option
 from polyformer.core.errors import InputError
 from polyformer.core.paths import checked_path
+
+if TYPE_CHECKING:
+    from polyformer.models.architectures import Transformer
+
 
 EXAMPLES = """examples:
   polyformer convert bert-dir bert-polyformer
@@ -88,7 +93,7 @@ class ConvertOptions:
         "old and of the new model, at most 4096)",
         metavar="N,N,...",
     )
-    tokens: int = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384)
+    tokens: int = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384, least=1)
     tolerance: float = option(
         "with --evaluate: accepted relative increase of perplexity, or decrease of similarity "
         "(default: 0.05)",
@@ -99,8 +104,7 @@ class ConvertOptions:
 
 def run(options: ConvertOptions) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
-    from polyformer.cli.commands.convert_evaluation import Evaluation
-    from polyformer.cli.commands.convert_exits import fit
+    from polyformer.cli.commands.before_after import Evaluation
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
@@ -158,3 +162,32 @@ def _save(model: Any, folder: Path, format: str) -> None:
     wrap(model).save_pretrained(folder)
     if isinstance(model.config, ModelConfig):
         write_modules(model.config, folder)
+
+
+FIT_LENGTH = 256
+"""Tokens per row of the text that exits are fitted to."""
+
+
+def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
+    """Fit the exits of `model` to a text in place, with the tokenizer in `folder`; print the errors left."""
+    from polyformer.applications.exits.fitting import fit_exits, fittable_exits
+    from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
+    from polyformer.data import DataConfig
+    from polyformer.data.tokenizer_loading import load_tokenizer
+
+    fittable_exits(model)
+    if tokens < 2 * FIT_LENGTH:
+        raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {tokens}")
+    source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
+    rows = token_rows(source, "text", FIT_LENGTH, tokens // FIT_LENGTH)
+
+    def show(read: int) -> None:
+        print(f"\r{read:,} of {len(rows) * FIT_LENGTH:,} tokens", end="", file=sys.stderr, flush=True)
+
+    fitted = fit_exits(model, rows, show)
+    print(file=sys.stderr)
+    for exit in fitted:
+        print(
+            f"exit after layer {exit.layer}: divergence from the last layer on held-out rows "
+            f"{exit.divergence:.3f} nats, before the fit {exit.before:.3f} (ridge {exit.ridge:g})"
+        )

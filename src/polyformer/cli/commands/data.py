@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import argument, option
+from polyformer.cli.commands.options import argument, option, refuse
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
 
@@ -47,9 +47,8 @@ class DataOptions:
         "for prepare: output folder, new or from an interrupted run", metavar="DIR", output="folder"
     )
     tokenizer: str | None = option(
-        "for prepare: folder or file of a tokenizer (a run, a checkpoint, other prepared "
-        "text), or 'train' to "
-        "train a tokenizer on the text"
+        "for prepare: folder or file of a tokenizer (a run, a checkpoint, other prepared text), or 'train' "
+        "to train a tokenizer on the text"
     )
     workers: int | None = option("for prepare: number of threads (default: number of cores)")
     format: str | None = option(
@@ -59,9 +58,6 @@ class DataOptions:
     validation: float | None = option(
         "for prepare: share of the text to hold out, evenly spread, or number of documents to hold out from "
         "the beginning (default: 0.005)"
-    )
-    shard_tokens: int | None = option(
-        "for prepare: smallest number of tokens per file (default: 134217728)", most=COUNT
     )
     shard_tokens: int | None = option("for prepare: minimum tokens per file (default: 134217728)", most=COUNT)
     algorithm: str | None = option(
@@ -74,22 +70,13 @@ class DataOptions:
 def run(options: DataOptions) -> None:
     """Prepare, show or verify."""
     own = {"prepare": {"documents"}, "show": {*_PREPARE}, "verify": {*_PREPARE, "documents"}}[options.what]
-    stray = sorted(name for name in own if getattr(options, name) is not None)
-    if stray:
-        raise InputError(f"--{stray[0].replace('_', '-')}: not an option of `data {options.what}`")
+    refuse(options, sorted(own), f"not an option of `data {options.what}`")
     {"prepare": prepare_text, "show": show, "verify": verify}[options.what](options)
 
 
 _PREPARE = (
-    "out",
-    "tokenizer",
-    "workers",
-    "format",
-    "column",
-    "validation",
-    "shard_tokens",
-    "algorithm",
-    "vocab_size",
+    *("out", "tokenizer", "workers", "format", "column", "validation"),
+    *("shard_tokens", "algorithm", "vocab_size"),
 )
 
 

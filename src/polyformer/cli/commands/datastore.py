@@ -46,9 +46,8 @@ class DatastoreOptions:
         "for build and neighbours: a file, a pattern such as 'texts/*.txt', ...", None, "TEXT"
     )
     out: str | None = option(
-        "for build: a folder, or a Milvus collection: http://HOST:PORT/NAME on a server (with "
-        "the password in "
-        "the environment variable MILVUS_TOKEN), or FILE.db/NAME embedded; for neighbours: a folder",
+        "for build: a folder, or a Milvus collection: http://HOST:PORT/NAME on a server (with the password "
+        "in the environment variable MILVUS_TOKEN), or FILE.db/NAME embedded; for neighbours: a folder",
         metavar="STORE",
         output="folder",
     )

@@ -66,8 +66,7 @@ def run(options: DistillOptions) -> None:
 def recipe_data(options: DistillOptions) -> dict[str, Any]:
     """Return the recipe that the options describe, as plain data."""
     from polyformer.training.recipes.distill import distillation_recipe
-    from polyformer.training.recipes.find import absolute, with_data
-    from polyformer.training.recipes.recipe import merged, nested
+    from polyformer.training.recipes.recipe import absolute, merged, nested, with_data
     from polyformer.training.recipes.run import Run
 
     if options.resume is not None:

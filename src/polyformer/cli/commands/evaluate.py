@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.cli.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
     from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks.base import Task
-    from polyformer.training.tasks.workers import Workers
+    from polyformer.training.tasks.base import Task, Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -71,6 +70,7 @@ class EvaluateOptions:
     tokens: int | None = option(
         "for a checkpoint or with --datastore: evaluate on the first N tokens of a text (default: all)",
         most=COUNT,
+        least=1,
     )
     format: str | None = option(
         "for a checkpoint or with --datastore: format of the texts, if their names do not show it"
@@ -130,17 +130,14 @@ def run(options: EvaluateOptions) -> None:
             if getattr(options, name) is not None and options.frozen is None:
                 raise InputError(f"--progress: not available with --{name}")
     if options.datastore is not None and options.frozen is None:
-        for name in ("memory_length", "store_size", "length"):
-            if getattr(options, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: not available with --datastore")
+        refuse(options, ("memory_length", "store_size", "length"), "not available with --datastore")
         from polyformer.cli.commands.evaluate_datastore import measure
 
         return measure(options)
-    for name in DATASTORE:
-        searches = options.frozen is not None and name in ("neighbours", "search")
-        if getattr(options, name) is not None and not searches:
-            without = " and no --frozen" if options.frozen is not None else ""
-            raise InputError(f"--{name.rstrip('_')}: requires --datastore{without}")
+    if options.frozen is None:
+        refuse(options, DATASTORE, "requires --datastore")
+    else:
+        refuse(options, DATASTORE[:3], "requires --datastore and no --frozen")
     with workers(options.device) as shared:
         if not measure_checkpoint(options, shared):
             measure_run(options, shared)
@@ -148,19 +145,19 @@ def run(options: EvaluateOptions) -> None:
 
 def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run; the processes share its held-out data."""
-    from polyformer.cli.commands.evaluate_progress import report, resumable
+    from polyformer.cli.commands.processes import report, resumable
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data import DataConfig, load, read
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
-    from polyformer.training.recipes.find import with_data
+    from polyformer.training.recipes.recipe import with_data
     from polyformer.training.recipes.report import table
     from polyformer.training.recipes.run import Run
 
     run = Run.open(options.run)
     acts = refuse_unless_acting(options, run)
     if options.episode is not None:
-        from polyformer.cli.commands.evaluate_episode import draw
+        from polyformer.cli.commands.evaluate_acting import draw
 
         refuse_several("--episode")
         return draw(options.episode, run, run.measured(options.device))
@@ -210,32 +207,24 @@ def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
 
     folder = Path(options.run)
     if not is_checkpoint(folder) or (folder.is_dir() and not {*folder.glob(CONFIG), *folder.glob("*.gguf")}):
-        for name in CHECKPOINT:
-            if getattr(options, name) is not None and options.datastore is None:
-                raise InputError(f"--{name}: only for a checkpoint or with --datastore; leave it out")
+        if options.datastore is None:
+            refuse(options, CHECKPOINT, "only for a checkpoint or with --datastore; leave it out")
         return False
-    for name in ("frozen", "memory_length", "store_size", *ACTING):
-        if getattr(options, name) is not None:
-            raise InputError(
-                f"--{name.rstrip('_').replace('_', '-')}: not available for a checkpoint; leave it out"
-            )
-    from polyformer.cli.commands.evaluate_checkpoint import measure
+    names = ("frozen", "memory_length", "store_size", *ACTING)
+    refuse(options, names, "not available for a checkpoint; leave it out")
+    from polyformer.cli.commands import evaluate_datastore
 
-    measure(options, shared)
+    evaluate_datastore.measure_checkpoint(options, shared)
     return True
 
 
 def refuse_unless_acting(options: EvaluateOptions, run: "Run") -> bool:
     """Return whether the run's task is `act`; raise `InputError` for options of that task otherwise."""
-    acts = run.recipe.task.kind == "act"
-    for name in ACTING:
-        if not acts and getattr(options, name) is not None:
-            raise InputError(
-                f"--{name.replace('_', '-')}: requires a run of the task 'act', and "
-                f"{options.run} has the task "
-                f"{quote(run.recipe.task.kind)}"
-            )
-    return acts
+    kind = run.recipe.task.kind
+    if kind != "act":
+        why = f"requires a run of the task 'act', and {options.run} has the task {quote(kind)}"
+        refuse(options, ACTING, why)
+    return kind == "act"
 
 
 @contextmanager
@@ -246,7 +235,7 @@ def searched(
     if options.frozen is None:
         yield run.task
         return
-    from polyformer.cli.commands.evaluate_neighbours import with_neighbours
+    from polyformer.cli.commands.evaluate_datastore import with_neighbours
 
     with with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()}) as task:
         yield task

@@ -1,13 +1,15 @@
-"""`evaluate` of a Decision Transformer: achieved returns in its environment for each target return."""
+"""`evaluate` in an environment: returns of a Decision Transformer, or a drawn episode of an agent."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyformer.cli.commands.options import parse_numbers
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.training.recipes import Run
-    from polyformer.training.rl.returns import Achieved
+    from polyformer.training.rl.trial import Achieved
+
 
 EPISODES = 20
 
@@ -20,16 +22,13 @@ def try_out(
     environment: str | None,
     max_steps: int | None,
 ) -> None:
-    """Print the results of `evaluate_returns`; skip a run without a known environment unless options require
-    it.
-    """
+    """Print `evaluate_returns`; skip a run without a known environment unless options require it."""
     config: Any = run.recipe.task
     if environment is None and config.environment is None:
         if returns or episodes or max_steps:
             raise InputError(
-                f"--environment: {run.folder} does not contain the environment of its "
-                "episodes; name it, for example "
-                "--environment CartPole-v1"
+                f"--environment: {run.folder} does not contain the environment of its episodes; name it, for "
+                "example --environment CartPole-v1"
             )
         return
     text, _ = evaluate_returns(
@@ -52,8 +51,7 @@ def evaluate_returns(
     max_steps: int | None = None,
 ) -> "tuple[str, Achieved]":
     """Return a table of target and achieved returns as text, and the returns; draw RUN/returns.png."""
-    from polyformer.training.rl.returns import Panel, draw_returns, returns_table
-    from polyformer.training.rl.trial import Trial, achieved_returns
+    from polyformer.training.rl.trial import Panel, Trial, achieved_returns, draw_returns, returns_table
 
     task: Any = run.task
     config = task.config
@@ -77,3 +75,44 @@ def evaluate_returns(
     except InputError as error:  # matplotlib is missing
         lines.append(f"Not drawn: {error}")
     return "\n".join(lines), results
+
+
+SUFFIXES = ".gif", ".png", ".svg", ".pdf"
+
+
+def draw(path: str, run: "Run", model: Any) -> None:
+    """Play an episode with the run's seed and the most probable actions, and draw it into `path`."""
+    from polyformer.training.rl.episode import draw_gif, draw_sheet, play_episode
+
+    task: Any = run.recipe.task
+    if task.kind != "agent":
+        raise InputError(
+            f"--episode: requires a run of the task 'agent', and {run.folder} has the task {quote(task.kind)}"
+        )
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"--episode: expected a file name that ends with one of {', '.join(SUFFIXES)}, got {quote(path)}"
+        )
+    environment = _rendered_environment(task) if suffix == ".gif" else _environment(task)
+    try:
+        episode = play_episode(model, environment, run.recipe.seed, task.episode_steps)
+    finally:
+        environment.close()
+    (draw_gif if suffix == ".gif" else draw_sheet)(path, episode)
+    print(f"{len(episode.rewards)} steps, return {sum(episode.rewards):.4g}: {path}")
+
+
+def _environment(task: Any, **options: Any) -> Any:
+    from polyformer.training.rl.environments import make_environment
+
+    return make_environment(task.environment, {**task.options, **options}, task.wrappers)
+
+
+def _rendered_environment(task: Any) -> Any:
+    """Return the environment, with rendering if it supports that."""
+    environment = _environment(task)
+    if "rgb_array" not in environment.metadata.get("render_modes", ()):
+        return environment
+    environment.close()
+    return _environment(task, render_mode="rgb_array")

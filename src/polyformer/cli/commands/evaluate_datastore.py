@@ -1,7 +1,10 @@
-"""`evaluate --datastore`: a language model with and without its nearest neighbours."""
+"""`evaluate` of texts: a language model with and without its nearest neighbours, and any checkpoint."""
 
+import dataclasses
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +13,8 @@ from polyformer.core.errors import InputError
 if TYPE_CHECKING:
     from polyformer.applications.retrieval import MixtureConfig, Store
     from polyformer.applications.retrieval.scoring import Targets
+    from polyformer.training.recipes.run import Run
+    from polyformer.training.tasks.base import Task, Workers
 
 
 def measure(options: Any) -> None:
@@ -36,11 +41,9 @@ def measure(options: Any) -> None:
 
 
 def check(options: Any) -> None:
-    """Raise `InputError` for options that contradict each other."""
+    """Raise `InputError` if --tune would choose what other options set."""
     if options.tune and not (options.lambda_ is None and options.temperature is None):
         raise InputError("--tune chooses --lambda and --temperature; leave them out, or leave --tune out")
-    if options.tokens is not None and options.tokens < 1:
-        raise InputError(f"--tokens: expected 1 or more, got {options.tokens}")
 
 
 def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "MixtureConfig":
@@ -114,3 +117,71 @@ def print_speed(name: str, targets: "Targets") -> None:
     """Print the milliseconds per token of the data `name` on standard error."""
     model, search = (1e3 * seconds / len(targets.log_p) for seconds in targets.seconds)
     print(f"{name}: {model:.2f} ms per token in the model, {search:.2f} ms in the search", file=sys.stderr)
+
+
+def measure_checkpoint(options: Any, shared: "Workers") -> None:
+    """Print loss and perplexity per token of a language model that was not trained by a run.
+
+    The windows of --length tokens are independent. Each predicts the next token at every position, so that
+    every token of the text except the first is predicted exactly once. The processes share the batches.
+    """
+    import torch
+
+    from polyformer.applications.retrieval.readers import open_reader
+    from polyformer.applications.retrieval.scoring import batched, contexts
+    from polyformer.applications.retrieval.windows import windows
+    from polyformer.cli.commands.processes import report, resumable
+    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.training.recipes.report import table
+    from polyformer.training.tasks.metrics import perplexity_metrics
+
+    check(options)
+    if options.data is None:
+        raise InputError("--data is missing: a checkpoint has no validation data; name a text")
+    reader = open_reader(options.run, options.device)
+    reading = reader.reading(options.length, 0)
+    every = windows(reader.documents(texts_of(options.data, options.format)), reading)
+    settings = {"length": reading.length, "isolated": reader.isolated}
+    shared = resumable(options.progress, shared, reader.model, [reader.config, settings])
+
+    def sums(batch: list[Any]) -> torch.Tensor:
+        _, _, log_p = contexts(reader, batch)
+        return torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64)
+
+    zero = torch.zeros(2, dtype=torch.float64, device=next(reader.model.parameters()).device)
+    with model_threads(reader.model):
+        batches = batched(every, reading.length, options.tokens)
+        nats, count = shared.total(sums, batches, zero)
+    report(shared)
+    if not count:
+        raise InputError(f"{options.data}: too short: at least two tokens are required; name a longer text")
+    if not shared.rank:
+        print(table([(options.data, {**perplexity_metrics(nats, count), "tokens": int(count)})]))
+
+
+@contextmanager
+def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]) -> "Iterator[Task]":
+    """Yield the run's task (SPALM) with the neighbours of `parts`, the rows of text by their files."""
+    from polyformer.applications.retrieval.neighbours import find
+    from polyformer.applications.retrieval.readers import open_own_reader
+    from polyformer.applications.retrieval.stores import open_store
+    from polyformer.data import DataConfig
+    from polyformer.data.fingerprint import fingerprint
+    from polyformer.training.tasks import LanguageModelling
+
+    task = run.task_of(LanguageModelling)
+    if not task.config.neighbours:
+        raise InputError(
+            f"{options.run}: trained without neighbours; leave out --frozen to mix neighbours in"
+        )
+    reader = open_own_reader(options.frozen, run.tokenizer, options.device)
+    store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
+    count = 4 if options.neighbours is None else options.neighbours
+    with tempfile.TemporaryDirectory() as name:
+        folders = []
+        for path, rows in parts.items():
+            files = tuple(fingerprint(DataConfig(path=path), ("text",))["path"])
+            folders.append(str(Path(name) / str(len(folders))))
+            find(reader, (row["text"] for row in rows), files, store, count, Path(folders[-1]))
+        config = dataclasses.replace(task.config, neighbours=tuple(folders))
+        yield LanguageModelling(config, run.tokenizer)

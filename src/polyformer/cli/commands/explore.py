@@ -42,17 +42,20 @@ class ExploreOptions:
     )
     file: str | None = option("read the input text from this file", metavar="FILE")
     row: int | None = option(
-        "read image N, from 1, of the data set IMAGE (default: of the run's training data)", metavar="N"
+        "read image N, from 1, of the data set IMAGE (default: of the run's training data)",
+        None,
+        "N",
+        least=1,
     )
     target: str | None = option("for an encoder-decoder: input of the decoder", metavar="TEXT")
-    generate: int | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS)
+    generate: int | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS, least=1)
     segment: int | None = option(
         "for a model with a memory: read the text in segments of N tokens and show the last segment",
         metavar="N",
+        least=1,
     )
     against: str | None = option(
-        "model (a folder or a GGUF file), text or image to compare with",
-        metavar="MODEL|TEXT|IMAGE",
+        "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"
     )
     transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
     megabytes: float = option(
@@ -70,10 +73,6 @@ def run(options: ExploreOptions) -> None:
     from polyformer.core.files import write_output
 
     text, other = text_of(options), options.against
-    for name in ("generate", "row", "segment"):
-        number = getattr(options, name)
-        if number is not None and number < 1:
-            raise InputError(f"--{name}: expected 1 or more, got {number}")
     if options.megabytes <= 0:
         raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
     read = open_model(options, options.model)

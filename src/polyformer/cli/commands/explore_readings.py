@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import preset_overrides
+from polyformer.cli.commands.options import preset_overrides, refuse
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def by_image_run(options: Any, run: "Run") -> Read:
 
 def by_patches(options: Any, name: str, task: "ImageClassification", model: Any) -> Read:
     """Read images with a Vision Transformer of polyformer, converted to its size and colors."""
-    from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
+    from polyformer.cli.plots.explorer.polyformer_images import PolyformerPatches
     from polyformer.data import DataConfig
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.training.recipes.run import Run
@@ -103,9 +103,7 @@ def by_transformers(options: Any, name: str) -> Read:
     from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
     from polyformer.data import DataConfig
 
-    for option in ("generate", "segment"):
-        if getattr(options, option) is not None:
-            raise InputError(f"--{option}: only for models of polyformer; leave out --transformers")
+    refuse(options, ("generate", "segment"), "only for models of polyformer; leave out --transformers")
     image = options.row is not None or (options.text is not None and is_image(options.text))
     model, reader = load_from_transformers(name, image)
     if model.main_input_name != "pixel_values":
@@ -157,9 +155,8 @@ def check_images(options: Any) -> None:
     """Raise `InputError` for options of text models, and for --row with a single image."""
     if options.row is not None and options.text is not None and is_image(options.text):
         raise InputError(f"--row: {options.text} is a single image; leave out --row")
-    for name in ("file", "target", "generate", "segment"):
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name}: only for models of texts, and this model reads images; leave it out")
+    why = "only for models of texts, and this model reads images; leave it out"
+    refuse(options, ("file", "target", "generate", "segment"), why)
 
 
 def pixels_of(data: "DataConfig", path: str | None, row: int | None) -> "np.ndarray":

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
+from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT, NEW_TOKENS
 
 if TYPE_CHECKING:
@@ -169,9 +170,8 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     shard.divide(model)
     if isinstance(task, Writer):
         config = checkpoint_config(task, settings, options.stop)
-    if (
-        config.method == "sample" and config.sampling.seed is None
-    ):  # torch's default seed is the same in all processes
+    # torch's default seed is the same in all processes.
+    if config.method == "sample" and config.sampling.seed is None:
         config = replace(config, sampling=replace(config.sampling, seed=shard.agree(secrets.randbits(63))))
     speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
     config = replace(config, speculation=SpeculationConfig(**speculation))
@@ -185,8 +185,6 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
 
 def layers_of(text: str) -> "str | list[int]":
     """Return the value of --dola-layers; raise `InputError` for an invalid layer."""
-    from polyformer.core.errors import InputError, quote
-
     if text in ("low", "high"):
         return text
     names = text.split(",")
@@ -197,12 +195,8 @@ def layers_of(text: str) -> "str | list[int]":
 
 def mixture_of(options: GenerateOptions) -> "Mixture | None":
     """Return the mixture of --datastore and its options; raise `InputError` for a store of another model."""
-    from polyformer.core.errors import InputError
-
     if options.datastore is None:
-        for name in ("lambda_", "knn_temperature", "neighbours", "search"):
-            if getattr(options, name) is not None:
-                raise InputError(f"--{name.rstrip('_').replace('_', '-')}: requires --datastore")
+        refuse(options, ("lambda_", "knn_temperature", "neighbours", "search"), "requires --datastore")
         return None
     from polyformer.applications.retrieval.readers import open_reader
 
@@ -222,16 +216,11 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     """Print the prompts and their continuations by a model that only transformers can load."""
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.core.errors import InputError
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import TextStreamer
 
-    for name in ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers"):
-        if getattr(options, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(
-                f"{flag}: not available for {options.run}, which transformers runs; leave it out"
-            )
+    names = ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers")
+    refuse(options, names, f"not available for {options.run}, which transformers runs; leave it out")
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
     with model_threads(reader.model):
@@ -247,8 +236,6 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
 
 def retrieval_of(options: GenerateOptions, task: Any) -> "Retrieval | None":
     """Return the retrieval of --frozen and --datastore; raise `InputError` for options that contradict it."""
-    from polyformer.core.errors import InputError
-
     if options.frozen is None:
         return None
     if options.datastore is None or options.lambda_ is not None or options.knn_temperature is not None:
@@ -263,7 +250,6 @@ def retrieval_of(options: GenerateOptions, task: Any) -> "Retrieval | None":
 
 def draft_of(options: GenerateOptions, task: Any) -> "Draft":
     """Return the draft of --draft; raise `InputError` for a model with another tokenizer than `task`."""
-    from polyformer.core.errors import InputError
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import LanguageModelling
 
@@ -273,9 +259,8 @@ def draft_of(options: GenerateOptions, task: Any) -> "Draft":
     other, model = writer(options.draft, LanguageModelling, options.device)
     if other.tokenizer.backend.get_vocab() != task.tokenizer.backend.get_vocab():
         raise InputError(
-            f"--draft: {options.draft} and {options.run} have different vocabularies; expected "
-            "a model with the "
-            "same tokenizer, or 'lookup'"
+            f"--draft: {options.draft} and {options.run} have different vocabularies; expected a model with "
+            "the same tokenizer, or 'lookup'"
         )
     return model
 

@@ -55,7 +55,7 @@ def entries() -> list[tuple[str, str, str, str]]:
     """Return (kind, name, description, source) of all recipes, presets and registered classes."""
     from polyformer.cli.documentation import members, sentence
     from polyformer.models.presets import MODELS
-    from polyformer.training.recipes.find import recipe_names, recipe_text
+    from polyformer.training.recipes.recipe import recipe_names, recipe_text
 
     recipes = [
         ("recipe", name, recipe_text(name).splitlines()[0].lstrip("# "), "") for name in recipe_names()

@@ -39,7 +39,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.training_record import RECIPE
     from polyformer.models.checkpoints import from_pretrained
-    from polyformer.training.recipes.find import with_data
+    from polyformer.training.recipes.recipe import with_data
     from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
 
     folder, columns = Path(name), ("text",)

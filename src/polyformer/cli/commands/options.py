@@ -10,6 +10,7 @@ import keyword
 import re
 import sys
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -33,10 +34,7 @@ Output = Literal["file", "folder", "by name"]
 
 
 def argument(
-    help: str,
-    default: Any = dataclasses.MISSING,
-    metavar: str | None = None,
-    output: Output | None = None,
+    help: str, default: Any = dataclasses.MISSING, metavar: str | None = None, output: Output | None = None
 ) -> Any:
     """Declare a positional argument: optional if it has a default, with several values if it is a tuple."""
     metadata = {"help": help, "positional": True, "metavar": metavar, "output": output}
@@ -51,12 +49,14 @@ def option(
     metavar: str | None = None,
     output: Output | None = None,
     most: int = SIZE,
+    least: int | None = None,
 ) -> Any:
     """Declare an option --name VALUE; a `bool` is a flag, a tuple takes one or more values.
 
-    most: the largest accepted `int`.
+    most, least: the largest and the smallest accepted `int`.
     """
-    metadata = {"help": help, "positional": False, "metavar": metavar, "output": output, "most": most}
+    metadata = {"help": help, "positional": False, "metavar": metavar, "output": output}
+    metadata |= {"most": most, "least": least}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -122,6 +122,9 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     for field in dataclasses.fields(cls):
         if isinstance(value := values.get(field.name), int):
             check_most(flag(field), value, field.metadata.get("most", SIZE))
+            least = field.metadata.get("least")
+            if least is not None and value < least:
+                raise InputError(f"{flag(field)}: expected {least} or more, got {value}")
     options = cls(**values, **collected)
     for name, path in output_paths(options, "file").items():
         check_file(path, name)
@@ -273,9 +276,17 @@ def display_name(field: "dataclasses.Field[Any]") -> str:
     return positional_name(field) if field.metadata["positional"] else flag(field)
 
 
-def flag(field: "dataclasses.Field[Any]") -> str:
-    """Return the command-line option of a field, --name."""
-    return "--" + field.name.rstrip("_").replace("_", "-")
+def flag(field: "dataclasses.Field[Any] | str") -> str:
+    """Return the command-line option of a field or of its name, --name."""
+    name = field if isinstance(field, str) else field.name
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def refuse(options: Any, names: Iterable[str], why: str) -> None:
+    """Raise `InputError`, "--name: why", for the first of these options that is set."""
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"{flag(name)}: {why}")
 
 
 def field_name(key: str) -> str:

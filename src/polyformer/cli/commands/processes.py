@@ -1,5 +1,6 @@
 """The processes of a command: a single one, or those of torchrun, which share the data or the model."""
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from polyformer.training.tasks.workers import Workers
+    from polyformer.training.tasks.base import Workers
 
 
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
     """Yield the processes of this command, which are data parallel; with GPUs, each uses its own."""
-    from polyformer.training.tasks.workers import Workers
+    from polyformer.training.tasks.base import Workers
 
     if not several():
         yield Workers()
@@ -102,3 +103,27 @@ def refuse_several(what: str) -> None:
 def several() -> bool:
     """Return whether a launcher started more than one process."""
     return launcher.world() > 1
+
+
+def resumable(folder: str | None, shared: "Workers", model: "nn.Module", settings: object) -> "Workers":
+    """Return the processes with a store in `folder` for the results of `model` with these `settings`."""
+    if folder is None:
+        return shared
+    from polyformer.applications.retrieval.fingerprints import model_fingerprint
+    from polyformer.training.environment import versions
+    from polyformer.training.tasks.cached_results import CachedResults
+
+    subject = model_fingerprint(model, [settings, versions()])
+    return dataclasses.replace(shared, results=CachedResults(Path(folder), subject, shared.rank))
+
+
+def report(shared: "Workers") -> None:
+    """Print on standard error how many results of this process were reused."""
+    if shared.results is not None and shared.results.reused:
+        prefix = f"process {shared.rank + 1} of {shared.world}: " if shared.world > 1 else ""
+        every = shared.results.reused + shared.results.computed
+        print(
+            f"polyformer: {prefix}reused the results of {shared.results.reused:,} of {every:,} batches and "
+            f"texts in {shared.results.file.parent}",
+            file=sys.stderr,
+        )

@@ -40,7 +40,7 @@ class PromptOptions:
         metavar="RUN",
     )
     file: str = argument("file of questions: JSON lines, CSV, TSV, parquet or text", metavar="FILE")
-    shots: int = option("number of demonstrations before each question (default: 0)", 0)
+    shots: int = option("number of demonstrations before each question (default: 0)", 0, least=0)
     examples: str | None = option(
         "file to sample demonstrations from (default: FILE, whose other rows are the questions)",
         metavar="FILE",
@@ -69,11 +69,11 @@ class PromptOptions:
         "divide the log-likelihood of a choice by its number of tokens or bytes (default: none)", "none"
     )
     limit: int | None = option(
-        "largest number of questions, sampled with the seed (default: all)", most=COUNT
+        "largest number of questions, sampled with the seed (default: all)", most=COUNT, least=1
     )
-    seed: int = option("random seed of the samples (default: 0)", 0, most=COUNT)
+    seed: int = option("random seed of the samples (default: 0)", 0, most=COUNT, least=0)
     max_new_tokens: int = option(
-        "largest number of tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS
+        "largest number of tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS, least=1
     )
     stop: str = option(r"text that ends a generated answer (default: '\n')", r"\n", "TEXT")
     out: str | None = option(
@@ -110,11 +110,7 @@ def run(options: PromptOptions) -> None:
 
 
 def check(options: PromptOptions) -> None:
-    """Raise `InputError` for numbers out of range, and if --out exists."""
-    for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("max_new_tokens", 1)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')}: expected {least} or more, got {value}")
+    """Raise `InputError` if both files are the same, and if --out exists."""
     if options.examples is not None and Path(options.examples) == Path(options.file):
         raise InputError("--examples: expected another file than FILE; leave it out to sample from FILE")
     if options.out is not None and Path(options.out).is_file() and is_replaceable(Path(options.out)):

@@ -47,14 +47,15 @@ class ShowOptions:
     name: str | None = argument("expression of the pattern, or name of the position scheme", None)
     mesh: str | None = option(
         "predict memory and communication of training on this device mesh: data=N, shard=N, tensor=N, "
-        "context=N and pipeline=N (with stages=N per process, or pipeline_schedule=gpipe), "
-        "separated by commas; "
-        "MODEL may then be the file of a recipe",
+        "context=N and pipeline=N (with stages=N per process, or pipeline_schedule=gpipe), separated by "
+        "commas; MODEL may then be the file of a recipe",
         metavar="MESH",
     )
-    batch: int | None = option("with --mesh: batch size per process, in texts (default: 1, or the recipe's)")
+    batch: int | None = option(
+        "with --mesh: batch size per process, in texts (default: 1, or the recipe's)", least=1
+    )
     accumulate: int | None = option(
-        "with --mesh: batches per step (microbatches of a pipeline) (default: 1, or the recipe's)"
+        "with --mesh: batches per step (microbatches of a pipeline) (default: 1, or the recipe's)", least=1
     )
     precision: Literal["bf16", "no"] | None = option(
         "with --mesh: mixed precision (default: bf16, or the recipe's)"

@@ -92,10 +92,9 @@ def show_position(
 ) -> None:
     """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
     from polyformer.attention.positions import PositionConfig
-    from polyformer.cli.plots.characters import characters
+    from polyformer.cli.plots.characters import characters, position_text
     from polyformer.cli.plots.position import position_picture
     from polyformer.cli.plots.position_figure import draw_position
-    from polyformer.cli.plots.position_text import position_text
 
     if scheme is None:
         raise InputError(

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from polyformer.core.errors import InputError, quote
+from polyformer.cli.commands.options import refuse
+from polyformer.core.errors import InputError
 from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Return the values of a recipe's file that a prediction needs."""
-    from polyformer.training.recipes.find import find_recipe
-    from polyformer.training.recipes.recipe import Recipe
+    from polyformer.training.recipes.recipe import Recipe, find_recipe
 
     recipe = Recipe.from_dict(find_recipe(name))
     kind = recipe.optimizer.kind
@@ -117,13 +117,8 @@ def report(
 def check(options: Any) -> None:
     """Raise `InputError` for options of --mesh without it, and for options that --mesh does not support."""
     if options.mesh is None:
-        for name in ("batch", "accumulate", "precision"):
-            if getattr(options, name) is not None:
-                raise InputError(f"--{name}: requires --mesh, for example --mesh data=8,shard=8")
+        names = ("batch", "accumulate", "precision")
+        refuse(options, names, "requires --mesh, for example --mesh data=8,shard=8")
         return
-    for name in ("heads", "causal", "block", "layer", "out"):
-        if getattr(options, name) not in (None, False):
-            raise InputError(f"--{name}: only for `show pattern` and `show position`, not with --mesh")
-    for name in ("batch", "accumulate", "length"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InputError(f"--{name}: expected 1 or more, got {quote(getattr(options, name))}")
+    names = ("heads", "causal", "block", "layer", "out")
+    refuse(options, names, "only for `show pattern` and `show position`, not with --mesh")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import quote, unknown
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.spectrum import Spectrum
@@ -40,8 +40,8 @@ class SpectrumOptions:
         "file or directory of texts (default: the training data of the run, or the default text)",
         metavar="PATH",
     )
-    length: int | None = option("tokens per text (default: 512, or the model's limit if smaller)")
-    texts: int = option("largest number of texts to average over (default: 8)", 8)
+    length: int | None = option("tokens per text (default: 512, or the model's limit if smaller)", least=4)
+    texts: int = option("largest number of texts to average over (default: 8)", 8, least=1)
     out: str | None = option(
         "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv file of the same name "
         "(default: spectrum.png in the model's folder; no file for a preset)",
@@ -54,14 +54,9 @@ class SpectrumOptions:
 
 def run(options: SpectrumOptions) -> None:
     """Print the table and write the curves."""
-    from polyformer.cli.plots.spectrum import LEAST, check, spectra
-    from polyformer.cli.plots.spectrum_figure import spectrum_table
+    from polyformer.cli.plots.spectrum import check, spectra, spectrum_table
     from polyformer.core.files import atomic_write, write_output
 
-    for name, least in (("length", LEAST), ("texts", 1)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name}: expected {least} or more, got {value}")
     path = output_file(options)
     overrides = preset_overrides(options.model, options.changes)
     source = load(options.model, options.data, options.device, overrides)
@@ -98,7 +93,7 @@ def default_length(model: "Transformer") -> int:
 
 def write(path: Path, results: "dict[str, Spectrum]", title: str, save: "Write") -> None:
     """Write the curves with `save` as .csv and, unless `path` is a .csv, as a figure."""
-    from polyformer.cli.plots.spectrum_figure import draw_spectra, spectrum_csv
+    from polyformer.cli.plots.spectrum import draw_spectra, spectrum_csv
 
     table = path.with_suffix(".csv")
     save(table, spectrum_csv(results).encode())

@@ -8,11 +8,164 @@ commands need (docs/runs.md).
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyformer.cli.commands.recipe_options import TrainOptions, recipe_data, recipe_name
+from polyformer.cli.commands.options import Device, argument, device, imports, option, recipe_settings
 from polyformer.core.errors import InputError
+from polyformer.core.limits import COUNT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `polyformer train`."""
+
+    recipe: str | None = argument(
+        "name of a recipe, or a .yaml file (default: demo; with --data, guessed from the data)", None
+    )
+    data: str | None = option(
+        "file or directory to train on; or the directory of the files that the recipe names", metavar="PATH"
+    )
+    model: str | None = option("preset to train, instead of the recipe's model", metavar="PRESET")
+    pretrained: str | None = option(
+        "checkpoint to start from, with its tokenizer, instead of the recipe's model", metavar="CHECKPOINT"
+    )
+    pretrained_vectors: str | None = option(
+        "word vectors to initialize the token embeddings: a file of word2vec (text or binary) or GloVe",
+        metavar="FILE",
+    )
+    freeze_vectors: bool = option("with --pretrained-vectors: do not train the token embeddings", False)
+    steps: int | None = option("number of training steps (default: the recipe's)", most=COUNT)
+    out: str | None = option(
+        "folder of the new run (default: runs/NAME-NUMBER)", metavar="DIR", output="folder"
+    )
+    resume: str | None = option("resume the run in this folder from its last checkpoint", metavar="DIR")
+    from_step: int | None = option(
+        "with --resume: resume from the checkpoint of step N and delete later checkpoints", most=COUNT
+    )
+    changed_data: bool = option("with --resume: resume although the data have changed", False)
+    seed: int | None = option("seed of weights, data order and dropout (default: the recipe's)", most=COUNT)
+    device: Device | None = device(None)
+    stages: int | None = option(
+        "train N stages in subfolders of --out; each doubles the lengths of windows and rows and halves the "
+        "learning rate; the same command resumes them"
+    )
+    plot: bool = option("plot the training curves to curves.png at the end", False)
+    report: bool = option("write report.html, a page about the finished run", False)
+    print: bool = option("print the complete recipe as YAML and do not train", False)
+    imports: tuple[str, ...] = imports()
+    changes: dict[str, Any] = recipe_settings("--training.clip 0.5; --print shows them all")
+
+
+def recipe_data(options: TrainOptions) -> dict[str, Any]:
+    """Return the recipe of the resumed run, or the named or guessed recipe, with all options applied."""
+    from polyformer.training.recipes.recipe import absolute, merged, nested
+
+    recipe = _resumed(options) if options.resume is not None else _new(options)
+    for name, value in named_settings(options).items():
+        recipe = merged(recipe, nested(name, value))
+    if options.pretrained is not None:
+        if options.model is not None:
+            raise InputError("--pretrained: the checkpoint defines the model; leave out --model")
+        changed = (
+            {} if options.resume is not None else recipe.get("model", {})
+        )  # changes of the checkpoint's model
+        start = merged({"model": changed}, {"model": {"pretrained": options.pretrained}})
+        recipe |= {**start, "tokenizer": {"path": options.pretrained}}
+    if options.pretrained_vectors is not None:
+        path = str(Path(options.pretrained_vectors).absolute())
+        recipe |= {"vectors": {"path": path, "frozen": options.freeze_vectors}}
+    elif options.freeze_vectors:
+        raise InputError("--freeze-vectors: requires --pretrained-vectors FILE")
+    for name, value in options.changes.items():
+        recipe = merged(recipe, nested(name, value))
+    if isinstance(recipe.get("data"), dict) and not options.print:
+        recipe["data"] = absolute(recipe["data"])
+    return recipe
+
+
+def _resumed(options: TrainOptions) -> dict[str, Any]:
+    """Return the recipe of the run to resume."""
+    from polyformer.training.recipes.recipe import with_data
+    from polyformer.training.recipes.run import Run
+
+    if options.recipe or options.out:
+        raise InputError("--resume: the run defines recipe and folder; leave out RECIPE and --out")
+    assert options.resume is not None
+    recipe = Run.open(options.resume).recipe.to_dict()
+    if options.data is not None:
+        recipe["data"] = with_data(recipe.get("data") or {}, options.data)
+    return recipe
+
+
+def _new(options: TrainOptions) -> dict[str, Any]:
+    """Return the recipe of a new run: RECIPE, or a guess from --data."""
+    from polyformer.training.recipes.recipe import find_recipe, named_files, recipe_names, with_data
+
+    if options.from_step is not None or options.changed_data:
+        flag = "--changed-data" if options.from_step is None else "--from-step"
+        raise InputError(f"{flag}: requires --resume RUN")
+    recipe = find_recipe(recipe_name(options), pretrained=options.pretrained is not None)
+    recipe = with_imports(recipe, options.imports)
+    data = recipe.get("data") or {}
+    if options.data is not None:
+        if not data.get("path"):
+            return _guessed(options, recipe)
+        return {**recipe, "data": with_data(data, options.data)}
+    named = named_files(data) and options.recipe in recipe_names()
+    if named and "data.path" not in options.changes and not options.print:
+        raise InputError(
+            f"{options.recipe}: name the directory with its data ({data['path']}) with --data DIR"
+        )
+    return recipe
+
+
+def recipe_name(options: TrainOptions) -> str:
+    """Return RECIPE; by default `demo`, or `default` if data, a task or a checkpoint are named."""
+    if options.recipe is not None:
+        return options.recipe
+    other = any(name.startswith("data") or name in ("task", "task.kind") for name in options.changes)
+    return "default" if options.data or options.pretrained or options.resume or other else "demo"
+
+
+def _guessed(options: TrainOptions, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe that fits --data; print what was guessed."""
+    from polyformer.training.engine import is_main
+    from polyformer.training.recipes.guessed import guessed_recipe
+
+    assert options.data is not None
+    settings = {**named_settings(options), **options.changes}
+    guessed, notes = guessed_recipe(options.data, options.recipe, settings, options.pretrained)
+    if is_main():
+        print("".join(f"{'# ' if options.print else ''}{note}\n" for note in notes), end="")
+    return guessed | ({"imports": recipe["imports"]} if "imports" in recipe else {})
+
+
+def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Import the modules that `recipe` names; return it with the imported `names` added."""
+    from polyformer.core.config import decode
+    from polyformer.models.plugins import absolute_import, import_named
+
+    own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
+    for name in own:
+        import_named(name)
+    both = dict.fromkeys(map(absolute_import, (*own, *names)))
+    return {**recipe, "imports": list(both)} if both else recipe
+
+
+def named_settings(options: TrainOptions) -> dict[str, Any]:
+    """Return the options that set values of the recipe, by the dotted name of the value."""
+    settings = {
+        "model": options.model,
+        "training.steps": options.steps,
+        "seed": options.seed,
+        "training.engine.device": options.device,
+        "training.reporting.curves": options.plot or None,
+        "training.reporting.report": options.report or None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
 
 EXAMPLES = """examples:
   polyformer train

@@ -33,19 +33,13 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
             return fit_stages(recipe, folder, how["stages"])[-1]
         return fit(recipe, folder, resume=resume is not None, **how)
     except Interrupted as error:
-        command = (
-            f"the same command and --out {folder}"
-            if "stages" in how
-            else f"polyformer train --resume {folder}"
-        )
+        again, resumed = f"the same command and --out {folder}", f"polyformer train --resume {folder}"
+        command = again if "stages" in how else resumed
         print(f"polyformer: {error}; resume with: {command}", file=sys.stderr)
         raise SystemExit(128 + error.signal) from None
     except KeyboardInterrupt:
-        command = (
-            f"; resume with: polyformer train --resume {folder}"
-            if any(folder.glob("checkpoints/step-*"))
-            else ""
-        )
+        saved = any(folder.glob("checkpoints/step-*"))
+        command = f"; resume with: polyformer train --resume {folder}" if saved else ""
         print(f"\npolyformer: interrupted{command}", file=sys.stderr)
         raise SystemExit(130) from None
     finally:
@@ -55,8 +49,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
 def conclude(fitted: Any, seed: int) -> None:
     """Print the metrics with baselines, if any, a sample of the model, and the folder."""
-    from polyformer.training.recipes.report import baselines, sample, table
-    from polyformer.training.recipes.sheet import image_baselines
+    from polyformer.training.recipes.report import baselines, image_baselines, sample, table
     from polyformer.training.tasks import ActionPrediction, ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
@@ -97,7 +90,7 @@ def try_out_if_possible(fitted: Any) -> str:
 
 def draw_images(fitted: Any, seed: int) -> str:
     """Draw completed images into the run's folder; return a line with the path, or the error."""
-    from polyformer.training.recipes.sheet import write_sheet
+    from polyformer.training.recipes.report import write_sheet
 
     path = fitted.run.folder / "images.png"
     try:

@@ -26,7 +26,7 @@ class TuneOptions:
 
     show: bool = option("do not measure; show the machine, the cache file and its choices", False)
     threads: int | None = option(
-        "number of threads to measure with (default: torch's number of threads, and 1)"
+        "number of threads to measure with (default: torch's number of threads, and 1)", least=1
     )
     out: str | None = option(
         "also write the choices to this file, to use on other machines", metavar="FILE", output="file"
@@ -41,8 +41,6 @@ def run(options: TuneOptions) -> None:
 
     if options.show and (options.threads or options.out):
         raise InputError("--show: does not measure; leave out --threads and --out")
-    if options.threads is not None and options.threads < 1:
-        raise InputError(f"--threads: expected 1 or more, got {options.threads}")
     for name, value in description().items():
         print(f"{name}: {value}")
     pinned = store.pinned()

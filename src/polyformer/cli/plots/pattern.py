@@ -56,9 +56,8 @@ class PatternPicture:
         """Return the numbers in a sentence."""
         counts, computed = self.counts, share(self.work != SKIPPED)
         return (
-            f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. "
-            f"Density {100 * self.density:.3g} %. "
-            f"The layout computes {100 * computed:.3g} % of all scores, "
+            f"Keys per query: {span(counts)}, {sum(counts) / len(counts):.4g} on average. Density "
+            f"{100 * self.density:.3g} %. The layout computes {100 * computed:.3g} % of all scores, "
             f"{100 * share(self.work == FULL):.3g} % without a mask."
         )
 

@@ -26,9 +26,7 @@ FAINT = 0.2
 
 
 def draw_pattern(panels: list[PatternPicture], path: Path) -> None:
-    """Draw a row per panel into `path`; its suffix determines the format. Raises `InputError` without
-    matplotlib.
-    """
+    """Draw a row per panel into `path`, by its suffix. Raises `InputError` without matplotlib."""
     figure = new_figure(9.5, 3.6 * len(panels) + 0.4)
     rows = figure.subplots(len(panels), 3, squeeze=False, gridspec_kw={"width_ratios": (3, 3, 1.4)})
     for axes, panel, label in zip(rows, panels, labels(panels)):

@@ -10,9 +10,7 @@ LEFT_OUT = (nn.Dropout, nn.Identity)
 
 
 def tree(model: nn.Module) -> str:
-    """Return a line per part: its place, class and parameters (tied parameters at the part that owns
-    them).
-    """
+    """Return a line per part: its place, class and parameters (tied parameters at their owner)."""
     lines = list(_lines("", model, 0))
     width = max(len(text) for text, _ in lines)
     return "\n".join(f"{text:<{width}}  {number:>14,}" if number else text for text, number in lines)

@@ -4,9 +4,8 @@
     reading.py     input: the documents of many sources, the held-out documents, and the ends of blocks
     shards.py      the files of a shard, written and memory-mapped
     manifest.py    description of a folder and of its input
-    folder.py      a finished folder: its splits and documents, and checks
+    folder.py      a finished folder: its splits and documents, also end to end, and checks
     text.py        a split of a folder, or of several by weights, as the rows of a run
-    framed.py      its documents end to end, each between special tokens, read from any position
     rows.py        packed rows by their numbers, and batches of them in a shuffled order without memory
     in_order.py    documents read in order, like `polyformer.data.segments` in memory
 

@@ -1,6 +1,8 @@
 """A finished folder of prepared text: its splits, each a memory-mapped sequence of documents."""
 
+import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -24,7 +26,7 @@ class PreparedFolder:
         self.manifest = Manifest.read(self.folder)
         if self.manifest.place is not None:
             raise InputError(
-                f"{folder}: not finished; go on by the same polyformer data prepare ... --out {folder}"
+                f"{folder}: not finished; resume by the same polyformer data prepare ... --out {folder}"
             )
         check_sizes(self.folder, self.manifest)
 
@@ -107,3 +109,60 @@ class PreparedSplit:
 
     def _map(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         return mapped(self.source.folder, self.source.manifest, self.shards[shard])
+
+
+@dataclass(frozen=True, eq=False)
+class FramedText:
+    """All documents of a split end to end, read from any position.
+
+    The tokens `before` (b) and `behind` (e) each document are not in the files:
+
+        b d0 d0 d0 e b d1 e b d2 d2 e
+        0            5      8
+    """
+
+    split: PreparedSplit
+    before: int
+    behind: int
+
+    def __len__(self) -> int:
+        return self.split.tokens + 2 * len(self.split)
+
+    @cached_property
+    def shard_starts(self) -> np.ndarray:
+        """Return the start of each shard, and the end of the last: [shards + 1]."""
+        return self.split.token_starts + 2 * self.split.starts
+
+    def starts(self, step: int = 1) -> np.ndarray:
+        """Return the starts of documents 0, step, 2 step, ..., and the end of the last document."""
+        starts = []
+        for shard, first in enumerate(self.split.starts[:-1].tolist()):
+            ends = self.split.arrays(shard)[1]
+            numbers = np.arange(-first % step, len(ends), step)
+            before = np.where(numbers > 0, ends[numbers - 1], 0).astype(np.int64)
+            starts.append(self.shard_starts[shard] + before + 2 * numbers)
+        return np.concatenate([*starts, [len(self)]])
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (document number, int64 token ids) of each document, or part of it, between two positions."""
+        if start >= stop:
+            return
+        shard = int(np.searchsorted(self.shard_starts, start, "right")) - 1
+        ends = self.split.arrays(shard)[1]
+        within = start - int(self.shard_starts[shard])
+        number = bisect.bisect_right(range(len(ends)), within, key=lambda i: int(ends[i]) + 2 * (i + 1))
+        while start < stop:
+            tokens, ends = self.split.arrays(shard)
+            first, last = int(ends[number - 1]) if number else 0, int(ends[number])
+            begin = int(self.shard_starts[shard]) + first + 2 * number
+            after = min(stop, begin + last - first + 2)
+            ids = tokens[max(first, first + start - begin - 1) : min(last, first + after - begin - 1)]
+            parts = [self.split.checked(ids, shard).astype(np.int64)]
+            if start == begin:
+                parts.insert(0, np.array([self.before]))
+            if after == begin + last - first + 2:
+                parts.append(np.array([self.behind]))
+            yield int(self.split.starts[shard]) + number, np.concatenate(parts)
+            start, number = after, number + 1
+            if number == len(ends):
+                shard, number = shard + 1, 0

@@ -8,7 +8,7 @@ import torch
 
 from polyformer.data.batching import Batch, Position
 from polyformer.data.packing import IGNORED
-from polyformer.data.prepared.framed import FramedText
+from polyformer.data.prepared.folder import FramedText
 
 GROUPS = 2**22
 """The most entries of an epoch's order: documents, or groups of neighbouring documents."""

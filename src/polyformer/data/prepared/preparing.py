@@ -68,11 +68,7 @@ class Encoded(NamedTuple):
 
 
 def prepare(
-    names: Sequence[str],
-    settings: Settings,
-    folder: Path,
-    workers: int,
-    report: Callable[[Progress], None],
+    names: Sequence[str], settings: Settings, folder: Path, workers: int, report: Callable[[Progress], None]
 ) -> Manifest:
     """Prepare the text of the sources `names` in `folder`, or resume its preparation.
 

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
+from polyformer.training.config import DIMENSIONS, ParallelConfig
 
 if TYPE_CHECKING:
     import torch

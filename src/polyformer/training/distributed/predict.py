@@ -2,7 +2,7 @@
 
     memory = parameters + gradients + optimizer (4 + 4 + 8 bytes per parameter for Adam, divided by `shard`)
            + gathered weights (`shard`: two layers, weights outside of layers, and the gradients of a layer)
-           + activations (`predict_trace`), for the number of passes in flight (`predict_schedule`)
+           + activations (`predict_trace`), for the number of passes in flight (`peak_activations`)
 
 The sum is an upper bound: gradients are complete only when the activations are freed, except for
 accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
@@ -10,13 +10,13 @@ accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.training.distributed.config import DIMENSIONS, ParallelConfig
+from polyformer.training.config import DIMENSIONS, ParallelConfig, PipelineSchedule
 from polyformer.training.distributed.pipeline_stages import check_pipelined, num_layers, stacks, stage_spans
 from polyformer.training.distributed.predict_local import (
     STATES,
@@ -25,7 +25,6 @@ from polyformer.training.distributed.predict_local import (
     meta_model,
     tensor_parallel_config,
 )
-from polyformer.training.distributed.predict_schedule import peak_activations
 from polyformer.training.distributed.predict_trace import SavedActivations, trace_activations
 from polyformer.training.distributed.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
 from polyformer.training.distributed.tensor_parallel import check_tensor_parallel
@@ -218,3 +217,28 @@ def parse_mesh(text: str) -> ParallelConfig:
             raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
         values[name] = int(value) if value.isdigit() else value
     return ParallelConfig.from_dict(values, "mesh")
+
+
+def peak_activations(
+    costs: Sequence[int], process: int, processes: int, passes: int, schedule: PipelineSchedule
+) -> int:
+    """Return the maximum bytes that a process keeps at once in a step of `passes` microbatches.
+
+    Passes in flight: "gpipe" keeps all passes of a step; "1f1b" a pass for each stage from the current to the
+    last, with several stages those started in the interleaved order. Narayanan et al. 2021, section 2.2.
+
+    costs: bytes of one pass, for each of its stages in order. process: its rank along the pipeline.
+    """
+    if schedule == "gpipe":
+        return passes * sum(costs)
+    if len(costs) == 1:
+        return min(processes - process, passes) * costs[0]
+    together = passes // max(1, passes // processes)  # consecutive microbatches of one stage
+    warm_up = (len(costs) - 1) * together + 2 * (processes - 1 - process)
+    kept = most = 0
+    for number in range(len(costs) * passes):
+        kept += costs[number // together % len(costs)]
+        most = max(most, kept)
+        if number >= warm_up:
+            kept -= costs[-1 - (number - warm_up) // together % len(costs)]
+    return most

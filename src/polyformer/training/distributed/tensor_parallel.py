@@ -126,9 +126,7 @@ class RowParallelLinear(Linear):
 
 
 class ExpertColumnParallelLinear(ColumnParallelLinear):
-    """A `ColumnParallelLinear` inside an expert; `copy_to_group` runs once, before tokens are sent to
-    experts.
-    """
+    """A `ColumnParallelLinear` in an expert; `copy_to_group` runs once, before tokens go to experts."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product with the local rows of W, plus the local bias."""

@@ -13,7 +13,7 @@ so that one pass gives p and e:
     row = hide_sentences(sentences, generator, mask_id=4, global_id=1, global_tokens=256)
     batch = Collate(pad_id)([row, ...])
     pairs = batch.pop("pair_ids")
-    loss = pair_loss(model(**batch).last_hidden_state, pairs)
+    loss = contrastive_loss(*pairs_of(model(**batch).last_hidden_state, pairs))
 
 The task `cpc` does this, with masked language modelling in the same rows, as the paper does.
 """
@@ -43,16 +43,18 @@ def contrastive_loss(
         symmetric: the mean of this loss and the loss that identifies the predictions by the encodings.
         stop_gradient: no gradient flows into `encoded`.
 
-    Equal sentences in a batch are negatives of one another. With only one pair there are no negatives and the
-    loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
+    Equal sentences in a batch are negatives of one another. With at most one pair there are no negatives and
+    the loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
     """
-    if predicted.shape != encoded.shape or predicted.dim() != 2 or not len(predicted):
+    if predicted.shape != encoded.shape or predicted.dim() != 2:
         raise InputError(
-            f"predicted, encoded: expected the same shape [pairs, width] of 1 pair or more, "
+            f"predicted, encoded: expected the same shape [pairs, width], "
             f"got {tuple(predicted.shape)} and {tuple(encoded.shape)}"
         )
     if not temperature > 0:
         raise InputError(f"temperature: expected a number above 0, got {temperature}")
+    if not len(predicted):
+        return predicted.sum()  # 0, but part of the autograd graph
     products = predicted @ (encoded.detach() if stop_gradient else encoded).T / temperature
     own = torch.arange(len(products), device=products.device)
     loss = torch.nn.functional.cross_entropy(products, own)
@@ -80,23 +82,6 @@ def pairs_of(hidden: Tensor, pair_ids: Tensor) -> tuple[Tensor, Tensor]:
     if not twice or bool((number[2::2] == number[1:-1:2]).any()):
         raise InputError("pair_ids: expected every number but 0 twice in its row")
     return outputs[::2], outputs[1::2]
-
-
-def pair_loss(
-    hidden: Tensor,
-    pair_ids: Tensor,
-    *,
-    temperature: float = 1.0,
-    symmetric: bool = False,
-    stop_gradient: bool = False,
-) -> Tensor:
-    """Return `contrastive_loss` of all pairs in a batch (see `pairs_of`); 0 if there are none."""
-    predicted, encoded = pairs_of(hidden, pair_ids)
-    if not len(predicted):
-        return hidden.sum() * 0.0
-    return contrastive_loss(
-        predicted, encoded, temperature=temperature, symmetric=symmetric, stop_gradient=stop_gradient
-    )
 
 
 def hide_sentences(

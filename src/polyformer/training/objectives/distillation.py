@@ -72,9 +72,7 @@ def distillation_loss(
     logits: tuple[Tensor, Tensor],
     hidden: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Return the sum of the weighted terms; `logits` and `hidden` are pairs of student and teacher. A weight
-    of 0 skips its term.
-    """
+    """Return the sum of the weighted terms; `logits` and `hidden` are pairs of student and teacher."""
     loss = config.hard * labels_loss
     if config.soft:
         loss = loss + config.soft * soft_loss(*logits, config.temperature)

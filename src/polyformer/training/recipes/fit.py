@@ -20,14 +20,12 @@ from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
 from polyformer.training.lock import sole_writer
 from polyformer.training.loop import Training
-from polyformer.training.recipes.distill import DistillationTask
+from polyformer.training.recipes.distill import DistillationTask, copy_teacher_layers
 from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.training.recipes.recipe import Recipe
-from polyformer.training.recipes.resume import DATA, check_data, check_same_recipe, folder_of
-from polyformer.training.recipes.run import STEPS, Run
-from polyformer.training.recipes.student import copy_teacher_layers
+from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
 from polyformer.training.tasks import Task, TaskWithData, Workers
-from polyformer.training.tasks.workers import SINGLE_PROCESS
+from polyformer.training.tasks.base import SINGLE_PROCESS
 
 Scores = dict[str, dict[str, float]]
 

@@ -50,11 +50,7 @@ class Reader:
         self.model = from_pretrained(folder).to(device)
         self.config, self.fields = config, config.origin.fields if config.origin else {}
         self.language: str | None = None  # language of the texts
-        special = config.special
-        pads = (special.pad, self.tokenizer.pad_id, 0)
-        self.collate = Collate(next(token for token in pads if token is not None))
-        firsts = (self.tokenizer.bos_id, special.bos, special.eos, 0)
-        self.first = next(token for token in firsts if token is not None)  # used for a text without tokens
+        self.collate, self.first = collation(config, self.tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text with special tokens; raise `InputError` for too long texts."""
@@ -165,6 +161,14 @@ def check_head(folder: Path, config: object, wanted: str) -> None:
             )
         )
         raise InputError(f"{folder}: its head is {quote(config.head.kind)}, which cannot {wanted}; {way}")
+
+
+def collation(config: ModelConfig, tokenizer: Tokenizer) -> tuple[Collate, int]:
+    """Return the collation with the model's padding, and the token used for a text without tokens."""
+    special = config.special
+    pads, firsts = (special.pad, tokenizer.pad_id, 0), (tokenizer.bos_id, special.bos, special.eos, 0)
+    pad, first = (next(token for token in tokens if token is not None) for tokens in (pads, firsts))
+    return Collate(pad), first
 
 
 def set_special_tokens(tokenizer: Tokenizer, single: str, pair: str) -> None:

@@ -1,24 +1,24 @@
 """A checkpoint that generates text, by its generation settings, overridden by the command line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.models.architectures import Transformer
-from polyformer.models.generation import BeamConfig, Draft, Generated, GenerationConfig, Mixture, Retrieval
+from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.models.generation.hub_format import from_hub
 from polyformer.training.recipes.reader import Reader
+from polyformer.training.tasks.lm import Continuation
 from polyformer.training.tasks.text import batched
 from polyformer.training.tasks.translate import EXTRA_TOKENS
 
 LENGTHS = "max_length", "max_new_tokens"
 
 
-class Writer(Reader):
+class Writer(Reader, Continuation):
     """A reader for generation. `rules`: generation settings as on the hub; `prefix`: starts every text.
 
     Old checkpoints have these settings in config.json.
@@ -44,34 +44,6 @@ class Writer(Reader):
         """Return the generation settings, with at most `most` new tokens by default."""
         limited = any(self.rules.get(name) is not None for name in LENGTHS)
         return from_hub(self.rules if limited else {**self.rules, "max_new_tokens": most})
-
-    def generate(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-    ) -> list[str]:
-        """Return continuations of `prompt`."""
-        generated = self.write(model, prompt, config, streamer)
-        return generated.texts(self.tokenizer.decode, config.stop)
-
-    def write(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-        draft: Draft | None = None,
-        mixture: Mixture | None = None,
-        retrieval: Retrieval | None = None,
-    ) -> Generated:
-        """Return the same as tokens, with statistics of a draft (see
-        `polyformer.models.generation.generate`).
-        """
-        prompt_ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
-        return model.generate(prompt_ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
         """Return the token ids of a text that starts with `prompt`, to be continued."""

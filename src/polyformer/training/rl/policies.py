@@ -97,11 +97,7 @@ def half_trained(environment: Any, seed: int) -> Source:
     return lambda draw: _linear(environment, mean + deviation * draw.normal(size=shape))
 
 
-POLICIES: dict[str, Maker] = {
-    "random": random,
-    "scripted": scripted,
-    "half-trained": half_trained,
-}
+POLICIES: dict[str, Maker] = {"random": random, "scripted": scripted, "half-trained": half_trained}
 
 
 def noisy(policy: Policy, environment: Any, share: float, generator: np.random.Generator) -> Policy:

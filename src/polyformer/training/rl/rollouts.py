@@ -36,11 +36,7 @@ class Rollout(State):
         from tensordict import TensorDict
 
         runs = self.starts.shape
-        columns = {
-            "is_init": self.starts,
-            "advantage": self.advantages,
-            "value_target": self.targets,
-        }
+        columns = {"is_init": self.starts, "advantage": self.advantages, "value_target": self.targets}
         memory = {
             field.name: getattr(self.memory, field.name)[:, None].expand(
                 -1, runs[1], *getattr(self.memory, field.name).shape[1:]

@@ -3,7 +3,7 @@
 from polyformer.core.registry import import_modules
 from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig
 from polyformer.training.tasks.agent import Agent, AgentConfig
-from polyformer.training.tasks.base import HeldOut, Task, TaskConfig
+from polyformer.training.tasks.base import HeldOut, Task, TaskConfig, TaskWithData, Workers
 from polyformer.training.tasks.choose import MultipleChoice, MultipleChoiceConfig
 from polyformer.training.tasks.classify import (
     Classification,
@@ -25,12 +25,10 @@ from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequ
 from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
-from polyformer.training.tasks.task_with_data import TaskWithData
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
 from polyformer.training.tasks.tlm import TranslationModelling, TranslationModellingConfig
 from polyformer.training.tasks.translate import Translation, TranslationConfig
-from polyformer.training.tasks.workers import Workers
 
 __all__ = [
     "ActionPrediction",

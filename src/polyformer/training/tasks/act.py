@@ -99,12 +99,8 @@ class ActionPredictionConfig(TaskConfig):
         missing = {name: value for name, value in statistics.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
-    def build(self, tokenizer: Any = None) -> "ActionPrediction":
-        """Return the task; it has no tokenizer."""
-        return ActionPrediction(self)
 
-
-class ActionPrediction(Task):
+class ActionPrediction(Task, config=ActionPredictionConfig):
     """Offline reinforcement learning, with metrics over every step of the held-out episodes:
 
     loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
@@ -113,11 +109,11 @@ class ActionPrediction(Task):
 
     sums = 5
 
-    def __init__(self, config: ActionPredictionConfig):
+    def __init__(self, config: ActionPredictionConfig, tokenizer: None = None):
         super().__init__(config)
         if config.usual_action is None or config.state_mean is None or config.state_std is None:
             raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")
-        self.config, self.state_size = config, len(config.state_mean)
+        self.state_size = len(config.state_mean)
         self.usual = torch.tensor(config.usual_action, dtype=torch.float64)
         self.mean, self.deviation = (
             np.array(numbers, np.float32) for numbers in (config.state_mean, config.state_std)

@@ -22,9 +22,8 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.state import State
 from polyformer.data import Splits
-from polyformer.data.batching import Batch
+from polyformer.data.batching import Batch, NumberedBatches
 from polyformer.data.minari_source import is_choice
-from polyformer.data.numbered_batches import NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.training.config import at_least
 from polyformer.training.rl.rollouts import Rollout
@@ -97,12 +96,8 @@ class AgentConfig(TaskConfig):
         empty: Any = ()
         return Splits(empty, empty, None)
 
-    def build(self, tokenizer: Any = None) -> "Agent":
-        """Return the task; it has no tokenizer."""
-        return Agent(self)
 
-
-class Agent(Task):
+class Agent(Task, config=AgentConfig):
     """PPO, with metrics over the first `episodes` evaluation episodes, with actions sampled as in training:
 
     return       the mean sum of rewards
@@ -113,9 +108,9 @@ class Agent(Task):
     direction = "max"
     sums = 3
 
-    def __init__(self, config: AgentConfig):
+    def __init__(self, config: AgentConfig, tokenizer: None = None):
         super().__init__(config)
-        self.config, self.seed = config, 0
+        self.seed = 0
         self._parts: tuple[Policy, Actors, nn.Module] | None = None
 
     @property

@@ -7,7 +7,9 @@ combines a task with its data for the training loop.
 
 import abc
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,34 +17,86 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
+from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
-from polyformer.data.batching import Batch
+from polyformer.data.batching import Batch, NumberedBatches
 from polyformer.data.episode_windows import EpisodeWindows
 from polyformer.data.mixing import Concatenation, Mixture
-from polyformer.data.numbered_batches import NumberedBatches
 from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.models.architectures import Transformer
+from polyformer.training import share, share_rows
 from polyformer.training.config import at_least
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
+from polyformer.training.task import EvaluationGroup
+from polyformer.training.tasks.cached_results import CachedResults
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The processes of an evaluation, by default a single process.
+
+    `add` sums a tensor over them, `gather` concatenates their lists, in every process. Cached `results` are
+    not computed again.
+    """
+
+    rank: int = 0
+    world: int = 1
+    add: Callable[[Tensor], Tensor] = lambda total: total
+    gather: Callable[[list[Any]], list[Any]] = lambda values: values
+    results: CachedResults | None = None
+
+    @classmethod
+    def of(cls, accelerator: EvaluationGroup) -> Self:
+        """Return the processes of `accelerator`."""
+        if accelerator.num_processes == 1:
+            return cls()
+        from accelerate.utils import gather_object
+
+        add = partial(accelerator.reduce, reduction="sum")
+        return cls(accelerator.process_index, accelerator.num_processes, add, gather_object)  # type: ignore[arg-type]
+
+    def total(self, function: Callable[[Any], Tensor], batches: Iterable[Any], zero: Tensor) -> list[float]:
+        """Return `zero` plus the sum of `function(batch)` over all batches, computed in shares."""
+        known = function if self.results is None else partial(self.results.tensor, function)
+        for batch in share(batches, 0, self.rank, self.world):
+            zero = zero + known(batch).to(zero.device)
+        return self.add(zero).tolist()
+
+    def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
+        """Return `function(items)`, a result per item in order, in every process, computed in shares."""
+        own = range(self.rank, len(items), self.world)
+        known = function if self.results is None else partial(self.results.each, function)
+        values = known([items[number] for number in own]) if own else []
+        return [value for _, value in sorted(self.gather([*zip(own, values)]), key=lambda pair: pair[0])]
+
+
+SINGLE_PROCESS = Workers()
+"""A single process."""
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.load`."""
+
+HeldOutBatches = Batches | EpisodeWindows | Segments | NumberedBatches | Concatenation
+TrainingBatches = (
+    Batches | Stream | EpisodeWindows | Segments | NumberedBatches | Mixture | MappedBatches | MappedSegments
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig(Config):
     """Base of the tasks.
 
-    `needs`: the required columns of the data; `tokenized`: whether the model reads tokens of a tokenizer.
+    `needs`: the required columns of the data; `tokenized`: whether the model reads tokens of a tokenizer;
+    `task`: the class that `build` calls, which names this configuration as `class MyTask(Task, config=...)`.
     """
 
     option: ClassVar[str] = "task.kind"
     needs: ClassVar[tuple[str, ...]] = ()
     tokenized: ClassVar[bool] = False
+    task: ClassVar[type["Task"]]
 
     batch_tokens: int = 4096  # tokens per batch, including padding; for pairs, on the longer side
 
@@ -71,16 +125,16 @@ class TaskConfig(Config):
         """Return the tokenizer of `config`, trained on `rows` if needed; only if `tokenized`."""
         raise NotImplementedError(f"the task {self.kind} reads no tokens")
 
-    def build(self, tokenizer: Any) -> "Task":
-        """Return the task; `tokenizer` is None unless it is `tokenized`."""
-        raise NotImplementedError
+    def build(self, tokenizer: Any = None) -> Any:
+        """Return the `task`; `tokenizer` is None unless it is `tokenized`."""
+        return self.task(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
     """Held-out data: batches in a fixed order, and counts of their text (see `TextTask.count`)."""
 
-    batches: Batches | EpisodeWindows | Segments | NumberedBatches | Concatenation
+    batches: HeldOutBatches
     counts: dict[str, float]
 
 
@@ -93,8 +147,13 @@ class Task(abc.ABC):
     sums: int
     """The number of elements of `totals`."""
 
-    def __init__(self, config: TaskConfig):
-        self.batch_tokens = config.batch_tokens
+    def __init_subclass__(cls, config: type[TaskConfig] | None = None):
+        super().__init_subclass__()
+        if config is not None:
+            config.task = cls
+
+    def __init__(self, config: Any, tokenizer: Any = None):
+        self.config, self.tokenizer, self.batch_tokens = config, tokenizer, config.batch_tokens
         self.notes: list[str] = []  # notes for the user about the prepared data
 
     @property
@@ -118,18 +177,7 @@ class Task(abc.ABC):
         """Return `config` with the sizes and the head of this task; `InputError` if it does not fit."""
 
     @abc.abstractmethod
-    def training_batches(
-        self, rows: Any, seed: int
-    ) -> (
-        Batches
-        | Stream
-        | EpisodeWindows
-        | Segments
-        | NumberedBatches
-        | Mixture
-        | MappedBatches
-        | MappedSegments
-    ):
+    def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
         """Return batches of `rows` for training, in a random order from `seed`."""
 
     @abc.abstractmethod
@@ -193,3 +241,69 @@ class Task(abc.ABC):
     def score(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return all metrics of a finished model on `rows`, the same in every process."""
         return {**self.measure_rows(model, rows, workers), **self.finish(model, rows, workers)}
+
+
+class TaskWithData:
+    """A task with its data: a `polyformer.training.TrainingTask`."""
+
+    def __init__(self, task: Task, splits: Splits, seed: int):
+        self.task = task
+        self.train = task.training_batches(splits.train, seed)
+        self.valid = None if splits.validation is None else task.held_out(splits.validation)
+        self.test = splits.test
+        self.best, self.continues = task.best, task.continues
+        self.direction: Literal["min", "max"] = task.direction
+        self.weight = task.weight
+        self.supports_context_parallel = task.supports_context_parallel
+
+    def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch after the first `skip` for process `rank` of `world`.
+
+        If batches continue each other's texts, yield the rows of the process of all batches.
+        """
+        if isinstance(self.train, Stream):
+            yield from (batch for _, batch in share(self.train.epoch(epoch), skip, rank, world))
+            return
+        if isinstance(self.train, MappedBatches):
+            yield from self.train.batches(epoch, skip + rank, world)
+            return
+        if self.continues:
+            for _, batch in self.train.epoch(epoch, position=(0, skip)):
+                yield _rows(batch, rank, world)
+            return
+        yield from (
+            batch for _, batch in islice(self.train.epoch(epoch, position=(0, skip)), rank, None, world)
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the training loss of `batch`."""
+        return self.task.loss(model, batch)
+
+    def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
+        """Return the loss of a recurrent model and its state after `batch`."""
+        return self.task.loss_after(model, batch, state)
+
+    def evaluate(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, float]:
+        """Return the metrics of the validation data, empty without them."""
+        if self.valid is None:
+            return {}
+        return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+    def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
+        """Return the metrics of the test data, empty without them."""
+        if self.test is None:
+            return {}
+        return {"test": self.task.measure_rows(model, self.test, Workers.of(accelerator))}
+
+
+def _rows(batch: Batch, rank: int, world: int) -> Batch:
+    """Return the rows of `batch` for process `rank` of `world`; raise `InputError` for uneven shares."""
+    if "number" in batch and world > 1:
+        raise InputError(f"task: what makes its own data is trained by one process, not by {world}")
+    rows = len(next(iter(batch.values())))
+    if rows % world:
+        raise InputError(
+            f"task: {rows} rows that continue their texts cannot be dealt evenly to {world} processes; "
+            "change batch_tokens or row_length, whose quotient they are, or the number of processes"
+        )
+    return {name: share_rows(tensor, rank, world) for name, tensor in batch.items()}

@@ -46,12 +46,8 @@ class MultipleChoiceConfig(TextTaskConfig):
             yield row["text"]
             yield from row["choices"]
 
-    def build(self, tokenizer: Tokenizer) -> "MultipleChoice":
-        """Return the task with `tokenizer`."""
-        return MultipleChoice(self, tokenizer)
 
-
-class MultipleChoice(EncoderTask):
+class MultipleChoice(EncoderTask, config=MultipleChoiceConfig):
     """Multiple choice, with metrics: loss (nats per question), accuracy, and majority.
 
     majority is the accuracy of always selecting the most frequent position of the right choice in these data.

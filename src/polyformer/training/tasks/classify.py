@@ -46,10 +46,6 @@ class ClassificationConfig(TextTaskConfig):
             return self
         return dataclasses.replace(self, labels=labels_of(rows, "text"))
 
-    def build(self, tokenizer: Tokenizer) -> "Classification":
-        """Return the task with `tokenizer`."""
-        return Classification(self, tokenizer)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairClassificationConfig(ClassificationConfig):
@@ -61,12 +57,8 @@ class PairClassificationConfig(ClassificationConfig):
     kind: ClassVar[str] = "classify_pair"
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1 (QQP, QNLI)"
 
-    def build(self, tokenizer: Tokenizer) -> "PairClassification":
-        """Return the task with `tokenizer`."""
-        return PairClassification(self, tokenizer)
 
-
-class Classification(SingleLabelTask, LabelTask):
+class Classification(SingleLabelTask, LabelTask, config=ClassificationConfig):
     """Classification of a text; `SingleLabelTask` has the metrics."""
 
     config: ClassificationConfig
@@ -143,7 +135,7 @@ class Classification(SingleLabelTask, LabelTask):
         return [dict(zip(self.labels, shares)) for shares in self.probabilities(model, rows).tolist()]
 
 
-class PairClassification(Classification):
+class PairClassification(Classification, config=PairClassificationConfig):
     """Classification of a pair of texts, joined by `PairEncoder`."""
 
     def __init__(self, config: ClassificationConfig, tokenizer: Tokenizer):

@@ -84,21 +84,17 @@ class ImageClassificationConfig(TaskConfig):
             )
         return np.frombuffer(row["image"], np.uint8).reshape(shape)
 
-    def build(self, tokenizer: Any = None) -> "ImageClassification":
-        """Return the task; it has no tokenizer."""
-        return ImageClassification(self)
 
-
-class ImageClassification(SingleLabelTask):
+class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
     """Classification of an image; `SingleLabelTask` has the metrics."""
 
     config: ImageClassificationConfig
 
-    def __init__(self, config: ImageClassificationConfig):
+    def __init__(self, config: ImageClassificationConfig, tokenizer: None = None):
         super().__init__(config)
         if config.image_size is None or config.mean is None or config.std is None:
             raise InputError("image_size: not known before the training images are; call resolve(rows)")
-        self.config, self.size = config, config.image_size
+        self.size = config.image_size
         self.name_labels(config.labels)
         self.mean, self.std = (
             torch.tensor(numbers).view(1, -1, 1, 1) for numbers in (config.mean, config.std)

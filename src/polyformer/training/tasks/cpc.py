@@ -62,12 +62,8 @@ class ContrastiveModellingConfig(TextTaskConfig):
         """Return the long and global tokens in total."""
         return "row_length + global_tokens", self.row_length + self.global_tokens
 
-    def build(self, tokenizer: Tokenizer) -> "ContrastiveModelling":
-        """Return the task with `tokenizer`."""
-        return ContrastiveModelling(self, tokenizer)
 
-
-class ContrastiveModelling(CorruptingTask):
+class ContrastiveModelling(CorruptingTask, config=ContrastiveModellingConfig):
     """Contrastive predictive coding, with the metrics of masked language modelling and the contrastive loss.
 
     contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
@@ -154,15 +150,11 @@ class ContrastiveModelling(CorruptingTask):
         return (1 - weight) * output.loss + weight * self._contrastive(predicted, encoded)
 
     def _run(self, model: nn.Module, batch: Batch) -> tuple[ModelOutput, Tensor, Tensor]:
-        """Return the output, and vectors [pairs, D] of masked sentences: from their context and
-        themselves.
-        """
+        """Return the output, and vectors [pairs, D] of masked sentences: of their context, of themselves."""
         output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
         return output, *pairs_of(output.last_hidden_state, batch["pair_ids"])
 
     def _contrastive(self, predicted: Tensor, encoded: Tensor) -> Tensor:
-        if not len(predicted):
-            return predicted.sum()  # 0, but part of the autograd graph
         return contrastive_loss(predicted, encoded, temperature=self.config.temperature)
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -31,12 +31,8 @@ class DenoisingConfig(TextTaskConfig):
     kind: ClassVar[str] = "denoise"
     paper: ClassVar[str] = "Lewis et al. 2020, section 2.2"
 
-    def build(self, tokenizer: Tokenizer) -> "Denoising":
-        """Return the task with `tokenizer`."""
-        return Denoising(self, tokenizer)
 
-
-class Denoising(TokenPrediction):
+class Denoising(TokenPrediction, config=DenoisingConfig):
     """Denoising, with metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
 
     config: DenoisingConfig

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyformer.attention.positions import Learned
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
-from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
@@ -53,10 +53,6 @@ class ElectraConfig(MaskedDocumentsConfig):
             raise InputError(f"generator_size: expected a share in (0, 1], got {self.generator_size}")
         if not self.detection_weight > 0:
             raise InputError(f"detection_weight: expected a number above 0, got {self.detection_weight}")
-
-    def build(self, tokenizer: Tokenizer) -> "Electra":
-        """Return the task with `tokenizer`."""
-        return Electra(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +104,7 @@ class GeneratorAndModel(nn.Module):
         return ElectraOutput(loss, masked.loss, ids, output.logits, is_replaced, logits.argmax(-1))
 
 
-class Electra(MaskedDocuments):
+class Electra(MaskedDocuments, config=ElectraConfig):
     """Replaced-token detection; loss is the training loss.
 
     Metrics of the generator: perplexity and accuracy over the masked tokens. Metrics of the model:

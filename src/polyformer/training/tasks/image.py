@@ -65,12 +65,8 @@ class ImageConfig(TaskConfig):
         """Return a tokenizer with a token for each level; `config` and `rows` are not used."""
         return Tokenizer.of_words([*map(str, range(self.levels)), "<s>"])
 
-    def build(self, tokenizer: Tokenizer) -> "ImageModelling":
-        """Return the task with `tokenizer`."""
-        return ImageModelling(self, tokenizer)
 
-
-class ImageModelling(TextTask):
+class ImageModelling(TextTask, config=ImageConfig):
     """Image modelling, with metrics from `nats`, the sum of -ln P over every pixel of the held-out images:
 
     loss          nats / pixels

@@ -5,6 +5,7 @@ Every document is <bos> text <eos>; documents are packed into rows and do not at
 required by recurrent models; the last token of a row then predicts the first token of the next row.
 """
 
+import abc
 import dataclasses
 import itertools
 import math
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
-from polyformer.data import Batches, Stream, Tokenizer, pack
+from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.data.neighbours import Neighbours
 from polyformer.data.prepared.in_order import MappedSegments
@@ -33,10 +34,9 @@ from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricC
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.training import share_rows
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, TrainingBatches, Workers
 from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.training.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,44 @@ class LanguageModellingConfig(TextTaskConfig):
         folders = tuple(str(Path(folder).absolute()) for folder in self.neighbours)
         return dataclasses.replace(self, neighbours=folders)
 
-    def build(self, tokenizer: Tokenizer) -> "LanguageModelling":
-        """Return the task with `tokenizer`."""
-        return LanguageModelling(self, tokenizer)
+
+class Continuation(abc.ABC):
+    """Generation of texts that start with a prompt."""
+
+    tokenizer: Tokenizer
+
+    @abc.abstractmethod
+    def start(self, prompt: str) -> list[int]:
+        """Return the token ids of a text that starts with `prompt`, to be continued."""
+
+    def generate(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+    ) -> list[str]:
+        """Return continuations of `prompt`."""
+        generated = self.write(model, prompt, config, streamer)
+        return generated.texts(self.tokenizer.decode, config.stop)
+
+    def write(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+        draft: Draft | None = None,
+        mixture: Mixture | None = None,
+        retrieval: Retrieval | None = None,
+    ) -> Generated:
+        """Return the same as tokens, with statistics of a draft (`polyformer.models.generation.generate`)."""
+        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
+        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
+        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
 
-class LanguageModelling(TextTask):
+class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
     """Language modelling, with metrics from `nats`, the sum of -ln P over every held-out token and <eos>:
 
     loss             nats / tokens
@@ -158,9 +190,7 @@ class LanguageModelling(TextTask):
                 row["neighbour_ids"] = rows_at(near, where["input_ids"])
         return rows
 
-    def training_batches(
-        self, rows: Any, seed: int
-    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
+    def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
         """Return packed rows, or with `feed: in_order` segments of continued documents."""
         if not self.continues or isinstance(rows, PreparedText):
             return super().training_batches(rows, seed)
@@ -254,34 +284,6 @@ class LanguageModelling(TextTask):
         """Return the metrics of the class; the last two only with `counts`."""
         nats, tokens = totals
         return text_metrics(nats, tokens, counts)
-
-    def generate(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-    ) -> list[str]:
-        """Return continuations of `prompt`, which starts a document."""
-        generated = self.write(model, prompt, config, streamer)
-        return generated.texts(self.tokenizer.decode, config.stop)
-
-    def write(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-        draft: Draft | None = None,
-        mixture: Mixture | None = None,
-        retrieval: Retrieval | None = None,
-    ) -> Generated:
-        """Return the same as tokens, with statistics of a draft (see
-        `polyformer.models.generation.generate`).
-        """
-        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
-        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
     def start(self, prompt: str) -> list[int]:
         """Return the token ids of a document that starts with `prompt`."""

@@ -8,7 +8,6 @@ every epoch (Liu et al. 2019, section 4.1) unless `masking` is static; they are 
 import dataclasses
 from typing import ClassVar
 
-from polyformer.data import Tokenizer
 from polyformer.nn.heads import HeadConfig, MaskedConfig
 from polyformer.training.tasks.masking import MaskedDocuments, MaskedDocumentsConfig, TokenPrediction
 
@@ -21,12 +20,8 @@ class MaskedModellingConfig(MaskedDocumentsConfig):
     kind: ClassVar[str] = "mlm"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
-    def build(self, tokenizer: Tokenizer) -> "MaskedModelling":
-        """Return the task with `tokenizer`."""
-        return MaskedModelling(self, tokenizer)
 
-
-class MaskedModelling(TokenPrediction, MaskedDocuments):
+class MaskedModelling(TokenPrediction, MaskedDocuments, config=MaskedModellingConfig):
     """Masked language modelling, with metrics over the masked tokens.
 
     The metrics are loss (nats per token), perplexity exp(loss) and accuracy.

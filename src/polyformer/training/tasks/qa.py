@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data import Batches, Collate, Tokenizer, by_tokens
+from polyformer.data import Batches, Collate, by_tokens
 from polyformer.data.answers import (
     Offsets,
     Window,
@@ -27,13 +27,11 @@ from polyformer.data.answers import (
 )
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
-from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, SpanConfig
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked
-from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, with_tables
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
+from polyformer.training.tasks.text import EncoderTask, TextTaskConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,12 +70,8 @@ class QuestionAnsweringConfig(TextTaskConfig):
                 last = row["context"]
                 yield last
 
-    def build(self, tokenizer: Tokenizer) -> "QuestionAnswering":
-        """Return the task with `tokenizer`."""
-        return QuestionAnswering(self, tokenizer)
 
-
-class QuestionAnswering(EncoderTask):
+class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
     """Extractive question answering, with metrics: loss (nats per end of an answer) and accuracy.
 
     accuracy is the fraction of windows with both ends correct; `finish` adds exact_match and f1 of the
@@ -85,12 +79,8 @@ class QuestionAnswering(EncoderTask):
     """
 
     config: QuestionAnsweringConfig
-    sums = 4
+    sums, token_types = 4, 2
     head: HeadConfig = SpanConfig()
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with at least two token types."""
-        return with_tables(super().adapt(config), type_vocab_size=2)
 
     def encode(self, rows: Sequence[Row]) -> list[tuple[list[Window], Offsets]]:
         """Return the windows of every context, and the character offsets of its tokens."""

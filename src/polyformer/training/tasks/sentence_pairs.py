@@ -17,17 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch, Row
 from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.structured import split_sentences
-from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, PretrainingConfig
 from polyformer.training.config import at_least
 from polyformer.training.tasks.masking import MaskingTask
 from polyformer.training.tasks.metrics import exp, stacked
-from polyformer.training.tasks.text import TextTaskConfig, with_tables
+from polyformer.training.tasks.text import TextTaskConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,10 +50,6 @@ class SentencePairsConfig(TextTaskConfig):
         if not 0 <= self.short_share <= 1:
             raise InputError(f"short_share: expected a share in [0, 1], got {self.short_share}")
 
-    def build(self, tokenizer: Tokenizer) -> "SentencePairs":
-        """Return the task with `tokenizer`."""
-        return SentencePairs(self, tokenizer)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextSentenceConfig(SentencePairsConfig):
@@ -76,7 +71,7 @@ class SentenceOrderConfig(SentencePairsConfig):
     make = staticmethod(sentence_order_pairs)
 
 
-class SentencePairs(MaskingTask):
+class SentencePairs(MaskingTask, config=SentencePairsConfig):
     """Sentence-pair pre-training, with metrics of masked tokens and of pairs.
 
     They are perplexity and accuracy of masked tokens, sentence_loss (nats per pair) and sentence_accuracy;
@@ -84,12 +79,8 @@ class SentencePairs(MaskingTask):
     """
 
     config: SentencePairsConfig
-    sums = 6
+    sums, token_types = 6, 2
     head: HeadConfig = PretrainingConfig()
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with at least two token types."""
-        return with_tables(super().adapt(config), type_vocab_size=2)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs, drawn `draws` times from every document."""

@@ -16,8 +16,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
+from polyformer.training.tasks.base import Workers
 from polyformer.training.tasks.text import TextTask, TextTaskConfig, required, starting_from_pad
-from polyformer.training.tasks.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,3 +84,22 @@ class SequenceToSequence(TextTask):
             for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
                 outputs[number] = text.strip()
         return outputs
+
+
+class TruncatingSequenceToSequence(SequenceToSequence):
+    """A task that truncates sources to `max_length` tokens, and targets to those of `target_option`."""
+
+    target_option: ClassVar[str] = "max_target"
+
+    def max_generated(self, width: int) -> int:
+        """Return the maximum length of a target."""
+        return getattr(self.config, self.target_option)
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the first `max_length` tokens of each text, including a final <eos>."""
+        limit = self.config.max_length - 1
+        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each target; a longer target is truncated, without <eos>."""
+        return [ids[: self.max_generated(0)] for ids in super().encode_targets(texts)]

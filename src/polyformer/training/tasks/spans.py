@@ -14,15 +14,21 @@ import numpy as np
 
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.batching import Corrupt, Row
-from polyformer.data.sentinels import add_sentinels, sentinel_ids
-from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
+from polyformer.data.spans import (
+    SENTINELS,
+    add_sentinels,
+    corrupt_spans,
+    corrupted_lengths,
+    pieces,
+    sentinel_ids,
+    span_counts,
+    text_length,
+)
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.masking import TokenPrediction
 from polyformer.training.tasks.text import TextTaskConfig, required, starting_from_pad
-
-SENTINELS = 100  # as in T5, or more if rows need them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,12 +63,8 @@ class SpanCorruptionConfig(TextTaskConfig):
         """Return the tokenizer with a sentinel for every span."""
         return add_sentinels(super().tokenizer(config, rows), max(SENTINELS, self.spans))
 
-    def build(self, tokenizer: Tokenizer) -> "SpanCorruption":
-        """Return the task with `tokenizer`."""
-        return SpanCorruption(self, tokenizer)
 
-
-class SpanCorruption(TokenPrediction):
+class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
     """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
 
     The metrics are loss, perplexity and accuracy.
@@ -96,10 +98,7 @@ class SpanCorruption(TokenPrediction):
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return the concatenated documents, split into `text_length` tokens; the last may be shorter."""
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
-        ids = np.array([token for document in encoded for token in document], np.int32)
-        length = self.config.text_length
-        texts = [ids[start : start + length] for start in range(0, len(ids), length)]
-        return [{"input_ids": text} for text in texts if len(text) > 1]
+        return [{"input_ids": text} for text in pieces(encoded, self.config.text_length)]
 
     @property
     def corrupt(self) -> Corrupt:

@@ -14,13 +14,11 @@ from torch import nn
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
-from polyformer.data.rouge import rouge, scorer
-from polyformer.data.summaries import lead
+from polyformer.data.summaries import lead, rouge, scorer
 from polyformer.models.architectures import Transformer
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
+from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +39,8 @@ class SummarizationConfig(SequenceToSequenceConfig):
                 f"max_summary: expected at most max_length, {self.max_length}, got {self.max_summary}"
             )
 
-    def build(self, tokenizer: Tokenizer) -> "Summarization":
-        """Return the task with `tokenizer`."""
-        return Summarization(self, tokenizer)
 
-
-class Summarization(SequenceToSequence):
+class Summarization(TruncatingSequenceToSequence, config=SummarizationConfig):
     """Summarization, with metrics: loss (nats per target token) and perplexity.
 
     `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
@@ -54,23 +48,11 @@ class Summarization(SequenceToSequence):
     """
 
     config: SummarizationConfig
+    target_option = "max_summary"
 
     def __init__(self, config: SummarizationConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         scorer()  # raises now if it is missing, instead of at the end of training
-
-    def max_generated(self, width: int) -> int:
-        """Return `max_summary`."""
-        return self.config.max_summary
-
-    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the first `max_length` tokens of each text, including a final <eos>."""
-        limit = self.config.max_length - 1
-        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return each summary; a longer summary is truncated to `max_summary` tokens, without <eos>."""
-        return [ids[: self.config.max_summary] for ids in super().encode_targets(texts)]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs, and note the number of truncated sources and summaries."""

@@ -47,12 +47,8 @@ class TaggingConfig(TextTaskConfig):
         """Return the sentences, with a space between words."""
         return (" ".join(row["tokens"]) for row in rows)
 
-    def build(self, tokenizer: Tokenizer) -> "Tagging":
-        """Return the task with `tokenizer`."""
-        return Tagging(self, tokenizer)
 
-
-class Tagging(LabelTask):
+class Tagging(LabelTask, config=TaggingConfig):
     """Tagging, with metrics: loss (nats per word), accuracy of tags, and precision, recall and entity f1.
 
     An entity is correct if its type, its first and its last word are correct.

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
-from polyformer.data.prepared.framed import FramedText
+from polyformer.data.prepared.folder import FramedText
 from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.rows import MappedBatches, PackedText
 from polyformer.data.prepared.text import PreparedText
-from polyformer.data.segments import Segments
 from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
+from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig, TrainingBatches
 from polyformer.training.tasks.metrics import loss_total, perplexity_metrics
 
 STREAMED_ROWS = 10_000  # maximum number of rows of streamed validation data
@@ -70,8 +69,7 @@ class TextTask(Task):
     sums = 2
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config)
-        self.config, self.tokenizer = config, tokenizer
+        super().__init__(config, tokenizer)
         self.collate = Collate(0 if tokenizer.pad_id is None else tokenizer.pad_id)
 
     @abc.abstractmethod
@@ -160,19 +158,13 @@ class TextTask(Task):
         adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
         return head if adaptive or isinstance(head, type(self.head)) else self.head
 
-    def training_batches(
-        self, rows: Any, seed: int
-    ) -> Batches | Stream | Segments | MappedBatches | MappedSegments:
+    def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
         """Return batches of `rows`: prepared in memory, streamed (no length), or of prepared text."""
         if isinstance(rows, PreparedText):
             return self.mapped_batches(rows, seed)
         plan = partial(by_tokens, max_tokens=self.batch_tokens)
-        options: dict[str, Any] = {
-            "plan": plan,
-            "collate": self.collate,
-            "seed": seed,
-            "corrupt": self.corrupt,
-        }
+        options: dict[str, Any] = {"plan": plan, "collate": self.collate, "seed": seed}
+        options["corrupt"] = self.corrupt
         if hasattr(rows, "__len__"):
             return Batches(self.prepare(list(rows)), **options)
         return Stream(rows, self.prepare, **options)
@@ -218,13 +210,18 @@ class TextTask(Task):
 
 
 class EncoderTask(TextTask):
-    """A task of an encoder with rows between <cls> and <sep>."""
+    """A task of an encoder with rows between <cls> and <sep>; the model has at least `token_types`."""
 
     stacks = "encoder"
+    token_types = 0
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+
+    def adapt(self, config: Any) -> ModelConfig:
+        """Return the config as for other text tasks, with at least `token_types` token types."""
+        return with_tables(super().adapt(config), type_vocab_size=self.token_types)
 
 
 def batched(

@@ -25,19 +25,24 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
 from polyformer.data.batching import Batch, Row, row_lengths
 from polyformer.data.mixing import Concatenation, Mixture, mixing_rates
-from polyformer.data.rouge import rouge
-from polyformer.data.sentinels import add_sentinels, sentinel_ids
-from polyformer.data.spans import corrupt_spans, corrupted_lengths, span_counts, text_length
+from polyformer.data.spans import (
+    SENTINELS,
+    add_sentinels,
+    corrupt_spans,
+    corrupted_lengths,
+    pieces,
+    sentinel_ids,
+    span_counts,
+    text_length,
+)
+from polyformer.data.summaries import rouge
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.config import at_least
-from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, Workers
 from polyformer.training.tasks.metrics import exp, loss_total
-from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
-
-SENTINELS = 100  # as in T5, or more if rows need them
+from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,12 +155,8 @@ class TextToTextConfig(SequenceToSequenceConfig):
         spans = span_counts(self.text_length, self.density, self.mean_span)[1]
         return add_sentinels(tokenizer, max(SENTINELS, spans))
 
-    def build(self, tokenizer: Tokenizer) -> "TextToText":
-        """Return the task with `tokenizer`."""
-        return TextToText(self, tokenizer)
 
-
-class TextToText(SequenceToSequence):
+class TextToText(TruncatingSequenceToSequence, config=TextToTextConfig):
     """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
     part.
 
@@ -180,19 +181,6 @@ class TextToText(SequenceToSequence):
         """Return the length of the longer of source and target."""
         return max(self.config.max_length, self.config.max_target)
 
-    def max_generated(self, width: int) -> int:
-        """Return `max_target`."""
-        return self.config.max_target
-
-    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the first `max_length` tokens of each text, including a final <eos>."""
-        limit = self.config.max_length - 1
-        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return each target; a longer target is truncated to `max_target` tokens, without <eos>."""
-        return [ids[: self.config.max_target] for ids in super().encode_targets(texts)]
-
     def grouped(self, rows: Rows) -> dict[str, list[Row]]:
         """Return the rows of each part, in the order of the parts."""
         groups: dict[str, list[Row]] = {name: [] for name in self.names}
@@ -204,18 +192,10 @@ class TextToText(SequenceToSequence):
         """Return token ids of a part; for spans, texts with placeholder labels of the final length."""
         if self.config.parts[name].form != "spans":
             return [{**row, "spans": False} for row in self.prepare_held_out(rows)]
-        encoded = self.tokenizer.encode_batch([row["source"] for row in rows])
-        ids = np.array([token for document in encoded for token in document], np.int32)
-        step = self.config.text_length
-        texts = [ids[start : start + step] for start in range(0, len(ids), step)]
-        return [
-            {"input_ids": text, "labels": np.zeros(self._target_length(len(text)), np.int32), "spans": True}
-            for text in texts
-            if len(text) > 1
-        ]
-
-    def _target_length(self, length: int) -> int:
-        return corrupted_lengths(length, self.config.density, self.config.mean_span)[1]
+        texts = pieces(self.tokenizer.encode_batch([row["source"] for row in rows]), self.config.text_length)
+        shape = self.config.density, self.config.mean_span
+        targets = [np.zeros(corrupted_lengths(len(text), *shape)[1], np.int32) for text in texts]
+        return [{"input_ids": text, "labels": labels, "spans": True} for text, labels in zip(texts, targets)]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs of all parts, one part after the other."""

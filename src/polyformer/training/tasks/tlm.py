@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from polyformer.core.errors import InputError
-from polyformer.data import MaskingConfig, Tokenizer
+from polyformer.data import MaskingConfig
 from polyformer.data.batching import Row
-from polyformer.data.translation_pairs import translation_row
+from polyformer.data.pairs import translation_row
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, MaskedConfig
 from polyformer.training.tasks.masking import MaskingTask, TokenPrediction
@@ -39,12 +39,8 @@ class TranslationModellingConfig(TextTaskConfig):
         if min(self.languages) < 0:
             raise InputError(f"languages: expected two numbers from 0 on, got {self.languages}")
 
-    def build(self, tokenizer: Tokenizer) -> "TranslationModelling":
-        """Return the task with `tokenizer`."""
-        return TranslationModelling(self, tokenizer)
 
-
-class TranslationModelling(TokenPrediction, MaskingTask):
+class TranslationModelling(TokenPrediction, MaskingTask, config=TranslationModellingConfig):
     """Translation language modelling, with metrics over the masked tokens.
 
     The metrics are loss (nats per token), perplexity exp(loss) and accuracy.

@@ -11,13 +11,11 @@ import numpy as np
 from torch import nn
 
 from polyformer.core.errors import quote
-from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
 from polyformer.models.architectures import Transformer
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.text import too_long
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 EXTRA_TOKENS = (
     50  # maximum tokens of a translation beyond its source length (Vaswani et al. 2017, section 6.1)
@@ -33,12 +31,8 @@ class TranslationConfig(SequenceToSequenceConfig):
     kind: ClassVar[str] = "translate"
     paper: ClassVar[str] = "Vaswani et al. 2017"
 
-    def build(self, tokenizer: Tokenizer) -> "Translation":
-        """Return the task with `tokenizer`."""
-        return Translation(self, tokenizer)
 
-
-class Translation(SequenceToSequence):
+class Translation(SequenceToSequence, config=TranslationConfig):
     """Translation, with metrics: loss (nats per target token) and perplexity.
 
     `finish` adds bleu, sacrebleu's BLEU of beam search on plain text (0 to 100, its default tokenization).
@@ -48,9 +42,7 @@ class Translation(SequenceToSequence):
 
     @property
     def positions(self) -> int:
-        """Return the length of the longest target that beam search may generate: `max_length` +
-        `EXTRA_TOKENS`.
-        """
+        """Return the length of the longest generated target: `max_length` + `EXTRA_TOKENS`."""
         return self.config.max_length + EXTRA_TOKENS
 
     def max_generated(self, width: int) -> int:

@@ -2,17 +2,120 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyformer.attention.functional.request import Request
-from polyformer.cli.plots.explorer.allowed_keys import AllowedKeys
-from polyformer.cli.plots.explorer.exact_weights import Tile, tiles, with_rows, with_sink
-from polyformer.cli.plots.explorer.summaries import Summaries
-from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix
+from polyformer.cli.plots.explorer.exact_weights import Mix, Tile, tiles, value_matrix, with_rows, with_sink
+from polyformer.cli.plots.explorer.page import Buffers
 from polyformer.core.token_records import SINK, Mark, TokenRecord
+
+CELLS = 48
+"""The most cells of a thumbnail in each direction."""
+
+
+class Summaries:
+    """The summaries of the heads of one call, [H, Tq, Tk] in total.
+
+    `thumbnails` [H, R, C]: the greatest weight in each cell. `distance` [H, bins]: the share of all weight by
+    distance, in bins of 0, 1, 2, 3 to 4, 5 to 8, ...; `edges` are the starts of the bins.
+    """
+
+    def __init__(self, heads: int, queries: int, keys: int, offset: int):
+        self.queries, self.keys, self.offset = queries, keys, offset
+        rows, columns = min(CELLS, queries), min(CELLS, keys)
+        self.cells = torch.zeros(heads, rows, columns)
+        self.edges = distance_edges(max(queries + abs(offset), keys))
+        self.mass = torch.zeros(heads, len(self.edges), dtype=torch.float64)
+
+    def add(self, start: int, columns: Tensor, weights: Tensor) -> None:
+        """Add weights [H, T, K] of the queries from `start` on for the key slots `columns` [K]."""
+        heads, count = weights.shape[:2]
+        weights, columns = weights.abs().cpu(), columns.cpu()
+        queries = torch.arange(start, start + count)
+        _, rows, across = self.cells.shape
+        cell = (queries * rows // self.queries).view(-1, 1) * across + columns * across // self.keys
+        flat = self.cells.view(heads, -1)
+        flat.scatter_reduce_(1, cell.flatten().expand(heads, -1), weights.flatten(1), "amax")
+        distance = ((queries + self.offset).view(-1, 1) - columns).abs()
+        bins = torch.bucketize(distance, torch.tensor(self.edges), right=True) - 1
+        self.mass.scatter_add_(1, bins.flatten().expand(heads, -1), weights.flatten(1).double())
+
+    @property
+    def thumbnails(self) -> np.ndarray:
+        """The thumbnails, uint8 [H, R, C]: the square root of the greatest weight, scaled to 255."""
+        return (self.cells.clamp(0, 1).sqrt() * 255).round().byte().numpy()
+
+    @property
+    def distance(self) -> np.ndarray:
+        """The distribution over distances, float32 [H, bins]; sums to 1 for each head with any weight."""
+        return (self.mass / self.mass.sum(1, keepdim=True).clamp_min(1e-30)).float().numpy()
+
+
+def distance_edges(longest: int) -> list[int]:
+    """Return the starts of the bins, 0, 1, 2, 3, 5, 9, ...: each bin is twice as wide as the bin before."""
+    edges, width = [0, 1, 2], 2
+    start = 3
+    while start < longest:
+        edges.append(start)
+        start, width = start + width, 2 * width
+    return [edge for edge in edges if edge < max(1, longest)]
+
+
+class AllowedKeys:
+    """A collector of masks, tile by tile of queries, separate for each head or shared by all heads."""
+
+    def __init__(self, keys: int):
+        self.keys = keys
+        self.tiles: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, columns: Tensor, allowed: Tensor) -> None:
+        """Add the mask allowed [H or 1, T, K] bool over the key slots `columns` [K]."""
+        self.tiles.append((columns.cpu(), allowed.cpu()))
+
+    def pairs(self, heads: int) -> int:
+        """Return the number of pairs over all heads of a page."""
+        return sum(int(mask.sum()) * heads // len(mask) for _, mask in self.tiles)
+
+    def written(self, buffers: Buffers, heads: int) -> dict[str, Any]:
+        """Return `allowed`, None for full attention, and `allowed_of_head`; equal heads share a list."""
+        if all(len(columns) == self.keys and bool(mask.all()) for columns, mask in self.tiles):
+            return {"allowed": None}
+        shared = all(len(mask) == 1 for _, mask in self.tiles)
+        lists: dict[bytes, int] = {}
+        allowed, of_head = [], []
+        for head in range(1 if shared else heads):
+            arrays = self._intervals(head)
+            key = b"|".join(array.tobytes() for array in arrays)
+            if key not in lists:
+                lists[key] = len(allowed)
+                names = ("offsets", "starts", "stops")
+                allowed.append({name: buffers.add(array) for name, array in zip(names, arrays)})
+            of_head.append(lists[key])
+        return {"allowed": allowed, "allowed_of_head": of_head * heads if shared else of_head}
+
+    def _intervals(self, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return int32 offsets [Tq + 1], and intervals start <= key < stop, for query i from offsets[i]."""
+        counts, starts, stops = [torch.zeros(1, dtype=torch.long)], [], []
+        for columns, masks in self.tiles:
+            mask = masks[min(head, len(masks) - 1)]
+            apart = torch.ones(len(columns) + 1, dtype=torch.bool)  # gaps between the slots
+            apart[1:-1] = columns[1:] != columns[:-1] + 1
+            edge = torch.zeros(len(mask), 1, dtype=torch.bool)
+            before, after = torch.cat([edge, mask], 1)[:, :-1], torch.cat([mask, edge], 1)[:, 1:]
+            first = mask & (~before | apart[:-1])
+            last = mask & (~after | apart[1:])
+            counts.append(first.sum(1))
+            starts.append(columns[first.nonzero()[:, 1]])
+            stops.append(columns[last.nonzero()[:, 1]] + 1)
+        return (
+            torch.cat(counts).cumsum(0).int().numpy(),
+            torch.cat(starts).int().numpy(),
+            torch.cat(stops).int().numpy(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

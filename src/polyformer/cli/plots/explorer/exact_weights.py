@@ -1,7 +1,7 @@
-"""The weights of one call of `attend`, tile by tile of queries, without the pairs that are never attended."""
+"""The weights of one call: of `attend`, tile by tile of queries without masked pairs; or of any mechanism."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -66,9 +66,7 @@ def tiles(request: Request) -> Iterator[Tile]:
 
 
 def with_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
-    """Yield the tiles with the share `sink` [H, Tq], float32, of each query's attention taken from the
-    keys.
-    """
+    """Yield the tiles with the share `sink` [H, Tq], float32, of each query's weights taken off the keys."""
     for tile in ordinary:
         keys = 1 - sink[:, tile.start : tile.stop].to(tile.weights.device)
         weights, lse = tile.weights * keys.unsqueeze(2), tile.lse - keys.log()
@@ -129,3 +127,28 @@ def _allowed(request: Request, heads: int, b: Tensor, q_idx: Tensor, columns: Te
         mask = pattern.mask(request.context, b, h.view(1, -1, 1, 1), q_idx, columns)
         allowed[h] = mask.expand(1, len(members), *shape)[0]
     return allowed[:1] if bool((allowed == allowed[:1]).all()) else allowed
+
+
+Mix = Callable[[Tensor], Tensor]
+"""A function from values [1, Hkv, Tk, D] to outputs [1, H, Tq, D]."""
+
+
+@torch.no_grad()
+def value_matrix(mix: Mix, values: Tensor) -> Tensor:
+    """Return the attention matrix A [H, Tq, Tk] of any mechanism, float32: its map from values to outputs.
+
+        y = A v + c,  c = f(q, k, 0),  so  f(q, k, I) - c = A
+
+    for every mechanism is affine in its values, for any function of queries and keys: hashing, clusters,
+    random features, compressed keys. The columns of the identity are evaluated in groups of D. `values`
+    [1, Hkv, Tk, D] determine shape and type.
+    """
+    length, width = values.shape[-2:]
+    nothing = mix(torch.zeros_like(values))
+    columns = []
+    for start in range(0, length, width):
+        part = torch.zeros_like(values)
+        index = torch.arange(start, min(start + width, length), device=values.device)
+        part[..., index, index - start] = 1
+        columns.append((mix(part) - nothing)[0, ..., : len(index)])
+    return torch.cat(columns, -1).float()

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.explorer.buffers import Buffers
 from polyformer.cli.plots.explorer.calls import Call, MeasuredCall, measure_call
 from polyformer.cli.plots.explorer.detail import planned, written
-from polyformer.cli.plots.explorer.page import asset, write
+from polyformer.cli.plots.explorer.page import Buffers, asset, write
 from polyformer.cli.plots.explorer.reading import Picture, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.errors import InputError

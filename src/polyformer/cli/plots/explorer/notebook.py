@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
-from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
-from polyformer.cli.plots.explorer.polyformer_patches import PolyformerPatches
+from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages, PolyformerPatches
 from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for

@@ -1,4 +1,7 @@
-"""The page: one file with data, style and script inside, which may not load or run anything else."""
+"""The page: one file with data, style and script inside, which may not load or run anything else.
+
+Typed arrays are in one string of bytes, which the page reads without parsing numbers.
+"""
 
 import base64
 import hashlib
@@ -7,7 +10,38 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from polyformer.cli.plots.explorer.buffers import Buffers
+import numpy as np
+
+ALIGNED = 8
+"""The alignment of an array in bytes, so that a page can create a view of any type."""
+
+TYPES = ("uint8", "int8", "int16", "int32", "float16", "float32")
+
+
+class Buffers:
+    """A collector of arrays; the results of `add` go into the page's JSON."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0  # bytes
+        self.places: dict[tuple[str, bytes], int] = {}
+
+    def add(self, array: np.ndarray) -> dict[str, Any]:
+        """Return the array's offset, its type and its shape; equal arrays are stored once."""
+        name = str(array.dtype)
+        assert name in TYPES, name
+        content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        key = name, hashlib.sha256(content).digest()
+        if key not in self.places:
+            self.places[key] = self.size
+            padding = -len(content) % ALIGNED
+            self.parts += [content, bytes(padding)]
+            self.size += len(content) + padding
+        return {"at": self.places[key], "dtype": name, "shape": list(array.shape)}
+
+    def base64(self) -> str:
+        """Return all bytes, in order."""
+        return base64.b64encode(b"".join(self.parts)).decode()
 
 
 def write(header: dict[str, Any], buffers: Buffers) -> str:

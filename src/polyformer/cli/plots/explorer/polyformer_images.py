@@ -1,4 +1,4 @@
-"""Images that an image model of polyformer reads, as readings: a token for each level of each pixel."""
+"""Images that models of polyformer read, as readings: a token per level of a pixel, or per patch."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ import torch
 from polyformer.cli.plots.explorer.reading import Picture, Reading
 from polyformer.core.errors import InputError
 from polyformer.data.images import GREYS, quantised
-from polyformer.models.architectures import Transformer
+from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.training.tasks.image import by, shapes
 
 COLOURS = " red", " green", " blue"
@@ -52,13 +52,48 @@ def image(pixels: np.ndarray) -> np.ndarray:
     """Return an image with or without a channel axis as [H, W, 1 or 3]; raises `InputError` otherwise."""
     pixels = np.asarray(pixels)
     channels = (*pixels.shape, 1)[2:3]
-    if (
-        pixels.dtype != np.uint8
-        or pixels.ndim not in (2, 3)
-        or channels not in [(1,), (3,)]
-        or not pixels.size
-    ):
+    fits = pixels.ndim in (2, 3) and channels in [(1,), (3,)] and pixels.size
+    if pixels.dtype != np.uint8 or not fits:
         raise InputError(
             f"image: expected uint8 [H, W] or [H, W, 1 or 3], got {pixels.dtype} {list(pixels.shape)}"
         )
     return pixels.reshape(*pixels.shape[:2], *channels)
+
+
+BEFORE = "class", "distillation"
+"""The names of the tokens before the patches, if the model has them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolyformerPatches:
+    """A reader of images with a Vision Transformer of polyformer: patches are tokens."""
+
+    name: str
+    model: VisionTransformer
+
+    def of_pixels(self, pixels: np.ndarray) -> Reading:
+        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], of the model's size."""
+        pixels, config = image(pixels), self.model.config
+        if pixels.shape[2] == 1:
+            pixels = pixels.repeat(config.num_channels, 2)
+        if pixels.shape != (*config.image_size, config.num_channels):
+            size = " x ".join(map(str, (*config.image_size, config.num_channels)))
+            raise InputError(
+                f"image: this model reads images of {size}, got one of "
+                f"{' x '.join(map(str, pixels.shape))}; scale it, or convert its colours"
+            )
+        (rows, columns), (high, wide) = self.model.grid, config.patch_size
+        device = next(self.model.parameters()).device
+        values = self.model.normalize(torch.from_numpy(pixels.copy()).unsqueeze(0).to(device))
+        names = [f"row {row} col {column}" for row in range(rows) for column in range(columns)]
+        return Reading(
+            name=self.name,
+            model=self.model,
+            inputs={"pixel_values": values},
+            tokens={"encoder": [*BEFORE[: config.tokens], *names]},
+            picture=Picture(
+                pixels=np.ascontiguousarray(pixels[: rows * high, : columns * wide]),
+                patch=config.patch_size,
+                first=config.tokens,
+            ),
+        )

@@ -20,9 +20,7 @@ class TransformersTexts:
     tokenizer: Any = None
 
     def of_text(self, text: str, target: str | None = None) -> Reading:
-        """Return the reading of `text`; target: the decoder's input in an encoder-decoder, by default
-        `text`.
-        """
+        """Return the reading of `text`; target: the decoder's input of an encoder-decoder, else `text`."""
         if self.tokenizer is None:
             raise InputError("tokenizer: a text requires a tokenizer; pass tokenizer=...")
         inputs = dict(self.tokenizer(text, return_tensors="pt", return_attention_mask=False))

@@ -46,12 +46,10 @@ class Windows:
         def note(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             self.grids[layer] = named["input_dimensions"] if len(arguments) < 2 else arguments[1]
 
-        handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in self.layers.values()]
-        try:
+        with contextlib.ExitStack() as handles:
+            for layer in self.layers.values():
+                handles.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def stages(self) -> dict[str, Grid]:
         """Return the grids, in order, by the names of their stages."""

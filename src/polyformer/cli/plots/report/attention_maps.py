@@ -69,9 +69,7 @@ def attention_view(maps: AttentionMaps) -> str:
 
 
 def attention_table(maps: AttentionMaps) -> str:
-    """Return a table by head, means over queries: distance of attention, and its share on three special
-    places.
-    """
+    """Return a table by head, means over queries: distance of attention, and its share on three places."""
     n = len(maps.tokens)
     index = torch.arange(n)
     distance = (index.view(-1, 1) - index).abs().float()

@@ -20,8 +20,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.data import read
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
-from polyformer.training.curves import series
-from polyformer.training.metrics import read_metrics
+from polyformer.training.metrics import read_metrics, series
 from polyformer.training.recipes.report import number
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks import LanguageModelling
