@@ -267,13 +267,14 @@ RELEVANCE: dict[str, Contract] = {
     ),
     # K12: graphs and the meta device.
     "graph": contract(
-        every("Mechanism Depth", "may read a tensor's numbers"),
-        first("Head Memory Variant", "has the operations of all its examples"),
+        first(
+            "Memory Variant", "has the operations of all its examples, and changes positions or projections"
+        ),
         rest="a preset has no code; the others are compiled together",
     ),
     "graph of several": contract(
-        every("Position FeedForward Block Norm", "may read a tensor's numbers, and does not mind the rest"),
-        first("Pattern", "has the operations of all its examples"),
+        every("Mechanism Depth Position FeedForward Block Norm", "may read a tensor's numbers"),
+        first("Pattern Head", "has the operations of all its examples"),
         rest="is compiled alone",
     ),
     "graph with limits": contract(first("Mechanism", "may read the limits"), rest="hands the limits on"),
