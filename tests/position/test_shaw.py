@@ -44,5 +44,5 @@ def test_sizes():
 
 
 def test_a_clip_of_nothing_is_refused():
-    with pytest.raises(InputError, match="clip: expected a distance of 1 token or more, got 0"):
+    with pytest.raises(InputError, match="clip: expected 1 or more, got 0"):
         ShawConfig(clip=0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, UnitFloat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +19,7 @@ class ScheduleConfig(Config):
 
     option: ClassVar[str] = "schedule.kind"
 
-    warmup: int = 0  # steps until the factor is 1
-
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise InputError(f"warmup: expected a number of steps, 0 or more, got {self.warmup}")
+    warmup: NonNegativeInt = 0  # steps until the factor is 1
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of `lr` at update `step` (1 is the first) of `steps`."""
@@ -36,12 +32,6 @@ class ScheduleConfig(Config):
     def progress(self, step: int, steps: int) -> float:
         """Return the completed fraction of the steps after the warm-up: 1 from the last step on."""
         return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
-
-
-def check_floor(floor: float) -> None:
-    """Raise `InputError` unless `floor` is a factor from 0 to 1."""
-    if not 0.0 <= floor <= 1.0:
-        raise InputError(f"floor: expected a factor from 0 to 1, got {floor}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +52,7 @@ class Linear(ScheduleConfig):
     kind: ClassVar[str] = "linear"
     paper: ClassVar[str] = "Devlin et al. 2019 (BERT), A.2"
 
-    floor: float = 0.0  # factor at the last step
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_floor(self.floor)
+    floor: UnitFloat = 0.0  # factor at the last step
 
     def decay(self, step: int, steps: int) -> float:
         """Return 1 - (1 - floor) * progress."""
@@ -80,11 +66,7 @@ class Cosine(ScheduleConfig):
     kind: ClassVar[str] = "cosine"
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (SGDR), equation 5, one period"
 
-    floor: float = 0.1  # factor at the last step
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_floor(self.floor)
+    floor: UnitFloat = 0.1  # factor at the last step
 
     def decay(self, step: int, steps: int) -> float:
         """Return floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
@@ -118,13 +100,8 @@ class Noam(ScheduleConfig):
     kind: ClassVar[str] = "noam"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3"
 
-    hidden_size: int
-    warmup: int = 4000
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "warmup"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+    hidden_size: PositiveInt
+    warmup: PositiveInt = 4000
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

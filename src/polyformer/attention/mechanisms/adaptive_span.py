@@ -26,8 +26,8 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, Sco
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.spans import Spans, log_span_mask, round_up_span
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
@@ -40,26 +40,17 @@ class AdaptiveSpanConfig(MechanismConfig):
     Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
     """
 
-    max_span: int = 1024  # the greatest distance that any head may learn to attend to
-    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
-    initial: float = 0.0  # the first spans, as a fraction of max_span
-    penalty: float = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
-    dropout: float = 0.0  # of attention weights
+    max_span: PositiveInt = 1024  # the greatest distance that any head may learn to attend to
+    ramp: PositiveInt = 32  # tokens over which m falls from 1 to 0 (R in the paper)
+    initial: UnitFloat = 0.0  # the first spans, as a fraction of max_span
+    penalty: NonNegativeFloat = 2e-6  # on the mean span of each layer's heads (lambda in the paper)
+    dropout: Probability = 0.0  # of attention weights
     backend: str = "auto"
 
     supports_context_parallel: ClassVar[bool] = True
     kind: ClassVar[str] = "adaptive_span"
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
     supports_recurrence: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_span", "ramp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
-        if not 0 <= self.initial <= 1:
-            raise InputError(f"initial: expected a fraction of max_span in [0, 1], got {self.initial}")
-        if self.penalty < 0:
-            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
         """Return the module with a separate span per head."""

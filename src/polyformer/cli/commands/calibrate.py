@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
 from polyformer.core.errors import InputError
 from polyformer.core.limits import NEW_TOKENS
+from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.exits.calibrate import ThresholdTest
@@ -50,11 +51,11 @@ class CalibrateOptions:
         "thresholds to test, in decreasing order, separated by commas (default: 0.95,0.9,...,0.05)",
         metavar="X,X",
     )
-    texts: int = option("largest number of texts (default: 200)", 200)
-    prompt: int = option(
+    texts: PositiveInt = option("largest number of texts (default: 200)", 200)
+    prompt: PositiveInt = option(
         "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32
     )
-    new_tokens: int = option(
+    new_tokens: PositiveInt = option(
         "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS
     )
     device: Device = device()
@@ -70,9 +71,6 @@ def run(options: CalibrateOptions) -> None:
     from polyformer.data import DataConfig
     from polyformer.models.architectures.pretrained import CONFIG
 
-    for name in ("texts", "prompt", "new_tokens"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(options, name)}")
     asked = CalibrateConfig(risk=options.risk, confidence=options.confidence, measure=options.measure)
     if options.thresholds is not None:
         asked = replace(asked, thresholds=parse_numbers("--thresholds", options.thresholds))

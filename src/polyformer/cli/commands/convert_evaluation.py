@@ -3,10 +3,12 @@
 import dataclasses
 from pathlib import Path
 
+from annotated_types import Le
+
 from polyformer.cli.commands.before_after import compare, comparison_table, quality_losses, text_reader
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import SIZE
-from polyformer.core.sizes import check_most
+from polyformer.core.ranges import check_range
 from polyformer.data.compressed_files import opened
 from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.tokenizer_loading import load_tokenizer
@@ -33,10 +35,6 @@ class Evaluation:
         """Raise `InputError` for invalid options before anything is written."""
         if not Path(self.text).is_file():
             raise InputError(f"--evaluate: {self.text}: no such file")
-        if self.tolerance < 0:
-            raise InputError(f"--tolerance: expected 0 or more, got {self.tolerance}")
-        if self.tokens < 1:
-            raise InputError(f"--tokens: expected 1 or more, got {self.tokens}")
         tokenizer = load_tokenizer(self.folder)
         text_reader(model, tokenizer)
         lengths = self.resolved_lengths(model)
@@ -77,5 +75,5 @@ class Evaluation:
                 f"--lengths: expected numbers above 1, for example 512,2048, got {quote(self.lengths)}"
             )
         for part in parts:
-            check_most("--lengths", int(part), SIZE)
+            check_range("--lengths", int(part), Le(SIZE))
         return sorted({int(part) for part in parts})

@@ -39,8 +39,6 @@ def check(options: Any) -> None:
     """Raise `InputError` for options that contradict each other."""
     if options.tune and not (options.lambda_ is None and options.temperature is None):
         raise InputError("--tune chooses --lambda and --temperature; leave them out, or leave --tune out")
-    if options.tokens is not None and options.tokens < 1:
-        raise InputError(f"--tokens: expected 1 or more, got {options.tokens}")
 
 
 def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "MixtureConfig":
@@ -50,7 +48,6 @@ def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "Mixtur
 
     assert options.tune is not None
     neighbours = MixtureConfig().neighbours if options.neighbours is None else options.neighbours
-    MixtureConfig(neighbours=neighbours)
     source = texts_of(options.tune, options.format)
     targets = measured(reader, store, source, (neighbours,), None, options.tokens)
     config, loss = targets.best()

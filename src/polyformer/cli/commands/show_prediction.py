@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -124,6 +124,3 @@ def check(options: Any) -> None:
     for name in ("heads", "causal", "block", "layer", "out"):
         if getattr(options, name) not in (None, False):
             raise InputError(f"--{name}: only for `show pattern` and `show position`, not with --mesh")
-    for name in ("batch", "accumulate", "length"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InputError(f"--{name}: expected 1 or more, got {quote(getattr(options, name))}")

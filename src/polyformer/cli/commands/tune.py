@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polyformer.cli.commands.options import option
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 EXAMPLES = """examples:
   polyformer tune                                # measure again, for this machine's threads and for one
@@ -25,7 +26,7 @@ class TuneOptions:
     """Options of `polyformer tune`."""
 
     show: bool = option("do not measure; show the machine, the cache file and its choices", False)
-    threads: int | None = option(
+    threads: PositiveInt | None = option(
         "number of threads to measure with (default: torch's number of threads, and 1)"
     )
     out: str | None = option(
@@ -41,8 +42,6 @@ def run(options: TuneOptions) -> None:
 
     if options.show and (options.threads or options.out):
         raise InputError("--show: does not measure; leave out --threads and --out")
-    if options.threads is not None and options.threads < 1:
-        raise InputError(f"--threads: expected 1 or more, got {options.threads}")
     for name, value in description().items():
         print(f"{name}: {value}")
     pinned = store.pinned()

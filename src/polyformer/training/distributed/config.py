@@ -6,6 +6,7 @@ from typing import Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
@@ -18,20 +19,16 @@ PipelineSchedule = Literal["1f1b", "gpipe"]
 class ParallelConfig(Config):
     """The number of processes along each dimension of parallelism; their product is the world size."""
 
-    data: int | None = None  # replicas of the model, each with its own batches; null: all remaining processes
-    shard: int = 1  # also with own batches, and each with a shard of the weights and optimizer state
-    tensor: int = 1  # share every batch, each with some of the heads and feed-forward units
-    context: int = 1  # share every text, each with some of its tokens; weights are sharded as in shard
-    pipeline: int = 1  # share every batch, each with some of the layers; accumulated batches are microbatches
-    stages: int = 1  # pipeline stages per process: above 1, less idle time and more communication
+    data: PositiveInt | None = None  # replicas, each with its own batches; null: all remaining processes
+    shard: PositiveInt = 1  # also with own batches, and each with a shard of the weights and optimizer state
+    tensor: PositiveInt = 1  # share every batch, each with some of the heads and feed-forward units
+    context: PositiveInt = 1  # share every text, each with some of its tokens; weights sharded as in shard
+    pipeline: PositiveInt = 1  # share every batch, each with some layers; accumulated are microbatches
+    stages: PositiveInt = 1  # pipeline stages per process: above 1, less idle time and more communication
     pipeline_schedule: PipelineSchedule = "1f1b"  # gpipe: all forward passes first
 
     def __post_init__(self) -> None:
-        for name in DIMENSIONS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: expected 1 process or more, got {value}")
-        if self.stages < 1 or (self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b")):
+        if self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b"):
             raise InputError(
                 f"stages: expected 1, or more in a pipeline with the schedule '1f1b', got {self.stages}"
             )

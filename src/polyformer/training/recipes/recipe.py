@@ -7,6 +7,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name, with_options
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.models.architectures import VisionConfig, decode_config
 from polyformer.models.checkpoints import config_of, keep_positions
@@ -93,7 +94,7 @@ class Recipe(Config):
     vectors: VectorsConfig | None = None  # pretrained word vectors of the token table
     distillation: DistillationConfig | None = None  # a teacher that provides initial layers and soft labels
     imports: tuple[str, ...] = ()  # files and modules that register user-defined parts
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
@@ -117,8 +118,6 @@ class Recipe(Config):
             return self.model.config()
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InputError(f"seed: expected 0 or more, got {self.seed}")
         if self.vectors is not None and (self.model.pretrained or self.distillation):
             raise InputError(
                 "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.labels import IGNORED
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch
@@ -26,7 +27,6 @@ from polyformer.data.prepared.in_order import MappedSegments
 from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.models.architectures import Transformer
-from polyformer.training.config import at_least
 from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 Rows = Iterable[Any]
@@ -44,10 +44,7 @@ class TaskConfig(Config):
     needs: ClassVar[tuple[str, ...]] = ()
     tokenized: ClassVar[bool] = False
 
-    batch_tokens: int = 4096  # tokens per batch, including padding; for pairs, on the longer side
-
-    def __post_init__(self) -> None:
-        at_least(1, batch_tokens=self.batch_tokens)
+    batch_tokens: PositiveInt = 4096  # tokens per batch, including padding; for pairs, on the longer side
 
     @property
     def own_data(self) -> Splits | None:

@@ -20,7 +20,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.sines import cosines_and_sines
 
@@ -167,13 +166,3 @@ class Kernel:
         if grad_scale is None or not self.map.norm:
             return grad_x
         return grad_x.addcmul_(x, grad_scale.unsqueeze(-1), value=self.map.norm * self.factor**2)
-
-
-def check_features(features: int, redraw_every: int | None) -> None:
-    """Raise `InputError` if there is no direction, or less than a step between draws."""
-    if features < 1:
-        raise InputError(f"features: expected 1 or more random directions, got {features}; 256 is usual")
-    if redraw_every is not None and redraw_every < 1:
-        raise InputError(
-            f"redraw_every: expected 1 training step or more, or null for never, got {redraw_every}"
-        )

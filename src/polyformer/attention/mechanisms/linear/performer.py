@@ -30,12 +30,12 @@ from polyformer.attention.mechanisms.linear.feature_attention import (
     LinearState,
     linear_attention,
 )
-from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel, check_features
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.attention.mechanisms.linear.inputs import LinearInputs
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -47,11 +47,11 @@ class PerformerConfig(MechanismConfig):
     `features`: the number of rows of W; the trigonometric map computes two features per row.
     """
 
-    features: int = 256
+    features: PositiveInt = 256
     map: Literal["positive", "trigonometric", "relu"] = "positive"
     orthogonal: bool = True  # false: independent rows
-    redraw_every: int | None = 1000  # training steps; null for never
-    floor: float = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
+    redraw_every: PositiveInt | None = 1000  # training steps; null for never
+    floor: NonNegativeFloat = 0.01  # of denominators with trigonometric features; 0 for the raw estimate
     backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "performer"
@@ -64,11 +64,8 @@ class PerformerConfig(MechanismConfig):
     )
 
     def __post_init__(self) -> None:
-        check_features(self.features, self.redraw_every)
         if self.backend == "definition":
             object.__setattr__(self, "supports_context_parallel", False)
-        if self.floor < 0:
-            raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "Performer":
         """Return the module, in linear time, or over all pairs with the backend "definition"."""

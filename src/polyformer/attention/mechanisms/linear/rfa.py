@@ -32,12 +32,12 @@ from polyformer.attention.mechanisms.linear.feature_attention import (
     LinearState,
     linear_attention,
 )
-from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel, check_features
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.attention.mechanisms.linear.inputs import LinearInputs
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
+from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -49,12 +49,12 @@ class RFAConfig(MechanismConfig):
     `features`: the number of rows of W; every row gives a sine and a cosine.
     """
 
-    features: int = 64
+    features: PositiveInt = 64
     gated: bool = False
-    sigma: float = 1.0  # the first temperature
+    sigma: PositiveFloat = 1.0  # the first temperature
     orthogonal: bool = False
-    redraw_every: int | None = None  # training steps; null for never
-    floor: float = 0.01  # of denominators; 0 for the raw estimate
+    redraw_every: PositiveInt | None = None  # training steps; null for never
+    floor: NonNegativeFloat = 0.01  # of denominators; 0 for the raw estimate
     backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     kind: ClassVar[str] = "rfa"
@@ -67,13 +67,8 @@ class RFAConfig(MechanismConfig):
     )
 
     def __post_init__(self) -> None:
-        check_features(self.features, self.redraw_every)
         if self.backend == "definition":
             object.__setattr__(self, "supports_context_parallel", False)
-        if self.sigma <= 0:
-            raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
-        if self.floor < 0:
-            raise InputError(f"floor: expected 0 or more, got {self.floor}")
 
     def build(self, num_heads: int, head_size: int) -> "RFA":
         """Return the module, in linear time, or over all pairs with the backend "definition"."""
