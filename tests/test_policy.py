@@ -169,7 +169,7 @@ def test_inputs_that_do_not_fit_are_refused(arguments: tuple[Tensor, ...], messa
     ("changes", "message"),
     [
         ({"num_actions": 0}, "num_actions: expected 1 or more"),
-        ({"memory_length": 0}, "memory_length: expected 1 step"),
+        ({"memory_length": 0}, "memory_length: expected 1 or more"),
         ({"attention": "lsh"}, "requires softmax attention"),
         ({"position": "learned"}, "memory: "),
     ],

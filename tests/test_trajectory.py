@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_named(name: str, change: Any, message: str):
 def test_labels_and_options_are_checked():
     with pytest.raises(InputError, match=r"labels: expected actions \(2, 6, 3\), got \(2, 6, 1\)"):
         model()(**inputs(), labels=torch.zeros(2, 6, 1))
-    with pytest.raises(InputError, match="state_size: expected 1 number or more, got 0"):
+    with pytest.raises(InputError, match="state_size: expected 1 or more, got 0"):
         PredictionConfig(state_size=0)
     with pytest.raises(InputError, match="max_timesteps: expected 1 or more, got 0"):
         dataclasses.replace(TrajectoryConfig(), max_timesteps=0)

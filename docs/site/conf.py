@@ -1,6 +1,8 @@
 """Sphinx configuration; `docs/site/build.py` writes the sources and calls Sphinx."""
 
+import inspect
 import sys
+import typing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,9 +65,17 @@ def docstring_to_rst(app, what, name, obj, options, lines):
     lines[:] = rst("\n".join(lines)).splitlines()
 
 
+def without_ranges(app, obj, bound_method):
+    """Remove the ranges from the types of a signature; the tables of options word them."""
+    function = inspect.unwrap(getattr(obj, "__func__", obj))
+    if inspect.isfunction(function):
+        function.__annotations__ |= typing.get_type_hints(function)
+
+
 def setup(app):
     """Register the docstring converter, and lexers for code languages that Pygments does not know."""
     app.add_lexer("jsonl", JsonLexer)
     for language in ("csv", "tsv"):
         app.add_lexer(language, TextLexer)
     app.connect("autodoc-process-docstring", docstring_to_rst)
+    app.connect("autodoc-before-process-signature", without_ranges)

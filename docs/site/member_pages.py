@@ -10,13 +10,15 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 from docstrings import blocks, markdown
 from snippets import expression, python, shell
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.documentation import Member, members
-from polyformer.core.config import Config
+from polyformer.core.config import Config, type_hints
+from polyformer.core.ranges import ranges
 from polyformer.core.registry import in_package
 
 DOCS = Path(__file__).parents[1]
@@ -167,13 +169,17 @@ def options(member: Member) -> str:
     fields = [field for field in dataclasses.fields(member.cls) if not field.name.startswith("_")]
     if not fields:
         return ""
-    comments = field_comments(member.cls)
+    comments, hints, intervals = field_comments(member.cls), type_hints(member.cls), ranges(member.cls)
     rows = []
     for field in fields:
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        hint = str(field.type) if "[" in str(field.type) or "|" in str(field.type) else kind
-        hint = re.sub(r"\b(?:polyformer|typing|pathlib)\.(?:\w+\.)*", "", hint).replace("|", "\\|")
-        rows.append(f"| `{field.name}` | `{hint}` | {default(field)} | {comments.get(field.name, '')} |")
+        hint = hints[field.name]
+        text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+        text = re.sub(r"\b(?:polyformer|typing|pathlib)\.(?:\w+\.)*", "", text)
+        text = re.sub(r"^Optional\[(.+)\]$", r"\1 | None", text).replace("|", "\\|")
+        limits = f", {intervals[field.name]}" if field.name in intervals else ""
+        rows.append(
+            f"| `{field.name}` | `{text}`{limits} | {default(field)} | {comments.get(field.name, '')} |"
+        )
     return "\n".join(["## Options", "", "| option | type | default | |", "|---|---|---|---|", *rows])
 
 

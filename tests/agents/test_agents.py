@@ -269,7 +269,7 @@ def test_observations_without_a_form_are_refused():
         ({"minibatches": 4}, "into 4 minibatches"),
         ({"batch_tokens": 128}, "batch_tokens: an agent reads no tokens"),
         ({"discount": 1.5}, "discount: expected a number from 0 to 1"),
-        ({"clip": -0.1}, "clip: expected a number of 0 or more"),
+        ({"clip": -0.1}, r"task\.clip: expected 0 or more"),
         ({"rows": 0}, "rows: expected 1 or more"),
     ],
 )

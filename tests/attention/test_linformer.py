@@ -311,7 +311,7 @@ def test_tokens_beyond_the_last_column_are_refused():
     [
         ({"sharing": "heads"}, "unknown sharing 'heads': did you mean 'head'"),
         ({"projection": "min"}, "unknown projection 'min'"),
-        ({"max_length": 0}, "max_length: counts positions, expected 1 or more, got 0"),
+        ({"max_length": 0}, "max_length: expected 1 or more, got 0"),
         ({"max_length": 8, "k": 9}, "k: expected 1 to max_length 8 rows, got 9"),
         ({"max_length": 8, "k": (4, 0)}, "k: expected 1 to max_length 8 rows, got 0"),
         ({"k": ()}, r"k: expected a number for each layer or head, got \(\)"),

@@ -197,10 +197,10 @@ def test_steps_with_a_state_are_one_pass(few: int, times: int, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds: expected 1 round of hashing or more, got 0"),
+        ({"rounds": 0}, "rounds: expected 1 or more, got 0"),
         ({"buckets": 7}, "expected an even number of 2 or more .*got 7; use 8"),
         ({"buckets": 0}, "expected an even number of 2 or more .*got 0; use 2"),
-        ({"window": 0}, "window: counts the token itself, expected 1 or more, got 0"),
+        ({"window": 0}, "window: expected 1 or more, got 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(options: dict[str, int], message: str):

@@ -90,7 +90,7 @@ def test_a_state_is_a_third_of_a_cache():
 
 def test_what_is_wrong_is_named():
     for name in ("kernel", "stride"):
-        with pytest.raises(InputError, match=f"{name}: counts tokens, expected 1 or more, got 0"):
+        with pytest.raises(InputError, match=f"{name}: expected 1 or more, got 0"):
             MemoryCompressedConfig(**{name: 0})
 
 

@@ -267,11 +267,11 @@ def test_drawing_leaves_the_global_random_state_alone():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerformerConfig(features=0), "features: expected 1 or more random directions, got 0"),
+        (lambda: PerformerConfig(features=0), "features: expected 1 or more, got 0"),
         (lambda: RFAConfig(features=0), "features: expected 1 or more"),
-        (lambda: PerformerConfig(redraw_every=0), "redraw_every: expected 1 training step or more"),
+        (lambda: PerformerConfig(redraw_every=0), "redraw_every: expected 1 or more"),
         (lambda: PerformerConfig(floor=-1.0), "floor: expected 0 or more"),
-        (lambda: RFAConfig(sigma=0.0), "sigma: expected a temperature above 0"),
+        (lambda: RFAConfig(sigma=0.0), "sigma: expected a number above 0"),
         (lambda: RFAConfig(floor=-1.0), "floor: expected 0 or more"),
     ],
 )

@@ -208,11 +208,11 @@ def test_training_shrinks_spans_that_nothing_needs():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AdaptiveSpanConfig(max_span=0), "max_span: counts tokens, expected 1 or more, got 0"),
-        (lambda: AdaptiveSpanConfig(ramp=0), "ramp: counts tokens, expected 1 or more, got 0"),
-        (lambda: AdaptiveSpanConfig(initial=1.5), "initial: expected a fraction of max_span"),
+        (lambda: AdaptiveSpanConfig(max_span=0), "max_span: expected 1 or more, got 0"),
+        (lambda: AdaptiveSpanConfig(ramp=0), "ramp: expected 1 or more, got 0"),
+        (lambda: AdaptiveSpanConfig(initial=1.5), "initial: expected a number from 0 to 1"),
         (lambda: AdaptiveSpanConfig(penalty=-1.0), "penalty: expected 0 or more"),
-        (lambda: DynamicSpanConfig(max_span=0), "max_span: counts tokens"),
+        (lambda: DynamicSpanConfig(max_span=0), "max_span: expected 1 or more"),
         (lambda: DynamicSpanConfig(penalty=-1.0), "penalty: expected 0 or more"),
     ],
 )

@@ -58,5 +58,5 @@ def test_padding_takes_no_singular_values():
 
 
 def test_a_rank_of_nothing_is_refused():
-    with pytest.raises(InputError, match="rank: counts singular values, expected 1 or more, got 0"):
+    with pytest.raises(InputError, match="rank: expected 1 or more, got 0"):
         SVDConfig(rank=0)

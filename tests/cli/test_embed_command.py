@@ -199,7 +199,7 @@ def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: P
         ("nowhere a.txt --out v", "nowhere: no such directory"),
         ("MODEL a.txt --out v --unnormalized", "--unnormalized: requires --pooling"),
         ("MODEL nowhere.txt --out v", "nowhere.txt: no such file"),
-        ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more in a part, got 0"),
+        ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more, got 0"),
     ],
 )
 def test_what_the_command_refuses(

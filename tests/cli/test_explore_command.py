@@ -129,7 +129,7 @@ def test_hostile_text_ends_no_script(explored: Callable[..., dict[str, Any]]):
         (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder cannot generate"),
         (("decoder-tiny", "a", "--target", "b"), "target: only for encoder-decoder models"),
         (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 or more, got 0"),
-        (("decoder-tiny", "a", "--megabytes", "0"), "--megabytes: expected a size above 0, got 0"),
+        (("decoder-tiny", "a", "--megabytes", "0"), "--megabytes: expected a number above 0, got 0"),
         (("absent-model", "a"), "absent-model"),
         ((".", "a", "--transformers"), "transformers cannot read it"),
     ],

@@ -85,10 +85,10 @@ def test_a_view_follows_from_its_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"flip": 1.5}, "flip: expected a probability from 0 to 1, got 1.5"),
-        ({"shift": -1}, "shift: expected 0 to 1024 pixels, got -1"),
-        ({"rotation": 200.0}, "rotation: expected 0 to 180 degrees, got 200.0"),
-        ({"crop": 0.0}, "crop: expected a share of the area above 0, up to 1, got 0.0"),
+        ({"flip": 1.5}, r"flip: expected a number from 0 to 1, got 1\.5"),
+        ({"shift": -1}, "shift: expected 0 to 1024, got -1"),
+        ({"rotation": 200.0}, r"rotation: expected a number from 0 to 180, got 200\.0"),
+        ({"crop": 0.0}, r"crop: expected a share in \(0, 1\], got 0\.0"),
     ],
 )
 def test_options_are_checked(options: dict[str, object], message: str):

@@ -39,7 +39,7 @@ def test_chunks_change_no_number_and_keep_none(inner: DenseConfig | GatedConfig,
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(InputError, match="chunk: expected 1 token or more, got 0"):
+    with pytest.raises(InputError, match="chunk: expected 1 or more, got 0"):
         ChunkedConfig(chunk=0)
     with pytest.raises(InputError, match="inner: 'experts' reads more than one token; put 'chunked' inside"):
         ChunkedConfig(inner=ExpertsConfig())

@@ -168,7 +168,7 @@ def test_the_loss_of_a_model_has_the_balance():
         ({"top_k": 9}, "top_k: expected from 1 to the 8 experts, got 9"),
         ({"top_k": 0}, "top_k: expected from 1 to the 8 experts, got 0"),
         ({"top_k": 1}, "gates: a softmax over 1 chosen expert is always 1, .* use gates 'all'"),
-        ({"capacity": 0.0}, "capacity: expected more than 0, or null for no limit, got 0.0"),
+        ({"capacity": 0.0}, r"capacity: expected a number above 0, got 0\.0; null for no limit"),
         ({"balance": -1.0}, "balance: expected 0 or more, got -1.0"),
         ({"jitter": 1.0}, r"jitter: expected a number in \[0, 1\), got 1.0"),
     ],

@@ -172,7 +172,7 @@ def test_keys_and_values_alone_are_not_all_that_is_kept():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match="widths: expected 1 token or more"):
+    with pytest.raises(InputError, match=r"widths\[1\]: expected 1 or more"):
         SeparableConvolutionConfig(widths=(3, 0))
     with pytest.raises(InputError, match="inner: 'separable_convolution' reads more than one token"):
         ChunkedConfig(inner=SeparableConvolutionConfig())

@@ -193,7 +193,7 @@ def test_candidate_layers(layers: Any, depth: int, tied: bool, expected: tuple[i
             {"penalty_alpha": 0.6, "draft": "lookup"},
             "draft: speculative decoding does not support contrastive search",
         ),
-        ({"penalty_alpha": 1.5}, r"penalty_alpha: expected a weight in \(0, 1\]"),
+        ({"penalty_alpha": 1.5}, r"contrastive\.penalty_alpha: expected a number from 0 to 1"),
         ({"penalty_alpha": 0.6, "top_k": 1}, "candidates: expected 2 or more"),
         ({"candidates": 3}, "candidates: only contrastive search uses it"),
         ({"dola_layers": "low", "num_beams": 2}, "dola_layers and num_beams"),

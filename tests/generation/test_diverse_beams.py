@@ -97,7 +97,10 @@ def test_processors_and_stop_strings_hold():
         ({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}, "a divisor of the 4 beams"),
         ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups and diversity_penalty"),
         ({"num_beams": 4, "diversity_penalty": 1.0}, "num_beam_groups and diversity_penalty"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": -1.0}, "a number of 0 or more, got -1"),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": -1.0},
+            r"beam\.diversity_penalty: expected 0 or more, got -1\.0",
+        ),
         ({"num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups: "),
     ],
 )

@@ -11,13 +11,13 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GenerationConfig(max_new_tokens=0), "max_new_tokens: expected 1 or more, got 0"),
+        (lambda: GenerationConfig(max_new_tokens=0), "max_new_tokens: expected 1 to 1048576, got 0"),
         (
             lambda: GenerationConfig(max_new_tokens=3, min_new_tokens=4),
             r"min_new_tokens: expected 0 to max_new_tokens \(3\), got 4",
         ),
         (lambda: GenerationConfig(min_new_tokens=-1), "min_new_tokens: expected 0"),
-        (lambda: GenerationConfig(num_return_sequences=0), "num_return_sequences: expected 1 or more, got 0"),
+        (lambda: GenerationConfig(num_return_sequences=0), "num_return_sequences: expected 1 to 4096, got 0"),
         (
             lambda: GenerationConfig(num_return_sequences=2),
             "greedy search returns one text, got 2; sample or use beams",
@@ -45,14 +45,14 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
         ),
         (
             lambda: SamplingConfig(do_sample=True, top_k=0),
-            "top_k: expected 1 or more, or None for no limit, got 0",
+            "top_k: expected 1 or more, got 0; leave it out for no limit",
         ),
         (lambda: SamplingConfig(do_sample=True, top_p=1.5), r"top_p: expected a probability in \(0, 1\]"),
         (lambda: SamplingConfig(temperature=0.5), "temperature: only sampling uses it; set do_sample"),
         (lambda: SamplingConfig(top_k=5), "top_k: only sampling uses it"),
         (lambda: SamplingConfig(top_p=0.5), "top_p: only sampling uses it"),
         (lambda: SamplingConfig(seed=0), "seed: only sampling uses it"),
-        (lambda: BeamConfig(num_beams=0), "num_beams: expected 1 or more, got 0"),
+        (lambda: BeamConfig(num_beams=0), "num_beams: expected 1 to 4096, got 0"),
         (
             lambda: BeamConfig(num_beams=2, length_penalty=float("inf")),
             "length_penalty: expected a finite number, got inf",
@@ -64,16 +64,19 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
         (lambda: BeamConfig(early_stopping=True), "early_stopping: only beam search uses it"),
         (
             lambda: BeamConfig(num_beams=2, early_stopping="soon"),
-            "expected true, false or 'never', got 'soon'",
+            "early_stopping: expected bool, got 'soon'; or unknown early_stopping 'soon'",
         ),
-        (lambda: BeamConfig(num_beams=2, normalization="sum"), "expected 'gnmt' or 'length', got 'sum'"),
+        (
+            lambda: BeamConfig(num_beams=2, normalization="sum"),
+            "unknown normalization 'sum': expected one of 'gnmt', 'length'",
+        ),
         (
             lambda: GenerationConfig(max_new_tokens=None),
             "max_new_tokens: expected a number, or None together",
         ),
         (
             lambda: WholeLengthConfig(max_length=0),
-            "max_length: expected 1 or more, or None for no limit, got 0",
+            "max_length: expected 1 or more, got 0; leave it out for no limit",
         ),
         (lambda: WholeLengthConfig(min_length=-1), "min_length: expected 0 or more, got -1"),
         (
@@ -86,7 +89,7 @@ TWO_BEAMS, SAMPLE = BeamConfig(num_beams=2), SamplingConfig(do_sample=True)
         ),
         (
             lambda: ConstraintConfig(suppress_tokens=(-1,)),
-            r"suppress_tokens: expected token ids .*, got \[-1\]",
+            r"suppress_tokens\[0\]: expected 0 or more, got -1",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_generate_takes_them_by_name(family: Any):
         ),
         ({"temperature": 0.5}, "temperature: only sampling uses it; set do_sample"),
         ({"max_new_tokens": "3"}, "max_new_tokens: expected int, got '3'"),
-        ({"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected 1 to 1048576, got 0"),
     ],
 )
 def test_what_is_wrong_is_named(settings: dict[str, Any], message: str):

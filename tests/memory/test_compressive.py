@@ -208,8 +208,11 @@ def test_generation_reads_tokens_one_by_one_and_beams_take_their_memory():
 
 def test_what_makes_no_sense_is_refused():
     for options, words in (
-        ({"rate": 1}, "rate: expected 2 tokens per vector or more, got 1"),
-        ({"compressed_length": 0}, "compressed_length: expected 1 vector or more, got 0"),
+        ({"rate": 1}, "rate: expected 2 or more, got 1"),
+        (
+            {"compressed_length": 0},
+            "compressed_length: expected 1 or more, got 0; without compressed vectors use",
+        ),
         ({"compression": "meen"}, "mean"),
         ({"compression": "max", "loss": "attention"}, "compression 'max' has no weights"),
     ):

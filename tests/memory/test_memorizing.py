@@ -93,7 +93,7 @@ def test_the_size_changes_after_training_and_nothing_is_lost_when_it_is_full():
         same(by_segments(model, segments[3:], state)[0], outputs[1][3:])
     with pytest.raises(InputError, match="store_size: this model has no store"):
         set_store(built(config(3)), 4)
-    with pytest.raises(InputError, match="store: expected 0 entries or more, got -1"):
+    with pytest.raises(InputError, match="store: expected 0 or more, got -1"):
         set_store(model, -1)
 
 
@@ -329,8 +329,8 @@ def test_what_makes_no_sense_is_refused():
         ({"sinks": 1}, "sinks: expected 0, or a positive number with length=0, got 1"),
         ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
         ({"trains": "layers"}, "layer"),
-        ({"store": -1}, "store: expected 0 entries or more, got -1"),
-        ({"neighbours": 0}, "neighbours: expected 1 entry or more, got 0"),
+        ({"store": -1}, "store: expected 0 or more, got -1"),
+        ({"neighbours": 0}, "neighbours: expected 1 or more, got 0"),
         ({"search": "fais"}, "faiss"),
     ):
         with pytest.raises(InputError, match=words):

@@ -307,7 +307,7 @@ def test_what_has_no_memory_is_refused():
                 4, NoPositionConfig(), attention=AttentionConfig(num_attention_heads=2, mechanism=LSHConfig())
             )
         )
-    with pytest.raises(InputError, match="length: expected 0 tokens or more, got -1"):
+    with pytest.raises(InputError, match="length: expected 0 or more, got -1"):
         RecurrentConfig(length=-1)
     stack = config(4).decoder
     with pytest.raises(InputError, match=r"encoder\.memory: only a decoder-only model"):

@@ -99,5 +99,7 @@ def test_bad_input_is_named():
         soft_loss(torch.zeros(1, 2), torch.zeros(1, 2), 0)
     with pytest.raises(InputError, match=r"expected logits .* of one shape, got \(1, 2\) and \(1, 3\)"):
         soft_loss(torch.zeros(1, 2), torch.zeros(1, 3))
-    with pytest.raises(InputError, match="soft, hard, cosine: expected weights from 0 on, one above it"):
+    with pytest.raises(InputError, match="soft, hard, cosine: expected a weight above 0"):
         DistillationConfig(teacher="t", soft=0, hard=0, cosine=0)
+    with pytest.raises(InputError, match="soft: expected 0 or more, got -1"):
+        DistillationConfig(teacher="t", soft=-1)

@@ -49,7 +49,7 @@ def test_rms_norm():
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, float("nan")])
 def test_eps_is_checked(eps: float):
-    with pytest.raises(InputError, match="eps: expected a positive number, got"):
+    with pytest.raises(InputError, match="eps: expected a number above 0, got"):
         RMSNormConfig(eps=eps)
 
 

@@ -34,7 +34,7 @@ def test_a_product_that_is_not_the_number_of_processes_is_refused(options: dict,
 
 
 def test_no_process_along_a_dimension_is_refused():
-    with pytest.raises(InputError, match="shard: expected 1 process or more, got 0"):
+    with pytest.raises(InputError, match="shard: expected 1 or more, got 0"):
         ParallelConfig(shard=0)
 
 

@@ -117,15 +117,15 @@ def test_a_decoder_has_no_end():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Blockwise(0), "Blockwise: size counts positions, expected 1 or more, got 0"),
+        (lambda: Blockwise(0), "Blockwise: size: expected 1 or more, got 0"),
         (lambda: Blockwise(2, ()), "Blockwise: permutation: expected each of"),
         (lambda: Blockwise(2, (0, 2)), r"expected each of 0\.\.1 once, got \(0, 2\)"),
         (lambda: Blockwise(2, (0, 0)), r"expected each of 0\.\.1 once, got \(0, 0\)"),
         (lambda: Blockwise.heads(2, 2, (1, 1, 1)), "counts: expected at most 2 numbers of heads"),
-        (lambda: BlockWindow(2, -1), "BlockWindow: before and after count blocks"),
+        (lambda: BlockWindow(2, -1), "BlockWindow: before: expected 0 or more"),
         (lambda: Links(2, ()), "Links: table: expected a list of block numbers"),
         (lambda: Links(2, ((-1,),)), "Links: table: expected a list of block numbers"),
-        (lambda: GlobalEnd(0), "GlobalEnd: tokens counts positions"),
+        (lambda: GlobalEnd(0), "GlobalEnd: tokens: expected 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message: str):

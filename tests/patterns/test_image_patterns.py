@@ -212,8 +212,8 @@ def test_an_image_of_another_size_is_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Local1D(0, 3), "Local1D: query_block counts pixels, expected 1 or more, got 0"),
-        (lambda: Local1D(3, -1), "Local1D: memory counts pixels, expected 0 or more, got -1"),
+        (lambda: Local1D(0, 3), "Local1D: query_block: expected 1 or more, got 0"),
+        (lambda: Local1D(3, -1), "Local1D: memory: expected 0 or more, got -1"),
         (
             lambda: Local2D((4,), (2, 2), (1, 1, 1)),
             "Local2D: shape: expected 2 or 3 whole numbers of 1 or more",

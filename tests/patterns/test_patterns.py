@@ -119,13 +119,13 @@ def test_text_is_short_hand_too() -> None:
         ("Window(3, 4, 5, 6)", "pattern Window: too many positional arguments"),
         ("Window(size=3)", "unknown option of pattern Window 'size': expected one of 'after', 'before'"),
         ("MaskModPattern(3)", "unknown pattern 'MaskModPattern'"),
-        ("Window(-1)", "Window: before and after count keys, expected 0 or more, got -1, -1"),
+        ("Window(-1)", "Window: before: expected 0 or more, got -1"),
         (
             "Window(0)",
             "Window: a window of 0 keys on both sides sees only the token itself; use 1 or more, or",
         ),
-        ("Window(4, 4, 0)", "Window: dilation is a step in keys, expected 1 or more, got 0"),
-        ("Global(0)", "Global: expected 1 token or more, got 0"),
+        ("Window(4, 4, 0)", "Window: dilation: expected 1 or more, got 0"),
+        ("Global(0)", "Global: tokens: expected 1 or more, got 0"),
     ],
 )
 def test_bad_text_is_named(text: str, message: str) -> None:

@@ -118,8 +118,8 @@ def test_heads_of_other_seeds_see_other_blocks():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Random(0), "Random: blocks counts blocks of keys, expected 1 to 256, got 0"),
-        (lambda: Random(1, 0), "Random: size counts positions, expected 1 or more, got 0"),
+        (lambda: Random(0), "Random: blocks: expected 1 to 256, got 0"),
+        (lambda: Random(1, 0), "Random: size: expected 1 or more, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message: str):

@@ -167,9 +167,9 @@ def test_blocks_agree_with_the_definition(pattern: Pattern):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Strided(0), "Strided: stride counts positions, expected 1 or more, got 0"),
-        (lambda: Fixed(0), "Fixed: stride counts positions"),
-        (lambda: Fixed(4, 0), "Fixed: columns counts positions, expected 1 or more, got 0"),
+        (lambda: Strided(0), "Strided: stride: expected 1 or more, got 0"),
+        (lambda: Fixed(0), "Fixed: stride: expected 1 or more"),
+        (lambda: Fixed(4, 0), "Fixed: columns: expected 1 or more, got 0"),
         (lambda: Fixed(4, 5), "Fixed: columns: expected at most the 4 positions of a block, got 5"),
         (lambda: Summary(4, 5), "Summary: columns: expected at most"),
         (lambda: Window(0), "Window: a window of 0 keys"),

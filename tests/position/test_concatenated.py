@@ -117,5 +117,5 @@ def test_what_has_no_vector_for_a_position_is_refused(kind: str):
 
 
 def test_a_position_without_a_channel_is_refused():
-    with pytest.raises(InputError, match="width: expected 1 channel or more"):
+    with pytest.raises(InputError, match="width: expected 1 or more"):
         ConcatenatedConfig(width=0)

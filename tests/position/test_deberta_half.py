@@ -76,7 +76,7 @@ def test_terms_stay_finite_as_a_score_mod(dtype: torch.dtype):
 
 def test_wrong_options_are_named():
     for options, said in (
-        ({"max_relative_positions": 0}, "max_relative_positions: expected 1 token or more, got 0"),
+        ({"max_relative_positions": 0}, "max_relative_positions: expected 1 or more, got 0"),
         ({"terms": ("p2p",)}, r"terms: expected one or both of \('c2p', 'p2c'\), got \('p2p',\)"),
         ({"terms": ()}, "terms: expected one or both"),
         ({"terms": ("c2p", "c2p")}, "terms: expected one or both"),

@@ -53,5 +53,5 @@ def test_layers_share_the_tables():
 
 
 def test_a_clip_of_nothing_is_refused():
-    with pytest.raises(InputError, match="clip: expected a distance of 1 token or more, got 0"):
+    with pytest.raises(InputError, match="clip: expected 1 or more, got 0"):
         ShawConfig(clip=0)

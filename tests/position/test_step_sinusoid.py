@@ -36,5 +36,5 @@ def test_positions_of_rows():
 
 
 def test_base_is_checked():
-    with pytest.raises(InputError, match=r"base: expected a wavelength factor above 1, got 0.5"):
+    with pytest.raises(InputError, match=r"base: expected a number above 1, got 0\.5"):
         StepSinusoidConfig(base=0.5)

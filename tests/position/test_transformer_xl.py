@@ -58,7 +58,7 @@ def test_sizes():
 
 
 def test_a_clamp_of_nothing_is_refused():
-    with pytest.raises(InputError, match="clamp_distance: expected 1 token or more, or none, got 0"):
+    with pytest.raises(InputError, match="clamp_distance: expected 1 or more, got 0"):
         TransformerXLConfig(clamp_distance=0)
 
 

@@ -85,7 +85,7 @@ def test_another_sequence_is_read_without_a_pattern():
         ),
         (
             {"num_attention_heads": 4, "num_key_value_heads": 0},
-            "num_key_value_heads: expected a divisor of the 4 query heads, got 0",
+            "num_key_value_heads: expected 1 or more, got 0",
         ),
         (
             {"num_attention_heads": 4},

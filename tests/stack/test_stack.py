@@ -98,7 +98,7 @@ def test_recomputation_is_of_training_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_hidden_layers": 0}, "num_hidden_layers: expected 1 or more, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected 1 to 4096, got 0"),
         ({"dropout": 1.0}, "dropout: expected a probability in [0, 1), got 1.0"),
         ({"dropout": -0.1}, "dropout: expected a probability in [0, 1), got -0.1"),
     ],

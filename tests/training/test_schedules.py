@@ -72,9 +72,9 @@ def test_files_and_back(kind: str) -> None:
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(InputError, match="warmup: expected a number of steps, 0 or more, got -1"):
+    with pytest.raises(InputError, match="warmup: expected 0 or more, got -1"):
         Cosine(warmup=-1)
-    with pytest.raises(InputError, match=r"floor: expected a factor from 0 to 1, got 1\.5"):
+    with pytest.raises(InputError, match=r"floor: expected a number from 0 to 1, got 1\.5"):
         Linear(floor=1.5)
     with pytest.raises(InputError, match="hidden_size: expected 1 or more, got 0"):
         Noam(hidden_size=0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polyformer.cli.commands.options import argument, option, recipe_settings
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.parsing import dump_yaml
+from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer_lab.study import Study
@@ -46,7 +47,9 @@ class ReproduceOptions:
     )
     seeds: tuple[int, ...] = option("seeds that replace those of the experiment", ())
     only: tuple[str, ...] = option("for 'all': only these claims", (), metavar="CLAIM")
-    jobs: int | None = option("runs in parallel, one process each (default: 1; for 'all' one per core)")
+    jobs: PositiveInt | None = option(
+        "runs in parallel, one process each (default: 1; for 'all' one per core)"
+    )
     quick: bool = option("very small sizes, so that a run takes seconds; the results are meaningless", False)
     print: bool = option("print the experiment as YAML and do not run it", False)
     changes: dict[str, Any] = recipe_settings("--training.steps 100 or --measure.lengths '[128, 256]'")
@@ -75,8 +78,6 @@ def run(options: ReproduceOptions) -> None:
     from polyformer_lab.sources import SOURCES
     from polyformer_lab.study import Study
 
-    if options.jobs is not None and options.jobs < 1:
-        raise InputError(f"--jobs: expected 1 or more, got {options.jobs}")
     if options.data is not None and not Path(options.data).exists():
         raise InputError(f"--data: no such file or folder: {options.data}")
     studies = [_changed(Study.load(name), options) for name in _names(options)]

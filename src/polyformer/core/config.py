@@ -12,7 +12,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import with_options
 from polyformer.core.names import register_names
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
+from polyformer.core.ranges import check_ranges, ranges
 from polyformer.core.registry import Members, register
 
 type_hints = functools.cache(typing.get_type_hints)
@@ -31,7 +32,8 @@ class Config:
     """Base of every configuration.
 
     Class attributes of a member: `kind` is its tag in files, `paper` its source. Of a family: `option`, the
-    recipe setting that names a member. Checks are in `__post_init__` and raise `InputError`.
+    recipe setting that names a member. The type of a number states its range (`core.ranges`); other checks
+    are in `__post_init__`. Both raise `InputError`.
     """
 
     kind: ClassVar[str] = ""
@@ -52,14 +54,17 @@ class Config:
             cls.__post_init__ = _after_reading(cls.__dict__["__post_init__"])
 
     def __post_init__(self) -> None:
-        """Decode the parts that are written in a shorter form: `StackConfig(attention="linformer",
-        position="rope")`.
+        """Decode the parts that are written in a shorter form, `StackConfig(attention="linformer",
+        position="rope")`, and check choices and ranges of values.
         """
-        for name, hint in _part_hints(type(self)).items():
+        for name, hint, choices in _decoded_fields(type(self)):
             value = getattr(self, name)
+            if value in choices:  # faster than decoding it
+                continue
             part = decode(hint, value, name)
             if part is not value:
                 object.__setattr__(self, name, part)
+        check_ranges(self)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -101,7 +106,13 @@ class Config:
             ):
                 raise InputError(f"{name}: {quote(key)} is missing and has no default")
         prefix = f"{where}." if where else ""
-        return cls(**{key: decode(hints[key], value, prefix + key) for key, value in values.items()})
+        values = {key: decode(hints[key], value, prefix + key) for key, value in values.items()}
+        try:
+            return cls(**values)
+        except InputError:
+            for key, interval in ranges(cls).items():
+                interval.check(prefix + key, values.get(key))  # names the whole path
+            raise
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -185,23 +196,34 @@ def _use(option: str) -> str:
 
 
 def _after_reading(check: Callable[..., None]) -> Callable[..., None]:
-    """Return a subclass's `__post_init__`, run after the parts have been decoded."""
+    """Return a subclass's `__post_init__`, run after the parts have been decoded and the ranges checked."""
 
     @functools.wraps(check)
     def read_and_check(self: Config) -> None:
-        Config.__post_init__(self)
+        if type(self).__post_init__ is read_and_check:  # else a subclass calls this, after it has read
+            Config.__post_init__(self)
         check(self)
 
     return read_and_check
 
 
 @functools.cache
-def _part_hints(cls: type[Config]) -> dict[str, Any]:
-    """Return the fields with configurations or patterns, with their types."""
+def _decoded_fields(cls: type[Config]) -> list[tuple[str, Any, tuple[Any, ...]]]:
+    """Return the fields with parts or choices: their names, types and choices."""
     hints = type_hints(cls)
-    return {
-        field.name: hints[field.name] for field in dataclasses.fields(cls) if _has_part(hints[field.name])
-    }
+    fields = [(field.name, hints[field.name]) for field in dataclasses.fields(cls)]
+    choices = {name: tuple(_choices(hint)) for name, hint in fields}
+    return [
+        (name, hint, (*choices[name], None) if type(None) in typing.get_args(hint) else choices[name])
+        for name, hint in fields
+        if choices[name] or _has_part(hint)
+    ]
+
+
+def _choices(hint: Any) -> Iterator[Any]:
+    """Yield the values of the Literals in a type."""
+    for part in typing.get_args(hint):
+        yield from (part,) if typing.get_origin(hint) is typing.Literal else _choices(part)
 
 
 def _has_part(hint: Any) -> bool:

@@ -7,13 +7,15 @@ images. A view is a matrix from the coordinates of the new image to those in the
 
 import dataclasses
 import math
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveShare, UnitFloat
 
 TRIES = 10  # attempts to draw a crop before the whole image is used
 ASPECT = 3 / 4, 4 / 3  # width over height of a crop, relative to the image's
@@ -29,18 +31,10 @@ class AugmentationConfig(Config):
     (Szegedy et al. 2015, section 6); 1: no crop.
     """
 
-    flip: float = 0.0
-    shift: int = 0
-    rotation: float = 0.0
-    crop: float = 1.0
-
-    def __post_init__(self) -> None:
-        limits = {"flip": (1, "a probability from 0 to 1"), "shift": (1024, "0 to 1024 pixels")}
-        for name, (most, what) in {**limits, "rotation": (180, "0 to 180 degrees")}.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise InputError(f"{name}: expected {what}, got {getattr(self, name)}")
-        if not 0 < self.crop <= 1:
-            raise InputError(f"crop: expected a share of the area above 0, up to 1, got {self.crop}")
+    flip: UnitFloat = 0.0
+    shift: Annotated[int, Interval(ge=0, le=1024)] = 0
+    rotation: Annotated[float, Interval(ge=0, le=180)] = 0.0
+    crop: PositiveShare = 1.0
 
     @property
     def changes(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.data.tokenizer import Tokenizer
 from polyformer.data.word_boundaries import word_starts
 
@@ -131,12 +132,10 @@ class MaskingConfig(Config):
     kept_share: float = 0.1  # share of these left unchanged
     unit: Literal["token", "word"] = "token"  # masked as a whole
     longest: int = 1  # most consecutive units that may be masked together
-    static_copies: int = 0  # masks per row, all of them in every epoch; 0: always new masks
+    static_copies: NonNegativeInt = 0  # masks per row, all of them in every epoch; 0: always new masks
 
     def __post_init__(self) -> None:
         check_masking(self.share, self.random_share, self.kept_share, self.longest)
-        if self.static_copies < 0:
-            raise InputError(f"static_copies: expected 0 or more, got {self.static_copies}")
 
 
 class Masking:

@@ -13,11 +13,17 @@ the noises.
 """
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Gt, Interval
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat, Wording, check_range
+
+BELOW_ONE, OF_TOKENS = Interval(ge=0, lt=1), Wording("a share of the tokens")
+TokenShare = Annotated[float, BELOW_ONE, OF_TOKENS]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +32,10 @@ class NoiseConfig(Config):
 
     permute: bool = True  # put the sentences in random order
     rotate: bool = False  # rotate the text to begin at a random token
-    delete: float = 0.0  # share of the tokens
-    infill: float = 0.3  # share of the tokens in masked spans, one mask per span
-    mean_span: float = 3.0  # mean of the Poisson distribution of span lengths
-    mask: float = 0.0  # share of the tokens
-
-    def __post_init__(self) -> None:
-        for name in ("delete", "infill", "mask"):
-            check_share(name, getattr(self, name))
-        check_mean(self.mean_span)
+    delete: TokenShare = 0.0  # share of the tokens
+    infill: TokenShare = 0.3  # share of the tokens in masked spans, one mask per span
+    mean_span: PositiveFloat = 3.0  # mean of the Poisson distribution of span lengths
+    mask: TokenShare = 0.0  # share of the tokens
 
 
 def apply_noises(
@@ -89,8 +90,8 @@ def infill(
     Lengths are Poisson distributed until they reach the share; the last is truncated to it. A span of length
     0 inserts a mask between two tokens. All orders of spans and remaining tokens are equally likely.
     """
-    check_share("share", share)
-    check_mean(mean_span)
+    check_range("share", share, BELOW_ONE, OF_TOKENS)
+    check_range("mean_span", mean_span, Gt(0))
     ids = np.asarray(ids)
     hidden = round(share * len(ids))
     lengths = draw_lengths(hidden, mean_span, generator)
@@ -131,19 +132,7 @@ def rotate(ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return np.roll(ids, -int(generator.integers(len(ids)))) if len(ids) else ids
 
 
-def check_share(name: str, share: float) -> None:
-    """Raise `InputError` unless 0 <= share < 1."""
-    if not 0 <= share < 1:
-        raise InputError(f"{name}: expected a share of the tokens in [0, 1), got {share}")
-
-
-def check_mean(mean_span: float) -> None:
-    """Raise `InputError` unless the mean length of spans is above 0."""
-    if not mean_span > 0:
-        raise InputError(f"mean_span: expected a mean above 0, got {mean_span}")
-
-
 def _some(ids: np.ndarray, generator: np.random.Generator, share: float) -> np.ndarray:
     """Return random positions of `share` of the tokens."""
-    check_share("share", share)
+    check_range("share", share, BELOW_ONE, OF_TOKENS)
     return generator.permutation(len(ids))[: round(share * len(ids))]

@@ -6,11 +6,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from annotated_types import Interval
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import IMAGE_SIDE
+from polyformer.core.ranges import Wording
 from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Row
@@ -68,6 +71,9 @@ Format = Literal[
     "cifar100",
 ]
 
+HeldOutShare = Annotated[float, Interval(ge=0, le=0.5), Wording("a share")]
+ImageSide = Annotated[int, Interval(ge=1, le=IMAGE_SIDE)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Config):
@@ -82,27 +88,14 @@ class DataConfig(Config):
     # Column names of a csv, tsv or conll file without a header.
     header: tuple[str, ...] | None = None
     columns: dict[str, str] = field(default_factory=dict)  # role in tasks -> column in the data
-    image_size: tuple[int, int] | None = None  # (height, width) to which the centre of each image is scaled
+    image_size: tuple[ImageSide, ImageSide] | None = None  # (height, width): images are scaled and cropped
     image_mode: Mode | None = None  # grey or colour for all images; None: unchanged
     streaming: bool = False  # read during training, for data larger than memory
-    validation_fraction: float = 0.05  # share held out, evenly spaced; 0: none
-    test_fraction: float = 0.0  # held out first; not with streaming or a test source
+    validation_fraction: HeldOutShare = 0.05  # held out, evenly spaced
+    test_fraction: HeldOutShare = 0.0  # held out first; not with streaming or a test source
     together: str | None = None  # column of groups that stay together, for example "article" in SQuAD
 
     def __post_init__(self) -> None:
-        if not 0 <= self.validation_fraction <= 0.5:
-            raise InputError(
-                f"validation_fraction: expected a share from 0 to 0.5, got {self.validation_fraction}"
-            )
-        if not 0 <= self.test_fraction <= 0.5:
-            raise InputError(f"test_fraction: expected a share from 0 to 0.5, got {self.test_fraction}")
-        if (
-            self.image_size is not None
-            and not 1 <= min(self.image_size) <= max(self.image_size) <= IMAGE_SIDE
-        ):
-            raise InputError(
-                f"image_size: expected a height and a width of 1 to {IMAGE_SIDE}, got {list(self.image_size)}"
-            )
         if self.test_fraction and (self.test or self.streaming):
             raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
         if self.together is not None and self.streaming:

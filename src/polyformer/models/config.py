@@ -6,7 +6,7 @@ from typing import Any, Literal
 from polyformer.attention.positions import LearnedConfig, LearnedPerLayerConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.sizes import check_deviation, check_sizes
+from polyformer.core.ranges import PositiveInt, UnitFloat, check_sizes
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.nn.memory import NoMemoryConfig
@@ -42,24 +42,20 @@ class ModelConfig(ConfigWithImports):
     floating point, in the dtype of the files.
     """
 
-    vocab_size: int
-    hidden_size: int = 512
-    max_position_embeddings: int = 512  # length of learned positions; other schemes take any
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt = 512
+    max_position_embeddings: PositiveInt = 512  # length of learned positions; other schemes take any
     embedding: EmbeddingConfig = EmbeddingConfig()
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
-    initializer_range: float | None = None
+    initializer_range: UnitFloat | None = None
     weights: Literal["int8"] | None = None
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         check_sizes(self)
-        check_deviation(self.initializer_range)
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
         if self.encoder is not None and self.decoder is not None:

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Wording
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
@@ -18,20 +19,16 @@ PipelineSchedule = Literal["1f1b", "gpipe"]
 class ParallelConfig(Config):
     """The number of processes along each dimension of parallelism; their product is the world size."""
 
-    data: int | None = None  # replicas of the model, each with its own batches; null: all remaining processes
-    shard: int = 1  # also with own batches, and each with a shard of the weights and optimizer state
-    tensor: int = 1  # share every batch, each with some of the heads and feed-forward units
-    context: int = 1  # share every text, each with some of its tokens; weights are sharded as in shard
-    pipeline: int = 1  # share every batch, each with some of the layers; accumulated batches are microbatches
-    stages: int = 1  # pipeline stages per process: above 1, less idle time and more communication
+    data: PositiveInt | None = None  # replicas, each with its own batches; null: all remaining processes
+    shard: PositiveInt = 1  # also with own batches, and each with a shard of the weights and optimizer state
+    tensor: PositiveInt = 1  # share every batch, each with some of the heads and feed-forward units
+    context: PositiveInt = 1  # share every text, each with some of its tokens; weights sharded as in shard
+    pipeline: PositiveInt = 1  # share every batch, each with some layers; accumulated are microbatches
+    stages: PositiveInt = 1  # pipeline stages per process: above 1, less idle time and more communication
     pipeline_schedule: PipelineSchedule = "1f1b"  # gpipe: all forward passes first
 
     def __post_init__(self) -> None:
-        for name in DIMENSIONS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: expected 1 process or more, got {value}")
-        if self.stages < 1 or (self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b")):
+        if self.stages > 1 and (self.pipeline == 1 or self.pipeline_schedule != "1f1b"):
             raise InputError(
                 f"stages: expected 1, or more in a pipeline with the schedule '1f1b', got {self.stages}"
             )
@@ -104,35 +101,22 @@ class EngineConfig(Config):
     precision: Literal["no", "bf16", "fp16"] = "no"  # autocast type of matrix products; weights keep theirs
     compile: bool = False  # torch.compile the forward and backward passes
     recompute: bool = False  # activation checkpointing of blocks: recompute in the backward pass
-    threads: int | None = (
-        None  # on the CPU; null: 1 for a tiny model, else torch's default; unchanged on resume
-    )
+    threads: PositiveInt | None = None  # on the CPU; null: 1 for a tiny model, else torch's; kept on resume
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # distribution over processes
 
-    timeout: float | None = (
-        None  # seconds that processes wait for each other; null: torch's default, 10 or 30 minutes
-    )
-
-    def __post_init__(self) -> None:
-        if self.timeout is not None and not self.timeout > 0:
-            raise InputError(f"timeout: expected seconds above 0, or null for torch's, got {self.timeout}")
-        if self.threads is not None:
-            at_least(1, threads=self.threads)
+    timeout: PositiveFloat | None = None  # seconds that processes wait for each other; null: torch's default
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavingConfig(Config):
     """Checkpoints, and the weights at the end of a run."""
 
-    checkpoint_every: int = 500  # steps; the last step and every best evaluation are saved too
-    keep: int = 2  # number of last checkpoints to keep, in addition to the best
+    checkpoint_every: PositiveInt = 500  # steps; the last step and every best evaluation are saved too
+    keep: PositiveInt = 2  # number of last checkpoints to keep, in addition to the best
     final: Literal["last", "best", "average"] = "last"  # the weights at the end of the run
     background: bool = False  # write checkpoints during training, from a copy in CPU memory
-    average: int = 5  # number of last regular checkpoints that final="average" averages (and keeps)
-
-    def __post_init__(self) -> None:
-        at_least(1, checkpoint_every=self.checkpoint_every, keep=self.keep, average=self.average)
+    average: PositiveInt = 5  # number of last regular checkpoints that final="average" averages (and keeps)
 
     @property
     def kept(self) -> int:
@@ -144,41 +128,27 @@ class SavingConfig(Config):
 class ReportingConfig(Config):
     """Metrics and reports during training."""
 
-    log_every: int = 20  # steps between rows of training metrics; each row synchronizes with the device
-    evaluate_every: int = 500  # steps; the last step is evaluated too
+    log_every: PositiveInt = 20  # steps between rows of training metrics; a row synchronizes with the device
+    evaluate_every: PositiveInt = 500  # steps; the last step is evaluated too
     tensorboard: bool = False  # also as TensorBoard events in OUT/tensorboard
     curves: bool = False  # also a plot, OUT/curves.png, at the end
     report: bool = False  # also a page of the finished run, OUT/report.html; `polyformer train` writes it
 
-    def __post_init__(self) -> None:
-        at_least(1, log_every=self.log_every, evaluate_every=self.evaluate_every)
+
+Clip = Annotated[PositiveFloat, Wording(fix="null for no clipping")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Config):
     """A training run. A step is a single update of the weights."""
 
-    steps: int = 1000
-    accumulate: int = 1  # gradient accumulation: batches per step and process
-    clip: float | None = 1.0  # maximum norm of the whole gradient; null does not clip
-    patience: int | None = (
-        None  # evaluations in a row without a new best before stopping; null never stops early
-    )
+    steps: PositiveInt = 1000
+    accumulate: PositiveInt = 1  # gradient accumulation: batches per step and process
+    clip: Clip | None = 1.0  # maximum norm of the whole gradient; null does not clip
+    patience: PositiveInt | None = None  # evaluations without a new best before stopping; null: no limit
     engine: EngineConfig = field(default_factory=EngineConfig)
     saving: SavingConfig = field(default_factory=SavingConfig)
     reporting: ReportingConfig = field(default_factory=ReportingConfig)
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, accumulate=self.accumulate)
         self.engine.parallel.check_accumulated(self.accumulate)
-        if self.patience is not None:
-            at_least(1, patience=self.patience)
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"clip: expected a number above 0, or null for no clipping, got {self.clip}")
-
-
-def at_least(least: int, **values: int) -> None:
-    """Raise `InputError` unless every named value is `least` or more."""
-    for name, value in values.items():
-        if value < least:
-            raise InputError(f"{name}: expected {least} or more, got {value}")

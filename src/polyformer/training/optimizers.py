@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat
 
 ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -90,11 +91,7 @@ class OptimizerConfig(Config):
 
     option: ClassVar[str] = "optimizer.kind"
 
-    lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise InputError(f"lr: expected a number above 0, got {self.lr}")
+    lr: PositiveFloat = 1e-3
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of the trainable parameters of `model`, on their device."""
@@ -182,13 +179,8 @@ class MuonConfig(OptimizerConfig):
     lr: float = 1e-2
     momentum: float = 0.95
     weight_decay: float = 0.1  # of the matrices, per step, times the learning rate
-    adam_lr: float = 4e-3
+    adam_lr: PositiveFloat = 4e-3
     betas: tuple[float, float] = (0.9, 0.95)  # of Adam
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.adam_lr > 0:
-            raise InputError(f"adam_lr: expected a number above 0, got {self.adam_lr}")
 
     def build(self, model: nn.Module) -> Muon:
         """Return the optimizer; for a model without matrices except embedding tables it is plain Adam."""

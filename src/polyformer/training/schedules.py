@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, UnitFloat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +19,7 @@ class ScheduleConfig(Config):
 
     option: ClassVar[str] = "schedule.kind"
 
-    warmup: int = 0  # steps until the factor is 1
-
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise InputError(f"warmup: expected a number of steps, 0 or more, got {self.warmup}")
+    warmup: NonNegativeInt = 0  # steps until the factor is 1
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of `lr` at update `step` (1 is the first) of `steps`."""
@@ -53,12 +49,7 @@ class Constant(ScheduleConfig):
 class DecayToFloor(ScheduleConfig):
     """Base of the schedules that end at `floor` times the peak."""
 
-    floor: float = 0.0  # factor at the last step
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.floor <= 1.0:
-            raise InputError(f"floor: expected a factor from 0 to 1, got {self.floor}")
+    floor: UnitFloat = 0.0  # factor at the last step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +71,7 @@ class Cosine(DecayToFloor):
     kind: ClassVar[str] = "cosine"
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (SGDR), equation 5, one period"
 
-    floor: float = 0.1
+    floor: UnitFloat = 0.1
 
     def decay(self, step: int, steps: int) -> float:
         """Return floor + (1 - floor) * (1 + cos(pi * progress)) / 2."""
@@ -114,13 +105,8 @@ class Noam(ScheduleConfig):
     kind: ClassVar[str] = "noam"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 5.3, equation 3"
 
-    hidden_size: int
-    warmup: int = 4000
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "warmup"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+    hidden_size: PositiveInt
+    warmup: PositiveInt = 4000
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -17,6 +17,7 @@ from polyformer.applications.encode.encoder import Encoder
 from polyformer.applications.encode.parts import Dtype, Parts, id_column, vector_column
 from polyformer.applications.encode.texts import Texts
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.training.lock import LOCK, sole_writer
 
 REPORT_SECONDS = 5.0
@@ -30,12 +31,11 @@ class OutputFormat:
 
     dtype: Dtype = "float32"
     with_text: bool = False
-    rows: int = 2048
+    rows: PositiveInt = 2048
     too_long: Literal["cut", "refuse"] = "cut"
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise InputError(f"rows: expected 1 or more in a part, got {self.rows}")
+        check_ranges(self)
 
 
 @dataclass

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
+from polyformer.core.ranges import UnitFloat, Wording
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,20 +20,13 @@ class CalibrateConfig(Config):
     least 0. thresholds: those to test, from the most conservative on.
     """
 
-    risk: float = 0.05
-    confidence: float = 0.95
+    risk: Annotated[float, Interval(gt=0, lt=1), Wording("a probability")] = 0.05
+    confidence: Annotated[float, Interval(gt=0, lt=1), Wording("a probability")] = 0.95
     measure: Literal["consistency", "references"] = "consistency"
-    thresholds: tuple[float, ...] = tuple(round(1 - step / 20, 2) for step in range(1, 20))
+    thresholds: tuple[UnitFloat, ...] = tuple(round(1 - step / 20, 2) for step in range(1, 20))
 
     def __post_init__(self) -> None:
-        for name in ("risk", "confidence"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise InputError(f"{name}: expected a probability between 0 and 1, got {getattr(self, name)}")
-        if self.measure not in ("consistency", "references"):
-            raise InputError(f"measure: expected 'consistency' or 'references', got {quote(self.measure)}")
-        if not self.thresholds or not all(0.0 <= value <= 1.0 for value in self.thresholds):
-            raise InputError(f"thresholds: expected confidences from 0 to 1, got {list(self.thresholds)}")
-        if list(self.thresholds) != sorted(set(self.thresholds), reverse=True):
+        if not self.thresholds or list(self.thresholds) != sorted(set(self.thresholds), reverse=True):
             raise InputError(f"thresholds: expected falling numbers, got {list(self.thresholds)}")
 
     @property

@@ -10,20 +10,21 @@ the fewest that find nearly all neighbours that a scan of all lists finds.
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval, Le
 from torch import Tensor
 
 from polyformer.applications.retrieval.checksums import file_checksum
 from polyformer.applications.retrieval.flat import nearest, squared_distances
 from polyformer.applications.retrieval.manifest import Manifest
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
 from polyformer.core.limits import SIZE
-from polyformer.core.sizes import check_most
+from polyformer.core.ranges import PositiveInt, PositiveShare, check_range
 from polyformer.training.lock import sole_writer
 
 INDEX, ABOUT = "index.faiss", "index.json"
@@ -45,18 +46,12 @@ QUERIES = 256
 class IndexConfig(Config):
     """Options of an index. recall: the least recall, relative to a scan of all lists."""
 
-    lists: int | None = None  # by default 4 sqrt(keys)
-    bytes: int = 64  # of a key's code, at most
-    oversample: float = 2.0  # candidates for each neighbour
-    neighbours: int = 1024  # per query when the number of lists to scan is chosen
-    recall: float = 0.95
+    lists: PositiveInt | None = None  # by default 4 sqrt(keys)
+    bytes: PositiveInt = 64  # of a key's code, at most
+    oversample: Annotated[float, Ge(1)] = 2.0  # candidates for each neighbour
+    neighbours: PositiveInt = 1024  # per query when the number of lists to scan is chosen
+    recall: PositiveShare = 0.95
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.recall <= 1 or self.oversample < 1 or min(self.bytes, self.neighbours) < 1:
-            raise InputError("index: expected recall in (0, 1], and oversample, bytes and neighbours >= 1")
-        if self.lists is not None and self.lists < 1:
-            raise InputError(f"lists: expected 1 or more, got {self.lists}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,24 +63,18 @@ class About(Config):
     settings. checksum: CRC-32 of the file; None in older stores.
     """
 
-    count: int
-    dimension: int
+    count: PositiveInt
+    dimension: PositiveInt
     model: str
-    lists: int
-    bytes: int
-    probes: int
-    oversample: float
+    lists: PositiveInt
+    bytes: PositiveInt
+    probes: PositiveInt
+    oversample: Annotated[float, Interval(ge=1, le=SIZE)]
     recall: float
     checksum: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = "count", "dimension", "lists", "bytes", "probes"
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {quote(getattr(self, name))}")
-        check_most("probes", self.probes, self.lists)
-        if not 1 <= self.oversample <= SIZE:
-            raise InputError(f"oversample: expected a number from 1 to {SIZE}, got {quote(self.oversample)}")
+        check_range("probes", self.probes, Le(self.lists))
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

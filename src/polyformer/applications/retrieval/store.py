@@ -1,7 +1,6 @@
 """A finished store: its memory-mapped entries, an optional index, and the search."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -17,6 +16,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.core.paths import checked_path
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 MIXTURE = "mixture.json"
 Search = Literal["auto", "flat", "index"]
@@ -26,17 +26,9 @@ Search = Literal["auto", "flat", "index"]
 class MixtureConfig(Config):
     """Options of a mixture, tuned on validation text: `weight` is the paper's lambda, `neighbours` its k."""
 
-    weight: float = 0.25
-    temperature: float = 1.0
-    neighbours: int = 1024
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.weight <= 1.0:
-            raise InputError(f"--lambda: expected a share from 0 to 1, got {self.weight}")
-        if not (self.temperature > 0.0 and math.isfinite(self.temperature)):
-            raise InputError(f"--temperature: expected a number above 0, got {self.temperature}")
-        if self.neighbours < 1:
-            raise InputError(f"--neighbours: expected 1 or more, got {self.neighbours}")
+    weight: Share = 0.25
+    temperature: PositiveFloat = 1.0
+    neighbours: PositiveInt = 1024
 
     @classmethod
     def chosen(

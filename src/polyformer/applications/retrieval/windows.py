@@ -14,19 +14,18 @@ import numpy as np
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading(Config):
     """Options of the windows. isolated: documents cannot attend to each other, as our models are trained."""
 
-    length: int = 512  # tokens per window
+    length: PositiveInt = 512  # tokens per window
     context: int = 0  # tokens that the previous window contains too
     isolated: bool = False
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise InputError(f"length: expected 1 token or more, got {self.length}")
         if not 0 <= self.context < self.length:
             raise InputError(
                 f"context: expected 0 to {self.length - 1} tokens of a length of {self.length}, "

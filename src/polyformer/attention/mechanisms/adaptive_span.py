@@ -30,8 +30,8 @@ from polyformer.attention.mechanisms.spans import (
     log_span_mask,
 )
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import appended
+from polyformer.core.ranges import UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
@@ -45,13 +45,9 @@ class AdaptiveSpanConfig(LearnedSpanConfig):
     `ramp` - 1 keys next to the token, with decreasing weight.
     """
 
+    initial: UnitFloat = 0.0  # the first spans, as a fraction of max_span
     kind: ClassVar[str] = "adaptive_span"
     supports_context_parallel: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.initial <= 1:
-            raise InputError(f"initial: expected a fraction of max_span in [0, 1], got {self.initial}")
 
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
         """Return the module with a separate span per head."""

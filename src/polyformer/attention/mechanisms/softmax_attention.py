@@ -14,6 +14,7 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, Pos
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -27,7 +28,7 @@ class SoftmaxConfig(MechanismConfig):
     """
 
     pattern: Pattern | None = None
-    dropout: float = 0.0  # of attention weights
+    dropout: Probability = 0.0  # of attention weights
     scale: float | None = None  # by default 1 / sqrt(D)
     backend: str = "auto"
 

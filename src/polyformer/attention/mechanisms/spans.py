@@ -17,8 +17,8 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, Pos
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.attention.patterns.score_steps import chain_score_mods
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 
 SPAN_MULTIPLE = 64
@@ -70,22 +70,15 @@ class LearnedSpanConfig(MechanismConfig):
     Spans are in tokens: a span of 0 still includes `ramp` - 1 keys next to the token, with decreasing weight.
     """
 
-    max_span: int = 1024  # the greatest distance that a head may attend to (S in the paper)
-    ramp: int = 32  # tokens over which m falls from 1 to 0 (R in the paper)
+    max_span: PositiveInt = 1024  # the greatest distance that a head may attend to (S in the paper)
+    ramp: PositiveInt = 32  # tokens over which m falls from 1 to 0 (R in the paper)
     initial: float = 0.0
-    penalty: float = 2e-6  # on the mean span of each layer (lambda in the paper)
-    dropout: float = 0.0  # of attention weights
+    penalty: NonNegativeFloat = 2e-6  # on the mean span of each layer (lambda in the paper)
+    dropout: Probability = 0.0  # of attention weights
     backend: str = "auto"
 
     paper: ClassVar[str] = "Sukhbaatar et al. 2019, section 2.2"
     supports_recurrence: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_span", "ramp"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
-        if self.penalty < 0:
-            raise InputError(f"penalty: expected 0 or more, got {self.penalty}")
 
 
 class SpanAttention(Mechanism):

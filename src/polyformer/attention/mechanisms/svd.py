@@ -20,10 +20,10 @@ from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
-from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ops.softmax import softmax
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -35,8 +35,8 @@ class SVDConfig(MechanismConfig):
     `rank`: the number of singular values that are kept; all of them if there are fewer tokens.
     """
 
-    rank: int = 64
-    dropout: float = 0.0  # of attention weights, after the decomposition
+    rank: PositiveInt = 64
+    dropout: Probability = 0.0  # of attention weights, after the decomposition
 
     kind: ClassVar[str] = "svd"
     paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
@@ -45,10 +45,6 @@ class SVDConfig(MechanismConfig):
     supports_kv_cache: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
     reads_any_sequence: ClassVar[bool] = True  # any attention weights have a decomposition
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise InputError(f"rank: counts singular values, expected 1 or more, got {self.rank}")
 
     def build(self, num_heads: int, head_size: int) -> "SVDAttention":
         return SVDAttention(self)

@@ -20,6 +20,7 @@ from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.errors import InputError
 from polyformer.core.expression import first_name
 from polyformer.core.parsing import parse_expression
+from polyformer.core.ranges import check_ranges
 from polyformer.core.registry import Members, register
 from polyformer.core.sequence.context import Context
 
@@ -49,6 +50,10 @@ class Pattern:
         # An underscore marks the base of a family, which nobody writes in an expression.
         if named and not cls.__name__.startswith("_"):
             register(Pattern.registry, cls.__name__, cls, "pattern")
+
+    def __post_init__(self) -> None:
+        """Check the ranges in the fields' types."""
+        check_ranges(self, f"{type(self).__name__}: ")
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""

@@ -16,7 +16,6 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.global_base import Side
 from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, unite
-from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
 
@@ -56,13 +55,6 @@ class BlockPattern(Pattern, named=False):
             unite(interval for block in some for interval in keys.some.get(block, ())),
             unite(interval for block in full for interval in keys.full.get(block, ())),
         )
-
-
-def check_size(name: str, **sizes: int) -> None:
-    """Raise `InputError` for a size in positions that is below 1."""
-    for what, size in sizes.items():
-        if size < 1:
-            raise InputError(f"{name}: {what} counts positions, expected 1 or more, got {size}")
 
 
 def positions_are_traced(context: Context) -> bool:

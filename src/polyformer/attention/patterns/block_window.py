@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import BlockPattern, check_size
-from polyformer.core.errors import InputError
+from polyformer.attention.patterns.block_base import BlockPattern
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -22,19 +22,11 @@ class BlockWindow(BlockPattern):
     Raises `InputError` for a size below 1 or negative numbers of blocks.
     """
 
-    size: int
-    before: int = 1
-    after: int = 1
+    size: PositiveInt
+    before: NonNegativeInt = 1
+    after: NonNegativeInt = 1
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), appendix D"
-
-    def __post_init__(self) -> None:
-        check_size("BlockWindow", size=self.size)
-        if self.before < 0 or self.after < 0:
-            raise InputError(
-                f"BlockWindow: before and after count blocks, expected 0 or more, "
-                f"got {self.before}, {self.after}"
-            )
 
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether -after <= query - key <= before, counted in blocks."""

@@ -15,8 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import BlockPattern, check_size
+from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -27,13 +28,13 @@ class Blockwise(BlockPattern):
     Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
     """
 
-    size: int
+    size: PositiveInt
     permutation: tuple[int, ...] = (0,)
 
     paper: ClassVar[str] = "Qiu et al. 2020 (BlockBERT), section 3.1"
 
     def __post_init__(self) -> None:
-        check_size("Blockwise", size=self.size)
+        super().__post_init__()
         object.__setattr__(self, "permutation", tuple(self.permutation))
         if not self.permutation or sorted(self.permutation) != list(range(len(self.permutation))):
             raise InputError(

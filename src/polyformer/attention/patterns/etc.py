@@ -19,7 +19,7 @@ Deviations: one softmax over one row is the joint softmax of the paper, but all 
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
 from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, clip, intersect, subtract, unite
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 
 GLOBAL_ROW = 16
@@ -43,21 +43,12 @@ class ETC(GlobalPattern):
     Raises `InputError` for a radius or a number of global tokens below 1.
     """
 
-    global_tokens: int
-    radius: int
+    global_tokens: Annotated[PositiveInt, Wording(fix="without global tokens use Window")]
+    radius: PositiveInt
     hard_g2l: bool = False  # a global token sees only the long tokens of its segment
     hard_l2g: bool = False  # a long token sees only the global tokens of its segment
 
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
-
-    def __post_init__(self) -> None:
-        if self.global_tokens < 1:
-            raise InputError(
-                f"ETC: global_tokens: expected 1 or more, got {self.global_tokens}; "
-                "without global tokens use Window"
-            )
-        if self.radius < 1:
-            raise InputError(f"ETC: radius: expected 1 token or more on each side, got {self.radius}")
 
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < global_tokens."""

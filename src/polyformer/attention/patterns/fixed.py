@@ -21,12 +21,12 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.block_base import (
     block_slots,
-    check_size,
     periodic_slots,
     positions_are_traced,
 )
 from polyformer.attention.patterns.layout import Keys, unite
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -37,13 +37,13 @@ class Summary(Pattern):
     Raises `InputError` for a stride or columns below 1 and for more columns than a block has.
     """
 
-    stride: int
-    columns: int = 1
+    stride: PositiveInt
+    columns: PositiveInt = 1
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
 
     def __post_init__(self) -> None:
-        check_size(type(self).__name__, stride=self.stride, columns=self.columns)
+        super().__post_init__()
         if self.columns > self.stride:
             raise InputError(
                 f"{type(self).__name__}: columns: expected at most the {self.stride} positions of a block, "

@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import check_size, last_positions, side_positions
+from polyformer.attention.patterns.block_base import last_positions, side_positions
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.layout import Interval, clip
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 MAX_CUTS = 64
@@ -26,16 +27,13 @@ class GlobalEnd(DocumentEndPattern):
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
     """
 
-    tokens: int = 1
+    tokens: PositiveInt = 1
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2 (ITC)"
     causal_error: ClassVar[str] = (
         "a causal query cannot know where its document ends; use it in an encoder, "
         "or Global for the first tokens"
     )
-
-    def __post_init__(self) -> None:
-        check_size("GlobalEnd", tokens=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return the slots of the last `tokens` tokens."""

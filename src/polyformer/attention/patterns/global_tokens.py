@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
 from polyformer.attention.patterns.layout import Keys
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -18,13 +18,9 @@ class Global(GlobalPattern):
     Tokens are counted in positions, so left padding and packed documents do not change them.
     """
 
-    tokens: int = 1
+    tokens: PositiveInt = 1
 
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise InputError(f"Global: expected 1 token or more, got {self.tokens}")
 
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < tokens."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Interval, Keys, clip, intersect, unite
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -109,18 +110,10 @@ class Local1D(_LocalBlocks):
     Raises `InputError` for a block of no pixel or a negative memory.
     """
 
-    query_block: int
-    memory: int
+    query_block: PositiveInt
+    memory: NonNegativeInt
 
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.1"
-
-    def __post_init__(self) -> None:
-        if self.query_block < 1:
-            raise InputError(
-                f"Local1D: query_block counts pixels, expected 1 or more, got {self.query_block}"
-            )
-        if self.memory < 0:
-            raise InputError(f"Local1D: memory counts pixels, expected 0 or more, got {self.memory}")
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether block - memory <= key < block + query_block, with block the first place of the

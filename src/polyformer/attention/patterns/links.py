@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import BlockPattern, check_size
+from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -23,13 +24,13 @@ class Links(BlockPattern):
     size below 1, an empty table and negative numbers.
     """
 
-    size: int
+    size: PositiveInt
     table: tuple[tuple[int, ...], ...]
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
 
     def __post_init__(self) -> None:
-        check_size("Links", size=self.size)
+        super().__post_init__()
         rows: Iterable[Iterable[int]] = self.table
         table = tuple(tuple(sorted({int(block) for block in row})) for row in rows)
         if not table or any(row and row[0] < 0 for row in table):

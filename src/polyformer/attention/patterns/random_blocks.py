@@ -16,13 +16,14 @@ them per head, and `PerLayer` per layer.
 
 import dataclasses
 import functools
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from polyformer.attention.patterns.block_base import BlockPattern, check_size
-from polyformer.core.errors import InputError, quote
+from polyformer.attention.patterns.block_base import BlockPattern
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 MAX_BLOCKS = 256
@@ -40,18 +41,11 @@ class Random(BlockPattern):
     Raises `InputError` for a size or blocks below 1.
     """
 
-    blocks: int = 3
-    size: int = 64
+    blocks: Annotated[int, Interval(ge=1, le=MAX_BLOCKS)] = 3
+    size: PositiveInt = 64
     seed: int = 0
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
-
-    def __post_init__(self) -> None:
-        check_size("Random", size=self.size)
-        if not 1 <= self.blocks <= MAX_BLOCKS:
-            raise InputError(
-                f"Random: blocks counts blocks of keys, expected 1 to {MAX_BLOCKS}, got {quote(self.blocks)}"
-            )
 
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether key is in draws(query) or, if not causal, query is in draws(key)."""

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_base import check_size, last_positions, side_positions
+from polyformer.attention.patterns.block_base import last_positions, side_positions
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Interval
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -27,15 +28,12 @@ class Whole(DocumentEndPattern):
     Padding does not count. Raises `InputError` for tokens below 1, and in a causal context.
     """
 
-    tokens: int
+    tokens: PositiveInt
 
     paper: ClassVar[str] = "Zaheer et al. 2020 (BigBird), section 2"
     causal_error: ClassVar[str] = (
         "a causal query cannot know how long its document will be; use it in an encoder"
     )
-
-    def __post_init__(self) -> None:
-        check_size("Whole", tokens=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return all slots or none."""

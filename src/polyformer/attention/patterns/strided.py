@@ -20,9 +20,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_base import check_size
 from polyformer.attention.patterns.implied import Full
 from polyformer.attention.patterns.layout import Keys, clip, unite
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -33,12 +33,9 @@ class Strided(Pattern):
     Raises `InputError` for a stride below 1.
     """
 
-    stride: int
+    stride: PositiveInt
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
-
-    def __post_init__(self) -> None:
-        check_size("Strided", stride=self.stride)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether (i - j) % stride == 0."""

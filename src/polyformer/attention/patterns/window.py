@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -22,13 +23,14 @@ class Window(Pattern):
     Raises `InputError` for negative widths, for `Window(0)` without an `after`, and for a dilation below 1.
     """
 
-    before: int
-    after: int | None = None  # by default equal to `before`
-    dilation: int = 1
+    before: NonNegativeInt
+    after: NonNegativeInt | None = None  # by default equal to `before`
+    dilation: PositiveInt = 1
 
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.after is None:
             if self.before == 0:
                 raise InputError(
@@ -36,12 +38,6 @@ class Window(Pattern):
                     "or Window(0, 0) if you want this"
                 )
             object.__setattr__(self, "after", self.before)
-        if self.before < 0 or self.keys_after < 0:
-            raise InputError(
-                f"Window: before and after count keys, expected 0 or more, got {self.before}, {self.after}"
-            )
-        if self.dilation < 1:
-            raise InputError(f"Window: dilation is a step in keys, expected 1 or more, got {self.dilation}")
 
     @property
     def keys_after(self) -> int:

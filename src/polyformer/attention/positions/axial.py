@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, check_positions
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,17 +27,17 @@ class AxialConfig(PositionConfig):
     last, which has the remaining channels.
     """
 
-    grid: tuple[int, ...] = (64, 64)
-    widths: tuple[int, ...] | None = None
+    grid: tuple[PositiveInt, ...] = (64, 64)
+    widths: tuple[PositiveInt, ...] | None = None
 
     kind: ClassVar[str] = "axial"
     adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), appendix D"
 
     def __post_init__(self) -> None:
-        if len(self.grid) < 2 or min(self.grid) < 1:
+        if len(self.grid) < 2:
             raise InputError(f"grid: expected the lengths of 2 axes or more, got {self.grid}")
-        if self.widths is not None and (len(self.widths) != len(self.grid) or min(self.widths) < 1):
+        if self.widths is not None and len(self.widths) != len(self.grid):
             raise InputError(f"widths: expected one for each of the {len(self.grid)} axes, got {self.widths}")
 
     @classmethod

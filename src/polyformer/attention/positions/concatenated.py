@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyformer.attention.positions.base import Position, PositionConfig, Shape
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class ConcatenatedConfig(PositionConfig):
     sinusoids.
     """
 
-    width: int = 32
+    width: PositiveInt = 32
     vectors: PositionConfig = dataclasses.field(
         default_factory=lambda: PositionConfig.from_dict("sinusoidal", "vectors")
     )
@@ -36,8 +37,6 @@ class ConcatenatedConfig(PositionConfig):
     kind: ClassVar[str] = "concatenated"
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise InputError(f"width: expected 1 channel or more for the position vector, got {self.width}")
         if not self.vectors.adds_vector:
             able = sorted(
                 kind

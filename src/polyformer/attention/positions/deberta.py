@@ -28,6 +28,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 
 TERMS = ("c2p", "p2c")
@@ -42,13 +43,13 @@ class DebertaConfig(PositionConfig):
     the first version uses the defaults.
     """
 
-    max_relative_positions: int | None = None  # k in tokens; by default max_position_embeddings
+    max_relative_positions: PositiveInt | None = None  # k in tokens; by default max_position_embeddings
     terms: tuple[str, ...] = TERMS  # one or both of these
     buckets: int | None = None  # rows for each side; None for a row for each distance
     share_projections: bool = False  # kr and qr by the content projections of the layer
     norm_embeddings: bool = False  # a LayerNorm over the table
     eps: float = 1e-7  # of that norm
-    dropout: float = 0.0  # of the table's entries
+    dropout: Probability = 0.0  # of the table's entries
     mirrored: bool = False  # p2c at delta(j, i), as in equation 4
     absolute: bool = False  # adds a learned position to the input too; a longer text is then an error
 
@@ -56,15 +57,10 @@ class DebertaConfig(PositionConfig):
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.1"
 
     def __post_init__(self) -> None:
-        longest = self.max_relative_positions
-        if longest is not None and longest < 1:
-            raise InputError(f"max_relative_positions: expected 1 token or more, got {longest}")
         if not self.terms or len(set(self.terms)) < len(self.terms) or not set(self.terms) <= set(TERMS):
             raise InputError(f"terms: expected one or both of {TERMS}, got {self.terms}")
         if self.buckets is not None and (self.buckets < 4 or self.buckets % 2):
             raise InputError(f"buckets: expected an even number of 4 or more, or None, got {self.buckets}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise InputError(f"dropout: expected a probability in [0, 1), got {self.dropout}")
 
     @classmethod
     def examples(cls) -> tuple["DebertaConfig", ...]:

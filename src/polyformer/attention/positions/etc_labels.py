@@ -29,7 +29,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -40,16 +40,11 @@ class EtcLabelsConfig(PositionConfig):
     `global_tokens` must be the same number as in the pattern `ETC`.
     """
 
-    global_tokens: int = 1
-    max_distance: int = 12  # tokens, from which on all share a label
+    global_tokens: PositiveInt = 1
+    max_distance: PositiveInt = 12  # tokens, from which on all share a label
 
     kind: ClassVar[str] = "etc_labels"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
-
-    def __post_init__(self) -> None:
-        for name in ("global_tokens", "max_distance"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 token or more, got {getattr(self, name)}")
 
     def build(self, shape: Shape) -> "EtcLabels":
         return EtcLabels(self, shape)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, readable_length
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,15 @@ class GridConfig(PositionConfig):
     `shape`: (height, width) or (height, width, channels) of the image.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[PositiveInt, ...]
 
     kind: ClassVar[str] = "grid"
     adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 3.1"
 
     def __post_init__(self) -> None:
-        if len(self.shape) not in (2, 3) or min(self.shape) < 1:
-            raise InputError(f"grid: shape: expected 2 or 3 numbers of 1 or more, got {list(self.shape)}")
+        if len(self.shape) not in (2, 3):
+            raise InputError(f"grid: shape: expected 2 or 3 numbers, got {list(self.shape)}")
 
     def build(self, shape: Shape) -> "Grid":
         if shape.image is not None and self.shape != shape.image[1:]:

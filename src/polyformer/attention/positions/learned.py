@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, check_positions
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class LearnedConfig(PositionConfig):
     The first `offset` rows, which RoBERTa and BART have, belong to no position.
     """
 
-    offset: int = 0
+    offset: NonNegativeInt = 0
 
     kind: ClassVar[str] = "learned"
     adds_vector: ClassVar[bool] = True
@@ -28,10 +29,6 @@ class LearnedConfig(PositionConfig):
 
     def build(self, shape: Shape) -> "Learned":
         return Learned([shape.input_size], shape.max_positions, self.offset)
-
-    def __post_init__(self) -> None:
-        if self.offset < 0:
-            raise InputError(f"offset: expected 0 rows or more, got {self.offset}")
 
     @classmethod
     def examples(cls) -> tuple["LearnedConfig", ...]:

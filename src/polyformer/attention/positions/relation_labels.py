@@ -21,7 +21,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -29,14 +29,10 @@ from polyformer.core.sequence.context import Context
 class RelationLabelsConfig(PositionConfig):
     """Relation labels: queries are multiplied with a learned vector for the label of each pair of tokens."""
 
-    num_labels: int = 32
+    num_labels: PositiveInt = 32
 
     kind: ClassVar[str] = "relation_labels"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
-
-    def __post_init__(self) -> None:
-        if self.num_labels < 1:
-            raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
 
     def build(self, shape: Shape) -> "RelationLabels":
         return RelationLabels(self.num_labels, shape.num_layers, shape.head_size)

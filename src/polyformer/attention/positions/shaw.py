@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -26,16 +26,12 @@ from polyformer.core.sequence.context import Context
 class ShawConfig(PositionConfig):
     """Relative positions of Shaw: learned vectors for clipped distances are added to keys (and values)."""
 
-    clip: int = 16  # tokens, from which on all distances share a vector
+    clip: PositiveInt = 16  # tokens, from which on all distances share a vector
     values: bool = True  # relative values too
     shared: bool = False  # all layers share the tables
 
     kind: ClassVar[str] = "shaw"
     paper: ClassVar[str] = "Shaw et al. 2018, section 3"
-
-    def __post_init__(self) -> None:
-        if self.clip < 1:
-            raise InputError(f"clip: expected a distance of 1 token or more, got {self.clip}")
 
     def build(self, shape: Shape) -> "Shaw":
         return Shaw(self, shape)

@@ -11,14 +11,15 @@ PE(p) has length sqrt(E / 2). A model that adds it therefore multiplies the toke
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, sinusoids
-from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import NonNegativeInt
 
 Layout = Literal["pairs", "halves"]
 
@@ -31,21 +32,13 @@ class SinusoidalConfig(PositionConfig):
     """
 
     layout: Layout = "pairs"
-    base: float = 10000.0
+    base: Annotated[float, Gt(1)] = 10000.0
     inclusive: bool = False  # the longest wave is 2 pi base, not just short of it
-    offset: int = 0
+    offset: NonNegativeInt = 0
 
     kind: ClassVar[str] = "sinusoidal"
     adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.5"
-
-    def __post_init__(self) -> None:
-        if self.layout not in ("pairs", "halves"):
-            raise InputError(f"layout: expected 'pairs' or 'halves', got {quote(self.layout)}")
-        if self.base <= 1:
-            raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
-        if self.offset < 0:
-            raise InputError(f"offset: expected 0 positions or more, got {self.offset}")
 
     def build(self, shape: Shape) -> "Sinusoidal":
         return Sinusoidal(shape.input_size, self)

@@ -8,27 +8,23 @@ vectors are multiplied by sqrt(E), as with `sinusoidal`. Dehghani et al. 2019, s
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, sinusoids
-from polyformer.core.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSinusoidConfig(PositionConfig):
     """Step sinusoids: sinusoids of position and step are added to the input of every layer."""
 
-    base: float = 10000.0
+    base: Annotated[float, Gt(1)] = 10000.0
 
     kind: ClassVar[str] = "step_sinusoid"
     paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
-
-    def __post_init__(self) -> None:
-        if self.base <= 1:
-            raise InputError(f"base: expected a wavelength factor above 1, got {self.base}")
 
     def build(self, shape: Shape) -> "StepSinusoid":
         return StepSinusoid(shape.hidden_size, self)

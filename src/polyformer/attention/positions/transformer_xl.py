@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import is_traced, transformed
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, sinusoids
-from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, is_plain
 from polyformer.core.ops.precision import is_autocast
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 
 FIRST_DISTANCES = 64
@@ -41,17 +41,11 @@ class TransformerXLConfig(PositionConfig):
     """Transformer-XL positions: projected sinusoids of distances are further keys in the scores."""
 
     shared_biases: bool = False  # u and v are shared by all layers
-    clamp_distance: int | None = None  # greater distances are clamped to it, in tokens; None for no limit
-    waves_dropout: float = 0.0  # of the sinusoids R, in training: the same mask for all layers of a call
+    clamp_distance: PositiveInt | None = None  # greater distances are clamped to it, in tokens; None: never
+    waves_dropout: Probability = 0.0  # of R in training: the same mask for all layers of a call
 
     kind: ClassVar[str] = "transformer_xl"
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.3"
-
-    def __post_init__(self) -> None:
-        if self.clamp_distance is not None and self.clamp_distance < 1:
-            raise InputError(f"clamp_distance: expected 1 token or more, or none, got {self.clamp_distance}")
-        if not 0.0 <= self.waves_dropout < 1.0:
-            raise InputError(f"waves_dropout: expected a probability in [0, 1), got {self.waves_dropout}")
 
     def build(self, shape: Shape) -> "TransformerXL":
         return TransformerXL(self, shape)

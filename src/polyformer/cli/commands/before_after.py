@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Le
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
 from polyformer.core.limits import SIZE
 from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
-from polyformer.core.sizes import check_most
+from polyformer.core.ranges import check_range
 from polyformer.core.timing import time_once
 from polyformer.data.compressed_files import opened
 from polyformer.data.masking import mask_tokens
@@ -275,8 +276,6 @@ class Evaluation:
         """Raise `InputError` for invalid options before anything is written."""
         if not Path(self.text).is_file():
             raise InputError(f"--evaluate: {self.text}: no such file")
-        if self.tolerance < 0:
-            raise InputError(f"--tolerance: expected 0 or more, got {self.tolerance}")
         tokenizer = load_tokenizer(self.folder)
         text_reader(model, tokenizer)
         lengths = self.resolved_lengths(model)
@@ -317,5 +316,5 @@ class Evaluation:
                 f"--lengths: expected numbers above 1, for example 512,2048, got {quote(self.lengths)}"
             )
         for part in parts:
-            check_most("--lengths", int(part), SIZE)
+            check_range("--lengths", int(part), Le(SIZE))
         return sorted({int(part) for part in parts})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
 from polyformer.core.errors import InputError
 from polyformer.core.limits import NEW_TOKENS
+from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.exits.calibrate import ThresholdTest
@@ -50,12 +51,12 @@ class CalibrateOptions:
         "thresholds to test, in decreasing order, separated by commas (default: 0.95,0.9,...,0.05)",
         metavar="X,X",
     )
-    texts: int = option("largest number of texts (default: 200)", 200, least=1)
-    prompt: int = option(
-        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32, least=1
+    texts: PositiveInt = option("largest number of texts (default: 200)", 200)
+    prompt: PositiveInt = option(
+        "for a decoder-only model: tokens of each text that it reads as the prompt (default: 32)", 32
     )
-    new_tokens: int = option(
-        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS, least=1
+    new_tokens: PositiveInt = option(
+        "for a decoder-only model: tokens to generate (default: 32)", 32, most=NEW_TOKENS
     )
     device: Device = device()
 

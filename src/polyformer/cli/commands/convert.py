@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, option
 from polyformer.core.errors import InputError
 from polyformer.core.paths import checked_path
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.models.architectures import Transformer
@@ -93,8 +94,8 @@ class ConvertOptions:
         "old and of the new model, at most 4096)",
         metavar="N,N,...",
     )
-    tokens: int = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384, least=1)
-    tolerance: float = option(
+    tokens: PositiveInt = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384)
+    tolerance: NonNegativeFloat = option(
         "with --evaluate: accepted relative increase of perplexity, or decrease of similarity "
         "(default: 0.05)",
         0.05,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval.build import BuildProgress
@@ -66,7 +67,7 @@ class DatastoreOptions:
         "for index: search enough lists to find this share of the true neighbours (default: 0.95)"
     )
     datastore: str | None = option("for neighbours: store to search", metavar="STORE")
-    neighbours: int | None = option("for neighbours: number of neighbours per token (default: 4)")
+    neighbours: PositiveInt | None = option("for neighbours: number of neighbours per token (default: 4)")
     search: Literal["auto", "flat", "index"] | None = option(
         "for neighbours: search with the store's index, or exhaustively (flat) (default: auto)"
     )

@@ -23,6 +23,7 @@ from polyformer.cli.commands.options import Device, argument, device, option, re
 from polyformer.cli.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.training.recipes.run import Run
@@ -54,11 +55,11 @@ class EvaluateOptions:
     )
     datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
     tune: str | None = option("with --datastore: choose lambda and temperature on this text", metavar="PATH")
-    lambda_: float | None = option("with --datastore: weight of the neighbours (default: as tuned)")
-    temperature: float | None = option(
+    lambda_: Share | None = option("with --datastore: weight of the neighbours (default: as tuned)")
+    temperature: PositiveFloat | None = option(
         "with --datastore: temperature of the neighbours' weights (default: as tuned)"
     )
-    neighbours: int | None = option(
+    neighbours: PositiveInt | None = option(
         "with --datastore: number of neighbours (default: as tuned, or 1024; with --frozen 4)"
     )
     search: Literal["auto", "flat", "index"] | None = option(
@@ -67,7 +68,7 @@ class EvaluateOptions:
     length: int | None = option(
         "for a checkpoint: tokens per window (default: 512, or the model's limit if smaller)", metavar="N"
     )
-    tokens: int | None = option(
+    tokens: PositiveInt | None = option(
         "for a checkpoint or with --datastore: evaluate on the first N tokens of a text (default: all)",
         most=COUNT,
         least=1,

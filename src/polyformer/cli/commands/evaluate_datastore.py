@@ -53,7 +53,6 @@ def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "Mixtur
 
     assert options.tune is not None
     neighbours = MixtureConfig().neighbours if options.neighbours is None else options.neighbours
-    MixtureConfig(neighbours=neighbours)
     source = texts_of(options.tune, options.format)
     targets = measured(reader, store, source, (neighbours,), None, options.tokens)
     config, loss = targets.best()

@@ -13,6 +13,7 @@ from typing import Any
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import NEW_TOKENS
+from polyformer.core.ranges import PositiveFloat, PositiveInt
 
 EXAMPLES = """examples:
   polyformer explore runs/demo-1 "def attend(q, k, v):" --out attention.html
@@ -41,15 +42,12 @@ class ExploreOptions:
         metavar="TEXT|IMAGE",
     )
     file: str | None = option("read the input text from this file", metavar="FILE")
-    row: int | None = option(
-        "read image N, from 1, of the data set IMAGE (default: of the run's training data)",
-        None,
-        "N",
-        least=1,
+    row: PositiveInt | None = option(
+        "read image N, from 1, of the data set IMAGE (default: of the run's training data)", metavar="N"
     )
     target: str | None = option("for an encoder-decoder: input of the decoder", metavar="TEXT")
-    generate: int | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS, least=1)
-    segment: int | None = option(
+    generate: PositiveInt | None = option("generate at most N tokens and show the steps", most=NEW_TOKENS)
+    segment: PositiveInt | None = option(
         "for a model with a memory: read the text in segments of N tokens and show the last segment",
         metavar="N",
         least=1,
@@ -58,7 +56,7 @@ class ExploreOptions:
         "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"
     )
     transformers: bool = option("load the model with transformers' AutoModel, without conversion", False)
-    megabytes: float = option(
+    megabytes: PositiveFloat = option(
         "largest size of the page; further layers have only thumbnails (default: 20)", 20.0
     )
     out: str = option("file to write (default: explorer.html)", "explorer.html", "FILE", "file")
@@ -73,8 +71,6 @@ def run(options: ExploreOptions) -> None:
     from polyformer.core.files import write_output
 
     text, other = text_of(options), options.against
-    if options.megabytes <= 0:
-        raise InputError(f"--megabytes: expected a size above 0, got {options.megabytes:g}")
     read = open_model(options, options.model)
     readings = [read(text)]
     if other is not None and is_model(other):

@@ -24,6 +24,7 @@ from polyformer.cli.commands.options import Device, argument, device, option, re
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT, NEW_TOKENS
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval import Mixture as KnnMixture
@@ -117,11 +118,11 @@ class GenerateOptions:
         "with --draft lookup: largest n-gram to find in the preceding text (default: 3)"
     )
     datastore: str | None = option("mix in the nearest neighbours of this store", metavar="STORE")
-    lambda_: float | None = option("with --datastore: weight of the neighbours (default: as tuned)")
-    knn_temperature: float | None = option(
+    lambda_: Share | None = option("with --datastore: weight of the neighbours (default: as tuned)")
+    knn_temperature: PositiveFloat | None = option(
         "with --datastore: temperature of the neighbours' weights (default: as tuned)"
     )
-    neighbours: int | None = option("with --datastore: number of neighbours (default: as tuned)")
+    neighbours: PositiveInt | None = option("with --datastore: number of neighbours (default: as tuned)")
     search: Literal["auto", "flat", "index"] | None = option(
         "with --datastore: search with its index, or exhaustively (flat) (default: auto)"
     )

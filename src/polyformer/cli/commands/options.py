@@ -15,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from annotated_types import Le
+
 from polyformer.cli.commands import options_class
 from polyformer.core.destinations import check_file, check_folder, descriptor
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.limits import SIZE
 from polyformer.core.parsing import parse_yaml
-from polyformer.core.sizes import check_most
+from polyformer.core.ranges import check_range, ranges
 
 DOTTED, BARE, MODEL = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+"
 """Patterns of setting names: a recipe's settings contain a dot, a bench's need not."""
@@ -121,10 +123,9 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
     for field in dataclasses.fields(cls):
         if isinstance(value := values.get(field.name), int):
-            check_most(flag(field), value, field.metadata.get("most", SIZE))
-            least = field.metadata.get("least")
-            if least is not None and value < least:
-                raise InputError(f"{flag(field)}: expected {least} or more, got {value}")
+            check_range(flag(field), value, Le(field.metadata.get("most", SIZE)))
+        if field.name in ranges(cls):
+            ranges(cls)[field.name].check(display_name(field), value)
     options = cls(**values, **collected)
     for name, path in output_paths(options, "file").items():
         check_file(path, name)

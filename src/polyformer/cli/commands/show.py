@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides
 from polyformer.cli.commands.show_prediction import check, is_recipe, show_prediction
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,16 +52,16 @@ class ShowOptions:
         "commas; MODEL may then be the file of a recipe",
         metavar="MESH",
     )
-    batch: int | None = option(
-        "with --mesh: batch size per process, in texts (default: 1, or the recipe's)", least=1
+    batch: PositiveInt | None = option(
+        "with --mesh: batch size per process, in texts (default: 1, or the recipe's)"
     )
-    accumulate: int | None = option(
-        "with --mesh: batches per step (microbatches of a pipeline) (default: 1, or the recipe's)", least=1
+    accumulate: PositiveInt | None = option(
+        "with --mesh: batches per step (microbatches of a pipeline) (default: 1, or the recipe's)"
     )
     precision: Literal["bf16", "no"] | None = option(
         "with --mesh: mixed precision (default: bf16, or the recipe's)"
     )
-    length: int | None = option(
+    length: PositiveInt | None = option(
         "tokens in the picture (default: 64, or for a pattern the first length at which it is "
         "sparse); with --mesh per text"
     )

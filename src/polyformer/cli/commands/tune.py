@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polyformer.cli.commands.options import option
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 EXAMPLES = """examples:
   polyformer tune                                # measure again, for this machine's threads and for one
@@ -25,8 +26,8 @@ class TuneOptions:
     """Options of `polyformer tune`."""
 
     show: bool = option("do not measure; show the machine, the cache file and its choices", False)
-    threads: int | None = option(
-        "number of threads to measure with (default: torch's number of threads, and 1)", least=1
+    threads: PositiveInt | None = option(
+        "number of threads to measure with (default: torch's number of threads, and 1)"
     )
     out: str | None = option(
         "also write the choices to this file, to use on other machines", metavar="FILE", output="file"

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
 from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.linear import onednn_takes
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ranges import PositiveInt
 
 NEVER = 1 << 62
 
@@ -28,13 +28,8 @@ TILES = (64, 256), (64, 512), (128, 512), (256, 512), (256, 1024)
 class BatchedProducts(Config):
     """The least numbers of multiplications for which oneDNN's overhead pays off."""
 
-    plain: int = 1 << 24
-    transposed: int = 1 << 24  # if the first matrix is transposed, which slows BLAS less
-
-    def __post_init__(self) -> None:
-        for name in ("plain", "transposed"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more multiplications, got {getattr(self, name)}")
+    plain: PositiveInt = 1 << 24
+    transposed: PositiveInt = 1 << 24  # if the first matrix is transposed, which slows BLAS less
 
 
 @dataclasses.dataclass(frozen=True)

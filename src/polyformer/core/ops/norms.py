@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat, PositiveShare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,7 @@ class NormConfig(Config):
     option: ClassVar[str] = "model.norm"
     tokenwise: ClassVar[bool] = True
 
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not self.eps > 0:
-            raise InputError(f"eps: expected a positive number, got {self.eps}")
+    eps: PositiveFloat = 1e-5
 
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors [..., width]."""
@@ -123,16 +119,11 @@ class BatchNormConfig(NormConfig):
     Fewer than two tokens have no statistics; the running averages are then used and do not change.
     """
 
-    momentum: float = 0.1
+    momentum: PositiveShare = 0.1
 
     kind: ClassVar[str] = "batch"
     paper: ClassVar[str] = "Ioffe and Szegedy 2015, algorithms 1 and 2"
     tokenwise: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 < self.momentum <= 1.0:
-            raise InputError(f"momentum: expected a share in (0, 1], got {self.momentum}")
 
     def build(self, width: int) -> nn.Module:
         """Return the module with weights and running statistics of `width` channels."""

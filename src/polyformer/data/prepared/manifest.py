@@ -9,6 +9,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, write_json
+from polyformer.core.ranges import PositiveInt
 
 MANIFEST, TOKENIZER, VERSION = "manifest.json", "tokenizer", 1
 FORMAT = "polyformer prepared text"
@@ -77,11 +78,9 @@ class Settings(Config):
     format: str | None = None
     column: str = "text"
     validation: float = 0.005  # below 1 a share, evenly spaced; else the number of first documents
-    shard_tokens: int = 2**27
+    shard_tokens: PositiveInt = 2**27
 
     def __post_init__(self) -> None:
-        if self.shard_tokens < 1:
-            raise InputError(f"shard_tokens: expected 1 or more, got {self.shard_tokens}")
         whole = self.validation >= 1 and self.validation == int(self.validation)
         if not (0 <= self.validation <= 0.5 or whole):
             raise InputError(

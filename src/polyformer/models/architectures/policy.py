@@ -23,7 +23,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import recorded
-from polyformer.core.sizes import check_deviation, check_sizes
+from polyformer.core.ranges import PositiveInt, UnitFloat, check_sizes
 from polyformer.core.state import State
 from polyformer.models.architectures.policy_trunks import DecoderTrunkConfig, Trunk, TrunkConfig
 from polyformer.models.architectures.pretrained import PretrainedMixin
@@ -34,23 +34,19 @@ from polyformer.models.plugins import ConfigWithImports
 class PolicyConfig(ConfigWithImports):
     """The configuration of a policy; the environment determines the sizes of observations and actions."""
 
-    observation_size: int = 4
-    num_actions: int = 4  # number of choices, or size of an action vector
+    observation_size: PositiveInt = 4
+    num_actions: PositiveInt = 4  # number of choices, or size of an action vector
     continuous: bool = False  # an action is a vector
-    hidden_size: int = 64
+    hidden_size: PositiveInt = 64
     trunk: TrunkConfig = DecoderTrunkConfig()
-    initializer_range: float | None = None
+    initializer_range: UnitFloat | None = None
 
     paper: ClassVar[str] = "Parisotto et al. 2019 (GTrXL), section 3"
     weights: ClassVar[None] = None  # never int8, see `weights.py`
     origin: ClassVar[None] = None  # no family of public checkpoints has it
 
     def __post_init__(self) -> None:
-        for name in ("observation_size", "num_actions", "hidden_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         check_sizes(self)
-        check_deviation(self.initializer_range)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

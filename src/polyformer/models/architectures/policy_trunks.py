@@ -20,6 +20,7 @@ from polyformer.attention.positions import TransformerXLConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.block.gated import GatedBlockConfig
@@ -71,15 +72,13 @@ class DecoderTrunkConfig(TrunkConfig):
     `decoder` are set accordingly.
     """
 
-    memory_length: int = 32
+    memory_length: PositiveInt = 32
     decoder: StackConfig = dataclasses.field(default_factory=_decoder)
 
     kind: ClassVar[str] = "decoder"
     paper: ClassVar[str] = "Parisotto et al. 2019 (GTrXL), section 3"
 
     def __post_init__(self) -> None:
-        if self.memory_length < 1:
-            raise InputError(f"memory_length: expected 1 step or more, got {self.memory_length}")
         if not isinstance(self.decoder.attention.mechanism, SoftmaxConfig):
             raise InputError("trunk.decoder.attention: a policy's memory requires softmax attention")
         parts = [self.decoder.feedforward.for_layer(layer) for layer in range(self.decoder.num_hidden_layers)]
@@ -154,13 +153,10 @@ class DecoderTrunk(Trunk):
 class LSTMTrunkConfig(TrunkConfig):
     """LSTM trunk: stacked layers of long short-term memory."""
 
-    num_hidden_layers: int = 1
+    num_hidden_layers: PositiveInt = 1
 
     kind: ClassVar[str] = "lstm"
     paper: ClassVar[str] = "Hochreiter and Schmidhuber 1997"
-
-    def __post_init__(self) -> None:
-        _check_layers(self.num_hidden_layers)
 
     def build(self, hidden_size: int) -> "LSTMTrunk":
         """Return a trunk with `torch.nn.LSTM`."""
@@ -208,12 +204,9 @@ class LSTMTrunk(Trunk):
 class FeedForwardTrunkConfig(TrunkConfig):
     """Feed-forward trunk: linear layers with ReLU, without a memory."""
 
-    num_hidden_layers: int = 2
+    num_hidden_layers: PositiveInt = 2
 
     kind: ClassVar[str] = "feedforward"
-
-    def __post_init__(self) -> None:
-        _check_layers(self.num_hidden_layers)
 
     def build(self, hidden_size: int) -> "FeedForwardTrunk":
         """Return a trunk with `num_hidden_layers` layers."""
@@ -241,8 +234,3 @@ class FeedForwardTrunk(Trunk):
         for layer in self.layers:
             x = layer(x).relu()
         return x, state
-
-
-def _check_layers(count: int) -> None:
-    if count < 1:
-        raise InputError(f"num_hidden_layers: expected 1 or more, got {count}")

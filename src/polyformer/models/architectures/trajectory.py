@@ -25,8 +25,8 @@ from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ops.softmax import recorded
+from polyformer.core.ranges import PositiveInt, Probability, UnitFloat, check_sizes
 from polyformer.core.sequence.context import Context
-from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.core.state import State
 from polyformer.models.architectures.checks import check_mask
 from polyformer.models.architectures.pretrained import PretrainedMixin
@@ -41,14 +41,9 @@ from polyformer.nn.stack import AttentionConfig, LayerState, Stack, StackConfig
 class PredictionConfig(Config):
     """The sizes of states and actions, which are both inputs and predictions."""
 
-    state_size: int = 17
-    action_size: int = 4
+    state_size: PositiveInt = 17
+    action_size: PositiveInt = 4
     bounded: bool = True  # actions between -1 and 1, by tanh
-
-    def __post_init__(self) -> None:
-        for name in ("state_size", "action_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 number or more, got {getattr(self, name)}")
 
 
 def _decoder() -> StackConfig:
@@ -69,28 +64,20 @@ class TrajectoryConfig(ConfigWithImports):
     All tokens have position 0 in the decoder's position scheme: their timesteps encode the order.
     """
 
-    hidden_size: int = 128
-    max_timesteps: int = 4096  # rows of the table of timesteps
-    max_position_embeddings: int = 1024  # of a decoder with learned positions
-    embedding_dropout: float = 0.1
+    hidden_size: PositiveInt = 128
+    max_timesteps: PositiveInt = 4096  # rows of the table of timesteps
+    max_position_embeddings: PositiveInt = 1024  # of a decoder with learned positions
+    embedding_dropout: Probability = 0.1
     decoder: StackConfig = dataclasses.field(default_factory=_decoder)
     head: PredictionConfig = PredictionConfig()
-    initializer_range: float | None = 0.02
+    initializer_range: UnitFloat | None = 0.02
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     paper: ClassVar[str] = "Chen et al. 2021, section 3"
     weights: ClassVar[None] = None  # never int8, see `weights.py`
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "max_timesteps", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         check_sizes(self)
-        check_deviation(self.initializer_range)
-        if not 0.0 <= self.embedding_dropout < 1.0:
-            raise InputError(
-                f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
-            )
         self.decoder.attention.mechanism.require("causal")
 
 

@@ -25,9 +25,9 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.ops.softmax import recorded
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat, check_sizes
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
-from polyformer.core.sizes import check_deviation, check_sizes
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
 from polyformer.models.outputs import ModelOutput
@@ -59,34 +59,27 @@ class VisionConfig(ConfigWithImports):
     training images' pixels, scaled to 0 to 1, a number for each channel or one for all.
     """
 
-    image_size: tuple[int, int] = (224, 224)
-    patch_size: tuple[int, int] = (16, 16)
-    num_channels: int = 3
-    hidden_size: int = 768
+    image_size: tuple[PositiveInt, PositiveInt] = (224, 224)
+    patch_size: tuple[PositiveInt, PositiveInt] = (16, 16)
+    num_channels: PositiveInt = 3
+    hidden_size: PositiveInt = 768
     class_token: bool = True
     distillation_token: bool = False  # a second one, as in DeiT
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)
     mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-    initializer_range: float | None = 0.02
+    std: tuple[PositiveFloat, ...] = (0.5,)
+    initializer_range: UnitFloat | None = 0.02
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     paper: ClassVar[str] = "Dosovitskiy et al. 2021 (ViT), section 3.1"
     weights: ClassVar[None] = None  # never int8, see `weights.py`
 
     def __post_init__(self) -> None:
-        for name in ("num_channels", "hidden_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        for name in ("image_size", "patch_size"):
-            if min(getattr(self, name)) < 1:
-                raise InputError(f"{name}: expected 1 pixel or more, got {list(getattr(self, name))}")
         check_sizes(self)
-        check_deviation(self.initializer_range)
-        if not self.std or min(self.std) <= 0:
-            raise InputError(f"std: expected numbers above 0, got {quote(list(self.std))}")
+        if not self.std:
+            raise InputError("std: expected 1 number or more, got none")
 
     def check(self) -> None:
         """Raise `InputError` for options that do not fit together.

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from annotated_types import Le
 from torch import nn
 
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
@@ -13,7 +14,7 @@ from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import EXPRESSION_BYTES, PARTS
-from polyformer.core.sizes import check_most
+from polyformer.core.ranges import check_range
 from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
 from polyformer.models.attached.layer import NAME, Attached
 
@@ -120,10 +121,10 @@ def restore(model: Any) -> None:
         return
     if not isinstance(calls, list | tuple):
         raise InputError(f"{SAVED}: expected a list written by `attach`, got {quote(calls)}")
-    check_most(f"{SAVED}: calls", len(calls), PARTS)
-    check_most(f"{SAVED}: characters", len(json.dumps(calls, default=str)), EXPRESSION_BYTES)
+    check_range(f"{SAVED}: calls", len(calls), Le(PARTS))
+    check_range(f"{SAVED}: characters", len(json.dumps(calls, default=str)), Le(EXPRESSION_BYTES))
     settings = [AttachSettings.from_dict(fields) for fields in calls]
     names = sum(len(call.layers or ()) for call in settings)
-    check_most(f"{SAVED}: calls and names of layers", len(calls) + names, PARTS)
+    check_range(f"{SAVED}: calls and names of layers", len(calls) + names, Le(PARTS))
     apply(model, settings)
     setattr(config, IMPLEMENTATION, NAME)

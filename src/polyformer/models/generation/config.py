@@ -1,14 +1,31 @@
 """Configuration of generation, with checks."""
 
 import dataclasses
-import math
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval, Le
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import NEW_TOKENS, TEXTS
-from polyformer.core.sizes import check_most, check_sizes
+from polyformer.core.ranges import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    UnitFloat,
+    Wording,
+    check_range,
+    check_sizes,
+)
 from polyformer.models.generation.constraints import ConstraintConfig
+
+Limit = Annotated[PositiveInt, Wording(fix="leave it out for no limit")]
+Mass = Annotated[PositiveShare, Wording("a probability", "leave it out for no limit")]
+Ways = Annotated[int, Interval(ge=1, le=TEXTS)]
+NewTokens = Annotated[int, Interval(ge=1, le=NEW_TOKENS)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,27 +35,15 @@ class SamplingConfig(Config):
     """
 
     do_sample: bool = False
-    temperature: float = 1.0  # logits are divided by it
-    top_k: int | None = None  # keep this number of the most likely tokens
-    top_p: float | None = None  # keep the fewest most likely tokens with this total probability
-    min_p: float | None = None  # keep tokens with at least this share of the highest probability
-    typical_p: float | None = None  # keep the fewest most typical tokens with this total probability
+    # Logits are divided by it.
+    temperature: Annotated[PositiveFloat, Wording(fix="for greedy search leave do_sample out")] = 1.0
+    top_k: Limit | None = None  # keep this number of the most likely tokens
+    top_p: Mass | None = None  # keep the fewest most likely tokens with this total probability
+    min_p: Mass | None = None  # keep tokens with at least this share of the highest probability
+    typical_p: Mass | None = None  # keep the fewest most typical tokens with this total probability
     seed: int | None = None  # seed of a generator for this call; None for torch's default generator
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise InputError(
-                f"temperature: expected a number above 0, got {self.temperature}; "
-                "for greedy search leave do_sample out"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k: expected 1 or more, or None for no limit, got {self.top_k}")
-        for name in ("top_p", "min_p", "typical_p"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1.0:
-                raise InputError(
-                    f"{name}: expected a probability in (0, 1], or None for no limit, got {value}"
-                )
         for field in dataclasses.fields(self):
             if not self.do_sample and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: only sampling uses it; set do_sample, or leave it out")
@@ -61,25 +66,15 @@ class BeamConfig(Config):
     groups (`generation/diverse_beam_search.py`).
     """
 
-    num_beams: int = 1
-    num_beam_groups: int = 1
-    diversity_penalty: float = 0.0  # subtracted from log P per beam of an earlier group with the same token
+    num_beams: Ways = 1
+    num_beam_groups: PositiveInt = 1
+    diversity_penalty: NonNegativeFloat = 0.0  # of log P, per beam of an earlier group with the same token
     normalization: Literal["gnmt", "length"] = "gnmt"
-    length_penalty: float = 0.6
+    length_penalty: FiniteFloat = 0.6
     early_stopping: bool | Literal["never"] = "never"
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise InputError(f"num_beams: expected 1 or more, got {self.num_beams}")
-        if self.normalization not in ("gnmt", "length"):
-            raise InputError(f"normalization: expected 'gnmt' or 'length', got {quote(self.normalization)}")
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"length_penalty: expected a finite number, got {self.length_penalty}")
         self._check_groups()
-        if self.early_stopping not in (True, False, "never"):
-            raise InputError(
-                f"early_stopping: expected true, false or 'never', got {quote(self.early_stopping)}"
-            )
         for field in dataclasses.fields(self):
             if self.num_beams == 1 and getattr(self, field.name) != field.default:
                 raise InputError(
@@ -88,12 +83,10 @@ class BeamConfig(Config):
 
     def _check_groups(self) -> None:
         groups, penalty = self.num_beam_groups, self.diversity_penalty
-        if groups < 1 or self.num_beams % groups:
+        if self.num_beams % groups:
             raise InputError(
                 f"num_beam_groups: expected a divisor of the {self.num_beams} beams (num_beams), got {groups}"
             )
-        if not (penalty >= 0 and math.isfinite(penalty)):
-            raise InputError(f"diversity_penalty: expected a number of 0 or more, got {penalty}")
         if (groups > 1) != (penalty > 0):
             raise InputError(
                 f"num_beam_groups and diversity_penalty: expected 2 groups or more and a penalty above 0, "
@@ -110,16 +103,10 @@ class BeamConfig(Config):
 class ContrastiveConfig(Config):
     """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive_search.py`)."""
 
-    penalty_alpha: float = 0.0  # weight of the similarity to the text so far, against the probability
-    candidates: int = 4  # the number of most likely tokens, each read once; transformers' `top_k`
+    penalty_alpha: UnitFloat = 0.0  # weight of the similarity to the text so far, against the probability
+    candidates: Annotated[int, Ge(2)] = 4  # most likely tokens, each read once; transformers' `top_k`
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.penalty_alpha <= 1.0:
-            raise InputError(
-                f"penalty_alpha: expected a weight in (0, 1], or 0 for none, got {self.penalty_alpha}"
-            )
-        if self.candidates < 2:
-            raise InputError(f"candidates: expected 2 or more, among which to choose, got {self.candidates}")
         if self.candidates != 4 and not self.penalty_alpha:
             raise InputError(
                 "candidates: only contrastive search uses it; set penalty_alpha, or leave it out"
@@ -134,9 +121,7 @@ class DolaConfig(Config):
 
     def __post_init__(self) -> None:
         layers = self.dola_layers
-        if layers is None or layers in ("low", "high"):
-            return
-        if isinstance(layers, str) or not layers or any(layer < 0 for layer in layers):
+        if isinstance(layers, tuple) and (not layers or min(layers) < 0):
             raise InputError(
                 f"dola_layers: expected 'low', 'high' or numbers of layers from 0, got {quote(layers)}"
             )
@@ -146,28 +131,16 @@ class DolaConfig(Config):
 class WholeLengthConfig(Config):
     """Limits on the whole text: the prompt with its padding, or the start token, plus the new tokens."""
 
-    max_length: int | None = None
-    min_length: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 1:
-            raise InputError(f"max_length: expected 1 or more, or None for no limit, got {self.max_length}")
-        if self.min_length < 0:
-            raise InputError(f"min_length: expected 0 or more, got {self.min_length}")
+    max_length: Limit | None = None
+    min_length: NonNegativeInt = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Config):
     """Number of draft tokens if `generate` has a draft: it changes the speed, not the text."""
 
-    draft_tokens: int | None = None  # at most, for each pass of the model; by default 5, or 10 for a look-up
-    lookup_ngram: int = 3  # the longest run of tokens that a look-up compares, down to 2
-
-    def __post_init__(self) -> None:
-        if self.draft_tokens is not None and self.draft_tokens < 1:
-            raise InputError(f"draft_tokens: expected 1 or more, got {self.draft_tokens}")
-        if self.lookup_ngram < 2:
-            raise InputError(f"lookup_ngram: expected 2 or more, got {self.lookup_ngram}")
+    draft_tokens: PositiveInt | None = None  # at most, per pass; by default 5, or 10 for a look-up
+    lookup_ngram: Annotated[int, Ge(2)] = 3  # the longest run of tokens that a look-up compares, down to 2
 
     def most(self, lookup: bool) -> int:
         """Return the number of drafts per pass.
@@ -192,11 +165,11 @@ class SpecialIds(Config):
 class GenerationConfig(Config):
     """Greedy search, unless `sampling.do_sample` or `beam.num_beams` select another method."""
 
-    max_new_tokens: int | None = 64  # None if only `whole.max_length` limits the text
-    min_new_tokens: int = 0  # the text does not end before this length; a stop string still ends it
+    max_new_tokens: NewTokens | None = 64  # None if only `whole.max_length` limits the text
+    min_new_tokens: NonNegativeInt = 0  # the text does not end earlier; a stop string still ends it
     whole: WholeLengthConfig = WholeLengthConfig()
-    num_return_sequences: int = 1  # per input: the number of samples, or of best beams
-    repetition_penalty: float = 1.0  # above 1 makes every token of the text so far less likely
+    num_return_sequences: Ways = 1  # per input: the number of samples, or of best beams
+    repetition_penalty: PositiveFloat = 1.0  # above 1 makes every token of the text so far less likely
     constraints: ConstraintConfig = ConstraintConfig()
     stop: tuple[str, ...] = ()  # the text ends once it contains one of these
     special: SpecialIds = SpecialIds()
@@ -207,15 +180,8 @@ class GenerationConfig(Config):
     speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self) -> None:
-        check_most("max_new_tokens", self.max_new_tokens, NEW_TOKENS)
-        check_most("num_return_sequences", self.num_return_sequences, TEXTS)
-        check_most("num_beams", self.beam.num_beams, TEXTS)
         check_sizes(self)
         self._check_lengths()
-        if self.num_return_sequences < 1:
-            raise InputError(f"num_return_sequences: expected 1 or more, got {self.num_return_sequences}")
-        if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
-            raise InputError(f"repetition_penalty: expected a number above 0, got {self.repetition_penalty}")
         if not all(self.stop):
             raise InputError("stop: expected texts of one character or more, got an empty one")
         if self.method == "beam" and self.sampling.do_sample:
@@ -245,18 +211,17 @@ class GenerationConfig(Config):
             )
         limits = [self.max_new_tokens, None if longest is None else longest - width]
         most = min(limit for limit in limits if limit is not None)
-        check_most(f"max_length: new tokens after {width}", most, NEW_TOKENS)
+        check_range(f"max_length: new tokens after {width}", most, Le(NEW_TOKENS))
         return max(self.min_new_tokens, self.whole.min_length - width), most
 
     def _check_lengths(self) -> None:
         most = self.max_new_tokens
         if most is None and self.whole.max_length is None:
             raise InputError("max_new_tokens: expected a number, or None together with whole.max_length")
-        if most is not None and most < 1:
-            raise InputError(f"max_new_tokens: expected 1 or more, got {most}")
-        if self.min_new_tokens < 0 or (most is not None and self.min_new_tokens > most):
-            limit = "" if most is None else f" to max_new_tokens ({most})"
-            raise InputError(f"min_new_tokens: expected 0{limit or ' or more'}, got {self.min_new_tokens}")
+        if most is not None and self.min_new_tokens > most:
+            raise InputError(
+                f"min_new_tokens: expected 0 to max_new_tokens ({most}), got {self.min_new_tokens}"
+            )
 
     def _check_contrasts(self) -> None:
         """Raise `InputError` for options that exclude one another."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
@@ -15,24 +16,21 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
 """
 
+Token = NonNegativeInt
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConstraintConfig(Config):
     """Forced and forbidden tokens."""
 
-    forced_bos_token_id: int | None = None  # after a beginning of one token: a language, for M2M and mBART
-    forced_eos_token_id: tuple[int, ...] = ()  # one of them is the last token that the length limit allows
-    no_repeat_ngram_size: int = 0  # no run of this many tokens occurs twice, including runs in the prompt
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # runs of tokens that never occur
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()  # not allowed as the first token that is not forced
+    forced_bos_token_id: Token | None = None  # after a beginning of one token: a language, for M2M and mBART
+    forced_eos_token_id: tuple[Token, ...] = ()  # the last token that the length limit allows is one of them
+    no_repeat_ngram_size: NonNegativeInt = 0  # no run of this many tokens occurs twice, prompt included
+    bad_words_ids: tuple[tuple[Token, ...], ...] = ()  # runs of tokens that never occur
+    suppress_tokens: tuple[Token, ...] = ()
+    begin_suppress_tokens: tuple[Token, ...] = ()  # not allowed as the first token that is not forced
 
     def __post_init__(self) -> None:
-        for name, ids in self.ids().items():
-            if any(token < 0 for token in ids):
-                raise InputError(f"{name}: expected token ids of 0 or more, got {list(ids)}")
-        if self.no_repeat_ngram_size < 0:
-            raise InputError(f"no_repeat_ngram_size: expected 0 or more, got {self.no_repeat_ngram_size}")
         if not all(self.bad_words_ids):
             raise InputError("bad_words_ids: expected words of one token or more, got an empty one")
         for name in ("forced_bos_token_id", "forced_eos_token_id"):

@@ -25,9 +25,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import unknown
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.ranges import FiniteFloat
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 
 
@@ -39,7 +40,7 @@ class GatedBlockConfig(BlockConfig):
     """
 
     gate: str = "gru"
-    gate_bias: float = 2.0  # initial value of b: the larger, the closer the block is to the identity
+    gate_bias: FiniteFloat = 2.0  # initial value of b: the larger, the closer the block is to the identity
 
     kind: ClassVar[str] = "gated"
     paper: ClassVar[str] = "Parisotto et al. 2019 (GTrXL), section 3"
@@ -47,8 +48,6 @@ class GatedBlockConfig(BlockConfig):
     def __post_init__(self) -> None:
         if self.gate not in GATES:
             raise unknown("gate", self.gate, GATES)
-        if not abs(self.gate_bias) < float("inf"):
-            raise InputError(f"gate_bias: expected a finite number, got {self.gate_bias}")
 
     @classmethod
     def examples(cls) -> tuple["GatedBlockConfig", ...]:

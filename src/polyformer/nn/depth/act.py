@@ -17,15 +17,16 @@ Lower values start with more steps, and training removes steps that do not reduc
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
-from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import NormConfig
+from polyformer.core.ranges import FiniteFloat, NonNegativeFloat
 from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, Halting
 
 
@@ -36,9 +37,9 @@ class ACTConfig(DepthConfig):
     The number of steps is at most the number of layers of the stack.
     """
 
-    epsilon: float = 0.01
-    ponder_loss: float = 0.01
-    halting_bias: float = -1.0
+    epsilon: Annotated[float, Interval(gt=0, lt=1)] = 0.01
+    ponder_loss: NonNegativeFloat = 0.01
+    halting_bias: FiniteFloat = -1.0
 
     kind: ClassVar[str] = "act"
     paper: ClassVar[str] = "Graves 2016; Dehghani et al. 2019, section 2.2"
@@ -48,14 +49,6 @@ class ACTConfig(DepthConfig):
     def examples(cls) -> tuple["ACTConfig", ...]:
         """Return an example that halts many tokens after a step, and an example with more steps."""
         return cls(epsilon=0.1, halting_bias=1.0), cls()
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.epsilon < 1.0:
-            raise InputError(f"epsilon: expected a number between 0 and 1, got {self.epsilon}")
-        if not 0.0 <= self.ponder_loss < float("inf"):
-            raise InputError(f"ponder_loss: expected a weight of 0 or more, got {self.ponder_loss}")
-        if not abs(self.halting_bias) < float("inf"):
-            raise InputError(f"halting_bias: expected a finite number, got {self.halting_bias}")
 
     def build(self, shape: Shape, norm: NormConfig | None) -> "ACT":
         """Return the policy with a halting unit."""

@@ -6,8 +6,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
 from polyformer.core.ops.activations import activation
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -39,17 +39,13 @@ class FeedForwardConfig(Config):
 class SizedConfig(FeedForwardConfig):
     """Base of the feed-forwards with an inner layer of `intermediate_size` channels."""
 
-    intermediate_size: int = 2048
+    intermediate_size: PositiveInt = 2048
     activation: str = "relu"
     bias: bool = True
-    inner_dropout: float = 0.0  # of the inner layer, after the activation
+    inner_dropout: Probability = 0.0  # of the inner layer, after the activation
 
     def __post_init__(self) -> None:
         activation(self.activation)
-        if not 0.0 <= self.inner_dropout < 1.0:
-            raise InputError(f"inner_dropout: expected a probability in [0, 1), got {self.inner_dropout}")
-        if self.intermediate_size < 1:
-            raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
 
 
 class FeedForward(nn.Module):

@@ -16,6 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
@@ -30,14 +31,12 @@ class ChunkedConfig(FeedForwardConfig):
     inner: FeedForwardConfig = dataclasses.field(
         default_factory=partial(FeedForwardConfig.from_dict, "dense")
     )
-    chunk: int = 512  # tokens, counted over all rows of the batch
+    chunk: PositiveInt = 512  # tokens, counted over all rows of the batch
 
     kind: ClassVar[str] = "chunked"
     paper: ClassVar[str] = "Kitaev et al. 2020 (Reformer), section 3"
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise InputError(f"chunk: expected 1 token or more, got {self.chunk}")
         if not self.inner.tokenwise:
             raise InputError(
                 f"inner: {quote(self.inner.kind)} reads more than one token; put 'chunked' inside it instead"

@@ -21,10 +21,11 @@ Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 
 import dataclasses
 import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.functional.context_parallel.exchange import everywhere, total, total_of_parts
@@ -32,10 +33,13 @@ from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
+
+Capacity = Annotated[PositiveFloat, Wording(fix="null for no limit")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,12 +52,12 @@ class ExpertsConfig(FeedForwardConfig):
     expert: FeedForwardConfig = dataclasses.field(
         default_factory=partial(FeedForwardConfig.from_dict, "dense")
     )
-    experts: int = 8
+    experts: PositiveInt = 8
     top_k: int = 2
     gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
-    capacity: float | None = None  # of an expert, as a multiple of an equal share; null for no limit
-    balance: float = 0.01  # the weight of the balance loss
-    jitter: float = 0.0  # in training the router reads x times uniform numbers in [1 - jitter, 1 + jitter]
+    capacity: Capacity | None = None  # of an expert, as a multiple of an equal share; null for no limit
+    balance: NonNegativeFloat = 0.01  # the weight of the balance loss
+    jitter: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # in training the router reads x times 1 +- jitter
 
     kind: ClassVar[str] = "experts"
     paper: ClassVar[str] = "Shazeer et al. 2017; Fedus et al. 2022 (Switch), section 2"
@@ -66,8 +70,6 @@ class ExpertsConfig(FeedForwardConfig):
                 f"expert: {quote(self.expert.kind)} reads more than one token, but an expert receives only "
                 "the tokens that are routed to it; use 'dense' or 'gated'"
             )
-        if self.experts < 1:
-            raise InputError(f"experts: expected 1 or more, got {self.experts}")
         if not 1 <= self.top_k <= self.experts:
             raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
         if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
@@ -75,12 +77,6 @@ class ExpertsConfig(FeedForwardConfig):
                 "gates: a softmax over 1 chosen expert is always 1, so the router has no gradient; "
                 "with top_k 1 use gates 'all'"
             )
-        if self.capacity is not None and self.capacity <= 0:
-            raise InputError(f"capacity: expected more than 0, or null for no limit, got {self.capacity}")
-        if self.balance < 0:
-            raise InputError(f"balance: expected 0 or more, got {self.balance}")
-        if not 0 <= self.jitter < 1:
-            raise InputError(f"jitter: expected a number in [0, 1), got {self.jitter}")
 
     def build(self, hidden_size: int) -> "Experts":
         """Return a router with `experts` copies of the expert."""

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, activated
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.feedforward.base import FeedForward, SizedConfig
@@ -38,17 +38,12 @@ class SeparableConvolutionConfig(SizedConfig):
     `widths`: the number of tokens that the first and the second convolution read.
     """
 
-    widths: tuple[int, int] = (3, 5)
+    widths: tuple[PositiveInt, PositiveInt] = (3, 5)
 
     kind: ClassVar[str] = "separable_convolution"
     paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
     tokenwise: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.widths) < 1:
-            raise InputError(f"widths: expected 1 token or more, got {list(self.widths)}")
 
     def build(self, hidden_size: int) -> "SeparableConvolution":
         """Return the module with two separable convolutions, E -> F -> E."""

@@ -11,6 +11,7 @@ from polyformer.core.ops.activations import activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import check_pooling, pool
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import check_problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
@@ -28,12 +29,12 @@ class ClassifyConfig(HeadConfig):
     token with this id, as BART does with the last </s>; `pooling` is then ignored.
     """
 
-    num_labels: int = 2
+    num_labels: PositiveInt = 2
     pooling: str = "first"
     hidden: bool = True
     activation: str = "tanh"  # of that layer
     bias: bool = True  # of the last layer
-    dropout: float = 0.1
+    dropout: Probability = 0.1
     drops_twice: bool = False  # dropout before that layer too, as in RoBERTa
     marks_first: bool = False  # the first token is global if the caller marks none, as in Longformer
     problem: str | None = None
@@ -49,7 +50,6 @@ class ClassifyConfig(HeadConfig):
         check_problem(self.problem)
         if self.hidden and self.transform is not None:
             raise InputError("hidden, transform: a head has only one of them; set hidden to False")
-        _check_labels(self.num_labels)
 
     def reusable_modules(self) -> dict[str, str]:
         """Return the hidden layer as the pooler, except RoBERTa's, which is not pretrained."""
@@ -132,15 +132,12 @@ class Classify(Head):
 class TagConfig(HeadConfig):
     """Tagging head: logits over labels for every token."""
 
-    num_labels: int = 2
-    dropout: float = 0.1
+    num_labels: PositiveInt = 2
+    dropout: Probability = 0.1
     transform: TransformConfig | None = None
 
     kind: ClassVar[str] = "tag"
     paper: ClassVar[str] = "Devlin et al. 2019, section 5.3"
-
-    def __post_init__(self) -> None:
-        _check_labels(self.num_labels)
 
     @classmethod
     def examples(cls) -> tuple["TagConfig", ...]:
@@ -186,7 +183,7 @@ class SpanConfig(HeadConfig):
 
     separator: int | None = None
     question_end: int | None = None
-    span_dropout: float = 0.0  # of the hidden states
+    span_dropout: Probability = 0.0  # of the hidden states
     transform: TransformConfig | None = None
     residual: ResidualConfig | None = None
 
@@ -257,8 +254,3 @@ class Span(Head):
             # Padding cannot be the start or the end of an answer.
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
-
-
-def _check_labels(number: int) -> None:
-    if number < 1:
-        raise InputError(f"num_labels: expected 1 or more, got {number}")

@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import pool
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import check_problem, label_loss, random_labels
 
@@ -26,8 +26,8 @@ class DistilledConfig(HeadConfig):
     The classifiers read a text's or image's first two tokens; `problem` as for the head `classify`.
     """
 
-    num_labels: int = 2
-    dropout: float = 0.0
+    num_labels: PositiveInt = 2
+    dropout: Probability = 0.0
     problem: str | None = None
 
     kind: ClassVar[str] = "distilled"
@@ -36,8 +36,6 @@ class DistilledConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         check_problem(self.problem)
-        if self.num_labels < 1:
-            raise InputError(f"num_labels: expected 1 or more, got {self.num_labels}")
 
     def build(self, shape: HeadShape) -> "Distilled":
         """Return dropout and two linear layers E -> num_labels."""

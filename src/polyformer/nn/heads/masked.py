@@ -1,15 +1,15 @@
 """Heads that predict masked tokens."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from polyformer.attention.positions import Learned
-from polyformer.core.errors import InputError
 from polyformer.core.ops.activations import activation
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
+from polyformer.core.ranges import PositiveInt, Wording
 from polyformer.nn.heads.base import HeadInput, HeadShape
 from polyformer.nn.heads.vocabulary import VocabularyConfig, VocabularyHead
 
@@ -75,18 +75,13 @@ class EnhancedMaskedConfig(MaskedConfig):
     contain other information. If a layer normalizes its input (pre-norm), it normalizes z and h as usual.
     """
 
-    passes: int = 2
+    passes: Annotated[PositiveInt, Wording(fix="without any use 'masked'")] = 2
     max_position_embeddings: int = 512  # of the table P; a longer text is an error
 
     kind: ClassVar[str] = "enhanced_masked"
     paper: ClassVar[str] = "He et al. 2021 (DeBERTa), section 3.2"
     causal: ClassVar[bool] = False
     reruns_last_layer: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.passes < 1:
-            raise InputError(f"passes: expected 1 or more, got {self.passes}; without any use 'masked'")
 
     def with_max_positions(self, before: int, after: int) -> "EnhancedMaskedConfig":
         """Return the configuration with a table of at least `after` positions; it never shrinks."""

@@ -5,11 +5,11 @@ import dataclasses
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
 from polyformer.core.ops.activations import activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,14 +17,12 @@ class TransformConfig(Config):
     """The transform norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
 
     activation: str = "gelu"
-    eps: float = 1e-5  # of the norm
+    eps: PositiveFloat = 1e-5  # of the norm
     dense_bias: bool = False
     norm_bias: bool = False
 
     def __post_init__(self) -> None:
         activation(self.activation)
-        if not self.eps > 0:
-            raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> "Transform":
         """Return the module for vectors [..., width]."""
@@ -36,17 +34,13 @@ class ResidualConfig(Config):
     """The layer norm(h + W_2 act(W_1 h)), a feed-forward layer as in BERT, before the last layer of BigBird's
     question answering. Zaheer et al. 2020, appendix E.2 (question answering)."""
 
-    intermediate_size: int = 3072
+    intermediate_size: PositiveInt = 3072
     activation: str = "gelu"
-    eps: float = 1e-12  # of the norm
-    dropout: float = 0.1  # of h before W_1, and of the term that is added to h
+    eps: PositiveFloat = 1e-12  # of the norm
+    dropout: Probability = 0.1  # of h before W_1, and of the term that is added to h
 
     def __post_init__(self) -> None:
         activation(self.activation)
-        if self.intermediate_size < 1:
-            raise InputError(f"intermediate_size: expected 1 or more, got {self.intermediate_size}")
-        if not self.eps > 0:
-            raise InputError(f"eps: expected a positive number, got {self.eps}")
 
     def build(self, width: int) -> "ResidualTransform":
         """Return the module for vectors [..., width]."""

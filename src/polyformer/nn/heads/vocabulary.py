@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
+from polyformer.core.ranges import Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
@@ -30,7 +31,7 @@ class LanguageModelConfig(VocabularyConfig):
     `label_smoothing` is the probability mass that is spread evenly over the vocabulary, only in training.
     """
 
-    label_smoothing: float = 0.0
+    label_smoothing: Probability = 0.0
     bias: bool = False
     frozen_bias: bool = False  # the bias is never trained, as in BART
     scaled: bool = False  # hidden states are divided by sqrt(hidden_size) first, as in T5 if tied
@@ -38,10 +39,6 @@ class LanguageModelConfig(VocabularyConfig):
 
     kind: ClassVar[str] = "language_model"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise InputError(f"label_smoothing: expected a probability in [0, 1), got {self.label_smoothing}")
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:

@@ -10,11 +10,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position, Shape
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import check_range
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
@@ -67,7 +69,7 @@ class Memory(nn.Module):
 
     def __init__(self, length: int):
         super().__init__()
-        check_length(length)
+        check_range("memory.length", length, Ge(0))
         self.length = length
 
     def new_state(self, layer: int) -> State:
@@ -114,18 +116,12 @@ class Memory(nn.Module):
 
 def set_length(model: nn.Module, length: int) -> None:
     """Set the length of every memory in `model`; raises `InputError` if there is none."""
-    check_length(length)
+    check_range("memory.length", length, Ge(0))
     memories = [module for module in model.modules() if isinstance(module, Memory)]
     if not memories:
         raise InputError("memory_length: this model has no memory; leave memory_length out")
     for memory in memories:
         memory.length = length
-
-
-def check_length(length: int) -> None:
-    """Raise `InputError` for a negative length."""
-    if length < 0:
-        raise InputError(f"memory.length: expected 0 tokens or more, got {length}")
 
 
 def check_position(position: Position) -> None:

@@ -18,18 +18,20 @@ cm come right before the slots of m. A group that contains padding, or tokens of
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State
-from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer, check_length
+from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer
 
 Usage = Callable[[Tensor], Tensor]
 """A function that returns the attention weight of every vector of a memory [B, M, E]: [B, M]."""
@@ -131,9 +133,11 @@ class CompressiveConfig(MemoryConfig):
     attention or autoencoding; by default attention.
     """
 
-    length: int = 128
-    compressed_length: int = 128
-    rate: int = 3
+    length: NonNegativeInt = 128
+    compressed_length: Annotated[
+        PositiveInt, Wording(fix="without compressed vectors use the memory 'recurrent'")
+    ] = 128
+    rate: Annotated[int, Ge(2)] = 3
     compression: str = "convolution"
     loss: Literal["attention", "autoencoding"] | None = None
 
@@ -142,14 +146,6 @@ class CompressiveConfig(MemoryConfig):
     reversible: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_length(self.length)
-        if self.compressed_length < 1:
-            raise InputError(
-                f"memory.compressed_length: expected 1 vector or more, got {self.compressed_length}; "
-                "without compressed vectors use the memory 'recurrent'"
-            )
-        if self.rate < 2:
-            raise InputError(f"memory.rate: expected 2 tokens per vector or more, got {self.rate}")
         if self.compression not in COMPRESSIONS:
             raise unknown("compression", self.compression, COMPRESSIONS)
         if self.loss is not None and self.compression not in LEARNED:

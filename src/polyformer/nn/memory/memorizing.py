@@ -21,18 +21,20 @@ Costs `store` keys and values per row for this layer, and for every query `store
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_range
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import Lookup, record_lookup, record_mark
-from polyformer.nn.memory.base import MemoryConfig, MemoryLayer, check_length
+from polyformer.nn.memory.base import MemoryConfig, MemoryLayer
 from polyformer.nn.memory.recurrent import Recurrent
 from polyformer.nn.memory.search import SEARCHES, Search, gather_entries
 from polyformer.nn.memory.store import Store, StoreWindow
@@ -71,34 +73,24 @@ class MemorizingConfig(MemoryConfig):
     all others.
     """
 
-    length: int = 128
-    store: int = 8192
-    neighbours: int = 32
+    length: NonNegativeInt = 128
+    store: NonNegativeInt = 8192
+    neighbours: PositiveInt = 32
     layer: int | None = None
     gate: float | None = None
-    temperature: float | None = None
+    temperature: PositiveFloat | None = None
     search: Search = "tiled"
     trains: Trains = "model"
-    sinks: int = 0
+    sinks: NonNegativeInt = 0
 
     kind: ClassVar[str] = "memorizing"
     paper: ClassVar[str] = "Wu et al. 2022 (Memorizing Transformers), section 3"
 
     def __post_init__(self) -> None:
-        check_length(self.length)
-        check_store(self.store)
-        if self.sinks < 0 or (self.sinks and self.length):
+        if self.sinks and self.length:
             raise InputError(
                 f"memory.sinks: expected 0, or a positive number with length=0, got {self.sinks}"
             )
-        if self.neighbours < 1:
-            raise InputError(f"memory.neighbours: expected 1 entry or more, got {self.neighbours}")
-        if self.search not in SEARCHES:
-            raise unknown("memory.search", self.search, SEARCHES)
-        if self.trains not in get_args(Trains):
-            raise unknown("memory.trains", self.trains, get_args(Trains))
-        if self.temperature is not None and not self.temperature > 0:
-            raise InputError(f"memory.temperature: expected a number above 0, got {self.temperature}")
 
     @classmethod
     def examples(cls) -> tuple["MemorizingConfig", ...]:
@@ -246,7 +238,7 @@ def _lookup(weights: Tensor, places: Tensor, seen: StoreWindow) -> Lookup:
 
 def set_store(model: nn.Module, size: int) -> None:
     """Set the size of every store in `model`; raises `InputError` if there is none."""
-    check_store(size)
+    check_range("memory.store", size, Ge(0))
     memories = [module for module in model.modules() if isinstance(module, Memorizing)]
     if not memories:
         raise InputError(
@@ -254,9 +246,3 @@ def set_store(model: nn.Module, size: int) -> None:
         )
     for memory in memories:
         memory.size = size
-
-
-def check_store(size: int) -> None:
-    """Raise `InputError` for a negative size."""
-    if size < 0:
-        raise InputError(f"memory.store: expected 0 entries or more, got {size}")

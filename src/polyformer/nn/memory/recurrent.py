@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.positions import Shape
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.core.state import State
-from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer, check_length
+from polyformer.nn.memory.base import Memory, MemoryConfig, MemoryLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,10 @@ class RecurrentConfig(MemoryConfig):
     Every layer keeps its last `length` tokens; 0 for none.
     """
 
-    length: int = 128
+    length: NonNegativeInt = 128
 
     kind: ClassVar[str] = "recurrent"
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.2"
-
-    def __post_init__(self) -> None:
-        check_length(self.length)
 
     def build(self, shape: Shape) -> "Recurrent":
         """Return the memory, which has no parameters."""

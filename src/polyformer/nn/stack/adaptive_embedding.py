@@ -17,6 +17,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.int8_layers import weight_of
 from polyformer.core.ops.linear import Linear
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,14 +29,10 @@ class AdaptiveConfig(Config):
     """
 
     cutoffs: tuple[int, ...] = ()
-    div_val: int = 4
-    d_embed: int | None = None
+    div_val: PositiveInt = 4
+    d_embed: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.div_val < 1:
-            raise InputError(f"div_val: expected 1 or more, got {self.div_val}")
-        if self.d_embed is not None and self.d_embed < 1:
-            raise InputError(f"d_embed: expected 1 or more, or None for hidden_size, got {self.d_embed}")
         check_cutoffs(self.cutoffs)
 
     @property

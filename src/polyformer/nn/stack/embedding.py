@@ -16,6 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, Probability
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
 
@@ -28,27 +29,18 @@ class EmbeddingConfig(Config):
     # and languages is scaled before sinusoids, as their length sqrt(size / 2) would dominate it.
     scaled: bool | None = None
     normed: bool = False  # a norm after the sum, as in BERT
-    type_vocab_size: int = 0  # token types (BERT's segments); 0 for none
+    type_vocab_size: NonNegativeInt = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
     tied: bool = True  # the output layer reads the token table too
-    size: int | None = None  # width of the sum; by default hidden_size
-    num_languages: int = 0  # number of language vectors (XLM's `langs`); 0 for none
-    embedding_dropout: float | None = None  # of the sum; by default the stack's
+    size: PositiveInt | None = None  # width of the sum; by default hidden_size
+    num_languages: NonNegativeInt = 0  # number of language vectors (XLM's `langs`); 0 for none
+    embedding_dropout: Probability | None = None  # of the sum; by default the stack's
     adaptive: AdaptiveConfig | None = None  # rarer tokens have narrower vectors
 
     def __post_init__(self) -> None:
-        for name in ("type_vocab_size", "num_languages"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if self.size is not None and self.size < 1:
-            raise InputError(f"size: expected 1 or more, or None for hidden_size, got {self.size}")
         if self.size is not None and self.adaptive is not None:
             raise InputError(
                 "size: adaptive token vectors have their own widths; set adaptive.d_embed instead"
-            )
-        if self.embedding_dropout is not None and not 0.0 <= self.embedding_dropout < 1.0:
-            raise InputError(
-                f"embedding_dropout: expected a probability in [0, 1), got {self.embedding_dropout}"
             )
 
     def width(self, hidden_size: int) -> int:

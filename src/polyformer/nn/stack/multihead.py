@@ -20,6 +20,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
@@ -37,20 +38,16 @@ PROJECTIONS = ("query", "key", "value", "output")
 class AttentionConfig(Config):
     """The heads and projections of attention, and its mechanism."""
 
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = None  # by default the number of query heads
-    head_size: int | None = None  # by default hidden_size / num_attention_heads
+    num_attention_heads: PositiveInt = 8
+    num_key_value_heads: PositiveInt | None = None  # by default the number of query heads
+    head_size: PositiveInt | None = None  # by default hidden_size / num_attention_heads
     bias: bool | tuple[str, ...] = True  # of all four projections, or of the named ones
     mechanism: MechanismConfig = SoftmaxConfig()
     global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
-        if heads < 1:
-            raise InputError(f"num_attention_heads: expected 1 or more, got {heads}")
-        if self.head_size is not None and self.head_size < 1:
-            raise InputError(f"head_size: expected 1 or more, got {self.head_size}")
-        if self.kv_heads < 1 or heads % self.kv_heads:
+        if heads % self.kv_heads:
             raise InputError(
                 f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
             )

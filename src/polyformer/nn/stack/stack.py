@@ -4,9 +4,10 @@ decoder."""
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Annotated, cast
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
@@ -15,6 +16,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.limits import LAYERS
 from polyformer.core.ops.norms import LayerNormConfig, NormConfig, normalize
+from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.tokens import Tokens
@@ -44,7 +46,7 @@ from polyformer.nn.stack.runners import (
 class StackConfig(Config):
     """The parts of every layer of a stack, and the number of layers."""
 
-    num_hidden_layers: int = 6
+    num_hidden_layers: Annotated[int, Interval(ge=1, le=LAYERS)] = 6
     num_hidden_groups: int | None = None  # groups of layers that share weights (ALBERT); by default none
     layers_per_group: int = 1  # layers of a group, which run in turn until the next group
     attention: AttentionConfig = AttentionConfig()
@@ -54,21 +56,15 @@ class StackConfig(Config):
     norm: NormConfig = LayerNormConfig()
     memory: MemoryConfig = NoMemoryConfig()
     depth: DepthConfig = FixedConfig()
-    dropout: float = 0.1  # of sub-layer outputs and of the embedding sum
+    dropout: Probability = 0.1  # of sub-layer outputs and of the embedding sum
     final_norm: bool = True  # of the output, if the block does not norm the residual stream
-    final_dropout: float = 0.0  # of the output, after the final norm (T5)
+    final_dropout: Probability = 0.0  # of the output, after the final norm (T5)
     convolution: ConvolutionConfig | None = None  # parallel to an encoder's first layer (DeBERTa v2)
-    layerdrop: float = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
+    layerdrop: Probability = 0.0  # probability that training skips a layer (Fan et al. 2020, LayerDrop)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_hidden_layers <= LAYERS:
-            wanted = "1 or more" if self.num_hidden_layers < 1 else f"at most {LAYERS}"
-            raise InputError(f"num_hidden_layers: expected {wanted}, got {quote(self.num_hidden_layers)}")
         sharing = self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group
         check_groups(*sharing, (self.attention.mechanism, self.feedforward))
-        for name in ("dropout", "final_dropout", "layerdrop"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise InputError(f"{name}: expected a probability in [0, 1), got {getattr(self, name)}")
         if self.attention.global_projections and not isinstance(self.memory, NoMemoryConfig):
             raise InputError(
                 "memory: global_projections need the whole text, which a memory does not keep; "

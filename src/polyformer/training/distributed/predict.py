@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
@@ -43,16 +44,14 @@ class TrainingSetup:
     """
 
     mesh: ParallelConfig = ParallelConfig()
-    batch: int = 1
-    length: int = 512
-    passes: int = 1
+    batch: PositiveInt = 1
+    length: PositiveInt = 512
+    passes: PositiveInt = 1
     half: bool = True
     optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "passes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        check_ranges(self)
         if self.optimizer not in STATES:
             raise unknown("optimizer with a prediction", self.optimizer, STATES)
         self.mesh.check_optimizer(self.optimizer)

@@ -14,10 +14,12 @@ teacher's layers; or its weights are new (`fresh`), as in Hinton et al. 2015.
 import dataclasses
 
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, check_range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,19 +27,18 @@ class DistillationConfig(Config):
     """The teacher, and the weights of the three terms."""
 
     teacher: str  # the folder of its run
-    temperature: float = 2.0
-    soft: float = 5.0  # weight of the teacher's predictions
-    hard: float = 2.0  # weight of the labels
-    cosine: float = 1.0  # weight of the angle between the last hidden states
+    temperature: PositiveFloat = 2.0
+    soft: NonNegativeFloat = 5.0  # weight of the teacher's predictions
+    hard: NonNegativeFloat = 2.0  # weight of the labels
+    cosine: NonNegativeFloat = 1.0  # weight of the angle between the last hidden states
     # New weights instead of weights of the teacher's layers; if `cosine` is 0 the student may have any size.
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
         weights = {name: getattr(self, name) for name in ("soft", "hard", "cosine")}
-        if min(weights.values()) < 0 or not sum(weights.values()):
+        if not sum(weights.values()):
             listed = ", ".join(f"{name} {value:g}" for name, value in weights.items())
-            raise InputError(f"soft, hard, cosine: expected weights from 0 on, one above it, got {listed}")
+            raise InputError(f"soft, hard, cosine: expected a weight above 0, got {listed}")
 
     @classmethod
     def examples(cls) -> tuple["DistillationConfig", ...]:
@@ -50,7 +51,7 @@ def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Ten
 
     Raises `InputError` for shapes that differ and a temperature that is not above 0.
     """
-    check_temperature(temperature)
+    check_range("temperature", temperature, Gt(0))
     _check(student, teacher, "logits [items, classes]")
     targets = F.log_softmax(teacher.detach().float() / temperature, -1)
     predictions = F.log_softmax(student.float() / temperature, -1)
@@ -91,12 +92,6 @@ def chosen_layers(teacher: int, student: int) -> list[int]:
         raise InputError(f"layers: expected 1 to {teacher}, as many as the teacher has, got {student}")
     gaps = max(student - 1, 1)
     return [(2 * i * (teacher - 1) + gaps) // (2 * gaps) for i in range(student)]
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise `InputError` unless the temperature is above 0."""
-    if not temperature > 0:
-        raise InputError(f"temperature: expected a number above 0, got {temperature}")
 
 
 def _check(student: Tensor, teacher: Tensor, what: str) -> None:

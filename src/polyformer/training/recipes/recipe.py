@@ -13,6 +13,7 @@ from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.names import register_names, unknown_name
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.data.compressed_files import plain_name
 from polyformer.data.library_text import LIBRARY
@@ -105,7 +106,7 @@ class Recipe(Config):
     vectors: VectorsConfig | None = None  # pretrained word vectors of the token table
     distillation: DistillationConfig | None = None  # a teacher that provides initial layers and soft labels
     imports: tuple[str, ...] = ()  # files and modules that register user-defined parts
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     @classmethod
     def from_dict(cls, data: object, where: str = "") -> Self:
@@ -129,8 +130,6 @@ class Recipe(Config):
             return self.model.config()
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InputError(f"seed: expected 0 or more, got {self.seed}")
         if self.vectors is not None and (self.model.pretrained or self.distillation):
             raise InputError(
                 "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"

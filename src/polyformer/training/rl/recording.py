@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.core.ranges import PositiveInt, Share, check_ranges
 from polyformer.data.minari_source import minari_library
 from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.policies import POLICIES, Maker, Policy, noisy
@@ -27,25 +28,20 @@ class Recording:
     environment: str
     out: str
     policies: tuple[str, ...] = ("scripted", "half-trained", "random")
-    episodes: int = 300
-    noise: float = 0.5
-    max_steps: int | None = None
+    episodes: PositiveInt = 300
+    noise: Share = 0.5
+    max_steps: PositiveInt | None = None
     wrappers: tuple[str, ...] = ()
     trained: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for name in self.policies:
             if name not in {**POLICIES, **self.trained}:
                 raise unknown("policy", name, POLICIES)
         if not self.policies:
             raise InputError(f"policies: expected some of {', '.join(POLICIES)}, got none")
-        if self.episodes < 1:
-            raise InputError(f"episodes: expected 1 or more, got {self.episodes}")
-        if not 0 <= self.noise <= 1:
-            raise InputError(f"noise: expected a share from 0 to 1, got {self.noise}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise InputError(f"max_steps: expected 1 or more, got {self.max_steps}")
 
 
 def record(recording: Recording) -> list[float]:

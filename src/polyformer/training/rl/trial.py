@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.architectures.trajectory import TrajectoryState
 from polyformer.training.rl.environments import make_environment, vector_environment
@@ -35,8 +36,8 @@ class Trial:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
     returns: tuple[float, ...]
-    episodes: int = 20
-    max_steps: int | None = None
+    episodes: PositiveInt = 20
+    max_steps: PositiveInt | None = None
     seed: int = 0
 
     def make(self) -> Any:
@@ -44,11 +45,9 @@ class Trial:
         return make_environment(self.environment, self.options, self.wrappers)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.returns or not np.isfinite(self.returns).all():
             raise InputError(f"returns: expected finite numbers to ask for, got {list(self.returns)}")
-        for name in ("episodes", "max_steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
 
 
 class TrajectoryActor:

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt, PositiveShare
 from polyformer.data.batching import Batch
 from polyformer.data.episode_windows import EpisodeWindows
 from polyformer.data.episodes import ROLES, Episodes
 from polyformer.data.minari_source import environment_of, is_minari
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
 
 Numbers = tuple[float, ...]
@@ -38,9 +38,9 @@ class ActionPredictionConfig(TaskConfig):
     Options of None are taken from the training episodes.
     """
 
-    context: int = 20  # steps per row, of three tokens each
+    context: PositiveInt = 20  # steps per row, of three tokens each
     conditioned: bool = True  # on returns; False: behaviour cloning, with 0 instead of returns
-    best_episodes: float = 1.0  # fraction of training episodes, with the largest returns, to learn from
+    best_episodes: PositiveShare = 1.0  # of the training episodes, those with the largest returns
     discrete: bool | None = None  # an action is a choice, not a vector
     usual_action: Numbers | None = None  # the mean vector, or the frequency of each choice
     bounded: bool | None = None  # all actions are between -1 and 1
@@ -57,12 +57,6 @@ class ActionPredictionConfig(TaskConfig):
     needs: ClassVar[tuple[str, ...]] = ROLES
     kind: ClassVar[str] = "act"
     paper: ClassVar[str] = "Chen et al. 2021 (Decision Transformer)"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, context=self.context)
-        if not 0 < self.best_episodes <= 1:
-            raise InputError(f"best_episodes: expected a share above 0, up to 1, got {self.best_episodes}")
 
     def with_source_defaults(self, path: str | None) -> Self:
         """Return this with the environment of a Minari data set, unless an environment is set."""

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.data.batching import Batch, NumberedBatches
 from polyformer.data.minari_source import is_choice
 from polyformer.models.architectures import Policy, PolicyConfig
-from polyformer.training.config import at_least
 from polyformer.training.rl.rollouts import Rollout
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
 
@@ -46,26 +46,23 @@ class AgentConfig(TaskConfig):
     environment: str = "CartPole-v1"  # its id, or 'module:id' if a module registers it
     wrappers: tuple[str, ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # for the environment
-    rows: int = 32  # parallel environments
-    steps: int = 128  # steps per environment and iteration
+    rows: PositiveInt = 32  # parallel environments
+    steps: PositiveInt = 128  # steps per environment and iteration
     segment: int | None = None  # steps per training segment, after their memory; None: all
-    passes: int = 4
-    minibatches: int = 4
-    discount: float = 0.99
-    trace: float = 0.95  # lambda of the advantages
-    clip: float = 0.2  # clipping range of the probability ratio
-    entropy: float = 0.01  # weight of the entropy of actions
-    value: float = 0.5  # weight of the squared error of values
-    episodes: int = 64  # evaluation episodes
-    episode_steps: int = 1000  # maximum steps of an evaluation episode
+    passes: PositiveInt = 4
+    minibatches: PositiveInt = 4
+    discount: UnitFloat = 0.99
+    trace: UnitFloat = 0.95  # lambda of the advantages
+    clip: NonNegativeFloat = 0.2  # clipping range of the probability ratio
+    entropy: NonNegativeFloat = 0.01  # weight of the entropy of actions
+    value: NonNegativeFloat = 0.5  # weight of the squared error of values
+    episodes: PositiveInt = 64  # evaluation episodes
+    episode_steps: PositiveInt = 1000  # maximum steps of an evaluation episode
 
     kind: ClassVar[str] = "agent"
     paper: ClassVar[str] = "Schulman et al. 2017 (PPO)"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        counts = ("rows", "steps", "passes", "minibatches", "episodes", "episode_steps")
-        at_least(1, **{name: getattr(self, name) for name in counts})
         if self.batch_tokens != TaskConfig.batch_tokens:
             raise InputError("batch_tokens: an agent reads no tokens; set rows, steps and minibatches")
         if self.steps % self.run_length or self.runs % self.minibatches:
@@ -73,12 +70,6 @@ class AgentConfig(TaskConfig):
                 f"segment: {self.rows} rows of {self.steps} steps do not cut into segments of "
                 f"{self.run_length} and those into {self.minibatches} minibatches; change one of them"
             )
-        for name in ("discount", "trace"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
-        for name in ("clip", "entropy", "value"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")
 
     @property
     def run_length(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.batching import Batch, NumberedBatches
@@ -29,7 +30,6 @@ from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows
-from polyformer.training.config import at_least
 from polyformer.training.task import EvaluationGroup
 from polyformer.training.tasks.cached_results import CachedResults
 
@@ -98,10 +98,7 @@ class TaskConfig(Config):
     tokenized: ClassVar[bool] = False
     task: ClassVar[type["Task"]]
 
-    batch_tokens: int = 4096  # tokens per batch, including padding; for pairs, on the longer side
-
-    def __post_init__(self) -> None:
-        at_least(1, batch_tokens=self.batch_tokens)
+    batch_tokens: PositiveInt = 4096  # tokens per batch, including padding; for pairs, on the longer side
 
     @property
     def own_data(self) -> Splits | None:

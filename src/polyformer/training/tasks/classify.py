@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
@@ -26,7 +27,7 @@ class ClassificationConfig(TextTaskConfig):
     labels: tuple[str, ...] | None = None  # by default the sorted labels of the training data
     max_length: int = 512  # tokens of a text, including <cls> and <sep>
     too_long: Literal["refuse", "cut"] = "refuse"  # handling of longer texts
-    token_dropout: float = 0.0  # fraction of training tokens replaced by <unk> or <mask>
+    token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # of training tokens become <unk> or <mask>
 
     needs: ClassVar[tuple[str, ...]] = ("text", "label")
     length_option: ClassVar[str] = "max_length"
@@ -36,8 +37,6 @@ class ClassificationConfig(TextTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.token_dropout < 1:
-            raise InputError(f"token_dropout: expected a share in [0, 1), got {self.token_dropout}")
         check_labels(self.labels)
 
     def resolve(self, rows: Rows) -> Self:

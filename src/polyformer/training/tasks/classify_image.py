@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.data.augmentation import AugmentationConfig, viewed
 from polyformer.data.batching import Batch, Batches, Corrupt, Row, by_rows
 from polyformer.models.architectures import VisionConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig
 from polyformer.training.tasks.labels import SingleLabelTask, check_labels, labels_of
 
@@ -34,7 +34,7 @@ class ImageClassificationConfig(TaskConfig):
     """
 
     labels: tuple[str, ...] | None = None  # sorted
-    batch_size: int = 64  # images in a batch
+    batch_size: PositiveInt = 64  # images in a batch
     image_size: tuple[int, int] | None = None  # height and width
     channels: int | None = None  # 1 for grey, 3 for colours
     mean: Numbers | None = None  # of each channel, from 0 to 1
@@ -46,8 +46,6 @@ class ImageClassificationConfig(TaskConfig):
     paper: ClassVar[str] = "Dosovitskiy et al. 2021 (ViT)"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, batch_size=self.batch_size)
         check_labels(self.labels)
         if self.batch_tokens != TaskConfig.batch_tokens:
             raise InputError("batch_tokens: a batch is counted in images here; set batch_size")

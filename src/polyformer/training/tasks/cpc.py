@@ -9,27 +9,30 @@ cut between sentences, into rows of limited global tokens and long tokens. Ainsl
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import ETC
 from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat, Wording
 from polyformer.data import Tokenizer, mask_tokens
 from polyformer.data.batching import Batch, Corrupt, Row
 from polyformer.data.structured import documents_of, split_sentences, structured
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import HeadConfig, MaskedConfig
-from polyformer.training.config import at_least
 from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
 from polyformer.training.tasks.masking import CorruptingTask
 from polyformer.training.tasks.metrics import exp, stacked
 from polyformer.training.tasks.text import TextTaskConfig, required
+
+ProperShare = Annotated[float, Interval(gt=0, lt=1), Wording("a share")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,25 +40,16 @@ class ContrastiveModellingConfig(TextTaskConfig):
     """Contrastive predictive coding (ETC): predict masked tokens and recognize masked sentences."""
 
     row_length: int = 256  # long tokens per row, without global tokens and masked sentences
-    global_tokens: int = 32  # sentences per row; also set in the model
-    mask_share: float = 0.15  # fraction of masked tokens in visible sentences
-    sentence_share: float = 0.15  # fraction of sentences that are masked completely
-    contrastive_weight: float = 0.2
-    temperature: float = 1.0
+    global_tokens: Annotated[int, Ge(2)] = 32  # sentences per row; also set in the model
+    mask_share: ProperShare = 0.15  # of tokens, in visible sentences
+    sentence_share: ProperShare = 0.15  # of sentences, masked completely
+    contrastive_weight: ProperShare = 0.2
+    temperature: PositiveFloat = 1.0
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 1
     kind: ClassVar[str] = "cpc"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(2, global_tokens=self.global_tokens)
-        for name in ("mask_share", "sentence_share", "contrastive_weight"):
-            if not 0 < getattr(self, name) < 1:
-                raise InputError(f"{name}: expected a share in (0, 1), got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise InputError(f"temperature: expected a number above 0, got {self.temperature}")
 
     @property
     def longest_row(self) -> tuple[str, int]:

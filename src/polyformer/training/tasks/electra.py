@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Learned
-from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
+from polyformer.core.ranges import PositiveFloat, PositiveShare
 from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch
 from polyformer.models.architectures import Transformer
@@ -40,19 +40,12 @@ class ElectraConfig(MaskedDocumentsConfig):
     """Replaced-token detection (ELECTRA): detect tokens replaced by a small model that is trained jointly."""
 
     masking: MaskingConfig = MaskingConfig(random_share=0.0, kept_share=0.0)
-    generator_size: float = 0.25  # fraction of the model's width, feed-forward and heads; same depth
-    detection_weight: float = 50.0
+    generator_size: PositiveShare = 0.25  # fraction of the model's width, feed-forward and heads; same depth
+    detection_weight: PositiveFloat = 50.0
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "electra"
     paper: ClassVar[str] = "Clark et al. 2020, section 2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.generator_size <= 1:
-            raise InputError(f"generator_size: expected a share in (0, 1], got {self.generator_size}")
-        if not self.detection_weight > 0:
-            raise InputError(f"detection_weight: expected a number above 0, got {self.detection_weight}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

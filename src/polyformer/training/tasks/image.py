@@ -12,10 +12,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from polyformer.attention.patterns import Local2D
@@ -37,7 +38,7 @@ from polyformer.training.tasks.text import TextTask, check_batch_size
 class ImageConfig(TaskConfig):
     """Image model: predict the next pixel of an image."""
 
-    levels: int = 16  # levels per colour, quantised from 256
+    levels: Annotated[int, Interval(ge=2, le=GREYS)] = 16  # levels per colour, quantised from 256
     height: int | None = None  # None: from the training images
     width: int | None = None
     channels: int | None = None  # 1 for grey, 3 for colours
@@ -48,9 +49,6 @@ class ImageConfig(TaskConfig):
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer)"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.levels <= GREYS:
-            raise InputError(f"levels: expected 2 to {GREYS}, got {self.levels}")
         if self.channels not in (None, 1, 3):
             raise InputError(f"channels: expected 1 for grey or 3 for colours, got {self.channels}")
 

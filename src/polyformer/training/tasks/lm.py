@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED, next_labels
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
 from polyformer.data.batching import Batch, Row
 from polyformer.data.neighbours import Neighbours
@@ -33,7 +34,6 @@ from polyformer.models.generation import Draft, Generated, GenerationConfig, Mix
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.training import share_rows
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, TrainingBatches, Workers
 from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
 from polyformer.training.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
@@ -46,7 +46,7 @@ class LanguageModellingConfig(TextTaskConfig):
     feed: Literal["packed", "in_order"] = "packed"  # rows in random order, or continuing their texts
     row_length: int = 256  # tokens per row: the maximum context without a memory
     overlap: int = 1  # tokens that a held-out row repeats from the previous row, as uncounted context
-    ngram_order: int = 0  # of the n-gram model for comparison; 0 for none
+    ngram_order: NonNegativeInt = 0  # of the n-gram model for comparison; 0 for none
     prompt: str = ""  # of the sample at the end of a run
     neighbours: tuple[str, ...] = ()  # folders from `polyformer datastore neighbours` for the texts
 
@@ -55,7 +55,6 @@ class LanguageModellingConfig(TextTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, ngram_order=self.ngram_order)
         if not 1 <= self.overlap < self.row_length:
             raise InputError(
                 f"overlap: expected 1 to {self.row_length - 1} (row_length - 1), got {self.overlap}"

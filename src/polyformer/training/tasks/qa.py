@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import PositiveInt
 from polyformer.data import Batches, Collate, by_tokens
 from polyformer.data.answers import (
     Offsets,
@@ -28,7 +29,6 @@ from polyformer.data.answers import (
 from polyformer.data.batching import Batch, Row
 from polyformer.data.squad import exact_match, f1
 from polyformer.nn.heads import HeadConfig, SpanConfig
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig
@@ -39,9 +39,9 @@ class QuestionAnsweringConfig(TextTaskConfig):
     """Question answering: find the answer to a question in a text."""
 
     max_length: int = 384  # tokens of a window, including the question and special tokens
-    stride: int = 128  # tokens between the starts of consecutive windows
-    max_question: int = 64  # tokens of a question; longer questions are truncated
-    max_answer: int = 30  # tokens of a predicted answer
+    stride: PositiveInt = 128  # tokens between the starts of consecutive windows
+    max_question: PositiveInt = 64  # tokens of a question; longer questions are truncated
+    max_answer: PositiveInt = 30  # tokens of a predicted answer
     unanswerable: bool = False  # whether there are questions without an answer
     threshold: float = 0.0  # "no answer" is predicted if its score exceeds the best span's by more than this
 
@@ -53,7 +53,6 @@ class QuestionAnsweringConfig(TextTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, max_question=self.max_question, max_answer=self.max_answer, stride=self.stride)
         capacity = self.max_length - self.max_question - 3
         if self.stride > capacity:
             raise InputError(

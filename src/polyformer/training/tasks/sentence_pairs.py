@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, Share
 from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch, Row
 from polyformer.data.pairs import Pair, pair_row
 from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
 from polyformer.data.structured import split_sentences
 from polyformer.nn.heads import HeadConfig, PretrainingConfig
-from polyformer.training.config import at_least
 from polyformer.training.tasks.masking import MaskingTask
 from polyformer.training.tasks.metrics import exp, stacked
 from polyformer.training.tasks.text import TextTaskConfig
@@ -34,21 +34,14 @@ class SentencePairsConfig(TextTaskConfig):
     """Options of both kinds of pairs."""
 
     row_length: int = 128  # tokens of a pair, including <cls> and both <sep>
-    short_share: float = 0.1  # fraction of documents with shortened pairs
-    draws: int = 1  # number of draws of pairs from every document; 10 for BERT
-    pair_seed: int = 0  # seed of these draws
+    short_share: Share = 0.1  # fraction of documents with shortened pairs
+    draws: PositiveInt = 1  # number of draws of pairs from every document; 10 for BERT
+    pair_seed: NonNegativeInt = 0  # seed of these draws
     masking: MaskingConfig = MaskingConfig()
 
     needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 5
     make: ClassVar[Callable[..., Iterator[Pair]]]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, draws=self.draws)
-        at_least(0, pair_seed=self.pair_seed)
-        if not 0 <= self.short_share <= 1:
-            raise InputError(f"short_share: expected a share in [0, 1], got {self.short_share}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

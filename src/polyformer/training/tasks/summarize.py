@@ -7,8 +7,9 @@ Lin 2004; the baseline of the first three sentences, which is hard to beat, See 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from annotated_types import Ge
 from torch import nn
 
 from polyformer.core.errors import InputError
@@ -16,7 +17,6 @@ from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
 from polyformer.data.summaries import lead, rouge, scorer
 from polyformer.models.architectures import Transformer
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
 
@@ -26,14 +26,13 @@ class SummarizationConfig(SequenceToSequenceConfig):
     """Summarization: generate a short text from a long text."""
 
     max_length: int = 512  # tokens of a source, including <eos>; longer sources are truncated
-    max_summary: int = 96  # tokens of a summary, including <eos>; longer summaries are truncated
+    max_summary: Annotated[int, Ge(2)] = 96  # tokens of a summary, including <eos>; longer ones are cut
 
     kind: ClassVar[str] = "summarize"
     paper: ClassVar[str] = "Liu et al. 2018; See et al. 2017"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, max_summary=self.max_summary)
         if self.max_summary > self.max_length:
             raise InputError(
                 f"max_summary: expected at most max_length, {self.max_length}, got {self.max_summary}"

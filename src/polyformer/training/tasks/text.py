@@ -7,9 +7,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import check_range
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.prepared.folder import FramedText
@@ -19,7 +21,6 @@ from polyformer.data.prepared.text import PreparedText
 from polyformer.data.tokenizer_loading import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig, TrainingBatches
 from polyformer.training.tasks.metrics import loss_total, perplexity_metrics
 
@@ -40,8 +41,7 @@ class TextTaskConfig(TaskConfig):
     shortest: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.shortest, **{self.length_option: getattr(self, self.length_option)})
+        check_range(self.length_option, getattr(self, self.length_option), Ge(self.shortest))
         check_batch_size(self.batch_tokens, *self.longest_row)
 
     @property

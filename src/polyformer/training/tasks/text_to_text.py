@@ -14,14 +14,16 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import PositiveInt
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
 from polyformer.data.batching import Batch, Row, row_lengths
 from polyformer.data.mixing import Concatenation, Mixture, mixing_rates
@@ -39,7 +41,6 @@ from polyformer.data.summaries import rouge
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
-from polyformer.training.config import at_least
 from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, Workers
 from polyformer.training.tasks.metrics import exp, loss_total
 from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
@@ -84,9 +85,9 @@ class TextToTextConfig(SequenceToSequenceConfig):
     parts: dict[str, MixturePart] = dataclasses.field(default_factory=dict)
     limit: int = 2**16  # K: maximum number of examples that count per part
     temperature: float = 1.0  # T
-    epoch_size: int | None = None  # examples per epoch; None: the sum of the counted examples
-    max_length: int = 128  # tokens of a source, including <eos>; longer sources are truncated
-    max_target: int = 64  # tokens of a target, including <eos>; longer targets are truncated
+    epoch_size: PositiveInt | None = None  # examples per epoch; None: the sum of the counted examples
+    max_length: Annotated[int, Ge(2)] = 128  # tokens of a source, including <eos>; longer ones are cut
+    max_target: Annotated[int, Ge(2)] = 64  # tokens of a target, including <eos>; longer ones are cut
     density: float = 0.15  # fraction of tokens that span corruption removes
     mean_span: float = 3.0  # mean length of a span, in tokens
     beam: BeamConfig = BeamConfig(num_beams=1)
@@ -97,9 +98,6 @@ class TextToTextConfig(SequenceToSequenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, max_target=self.max_target, max_length=self.max_length)
-        if self.epoch_size is not None:
-            at_least(1, epoch_size=self.epoch_size)
         mixing_rates([1], self.limit, self.temperature)
         span_counts(self.text_length, self.density, self.mean_span)
 

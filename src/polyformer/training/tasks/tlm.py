@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import MaskingConfig
 from polyformer.data.batching import Row
 from polyformer.data.pairs import translation_row
@@ -25,7 +25,7 @@ class TranslationModellingConfig(TextTaskConfig):
 
     max_length: int = 256  # tokens of a pair, including its four special tokens
     masking: MaskingConfig = MaskingConfig()
-    languages: tuple[int, int] = (0, 1)  # of source and target, in the model's table
+    languages: tuple[NonNegativeInt, NonNegativeInt] = (0, 1)  # of source and target, in the model's table
 
     needs: ClassVar[tuple[str, ...]] = ("source", "target")
     text_columns: ClassVar[tuple[str, ...]] = ("source", "target")
@@ -33,11 +33,6 @@ class TranslationModellingConfig(TextTaskConfig):
     shortest: ClassVar[int] = 6
     kind: ClassVar[str] = "tlm"
     paper: ClassVar[str] = "Lample and Conneau 2019, section 3.4"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.languages) < 0:
-            raise InputError(f"languages: expected two numbers from 0 on, got {self.languages}")
 
 
 class TranslationModelling(TokenPrediction, MaskingTask, config=TranslationModellingConfig):

@@ -33,6 +33,7 @@ from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -52,10 +53,10 @@ decoding step would need all keys again, because every token changes the distanc
 class RandomFeaturesConfig(MechanismConfig):
     """Options of the members, which differ in their feature map. `features`: the number of rows of W."""
 
-    features: int
+    features: PositiveInt
     orthogonal: bool  # false: independent rows
-    redraw_every: int | None  # training steps; null for never
-    floor: float = 0.01  # of denominators with sines; 0 for the raw estimate
+    redraw_every: PositiveInt | None  # training steps; null for never
+    floor: NonNegativeFloat = 0.01  # of denominators with sines; 0 for the raw estimate
     backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
     supports_score_bias: ClassVar[bool] = False
@@ -67,16 +68,6 @@ class RandomFeaturesConfig(MechanismConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.features < 1:
-            raise InputError(
-                f"features: expected 1 or more random directions, got {self.features}; 256 is usual"
-            )
-        if self.redraw_every is not None and self.redraw_every < 1:
-            raise InputError(
-                f"redraw_every: expected 1 training step or more, or null for never, got {self.redraw_every}"
-            )
-        if self.floor < 0:
-            raise InputError(f"floor: expected 0 or more, got {self.floor}")
         if self.backend == "definition":
             object.__setattr__(self, "supports_context_parallel", False)
 

@@ -28,6 +28,7 @@ from polyformer.attention.mechanisms.linear.feature_attention import (
 )
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -39,10 +40,10 @@ class PerformerConfig(RandomFeaturesConfig):
     `features`: the number of rows of W; the trigonometric map computes two features per row.
     """
 
-    features: int = 256
+    features: PositiveInt = 256
     map: Literal["positive", "trigonometric", "relu"] = "positive"
     orthogonal: bool = True
-    redraw_every: int | None = 1000
+    redraw_every: PositiveInt | None = 1000
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"

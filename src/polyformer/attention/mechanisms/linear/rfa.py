@@ -29,8 +29,8 @@ from polyformer.attention.mechanisms.linear.feature_attention import (
     RandomFeaturesConfig,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
-from polyformer.core.errors import InputError
 from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -42,19 +42,14 @@ class RFAConfig(RandomFeaturesConfig):
     `features`: the number of rows of W; every row gives a sine and a cosine.
     """
 
-    features: int = 64
+    features: PositiveInt = 64
     gated: bool = False
-    sigma: float = 1.0  # the first temperature
+    sigma: PositiveFloat = 1.0  # the first temperature
     orthogonal: bool = False
-    redraw_every: int | None = None
+    redraw_every: PositiveInt | None = None
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma <= 0:
-            raise InputError(f"sigma: expected a temperature above 0, got {self.sigma}")
 
     @property
     def width(self) -> int:

@@ -34,6 +34,7 @@ from polyformer.attention.mechanisms.linformer.length_projections import (
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ops.softmax import record, recorded, recording
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
@@ -53,11 +54,11 @@ class LinformerConfig(MechanismConfig):
     no parameters to share.
     """
 
-    max_length: int = 512  # the maximum number of positions (n in the paper)
+    max_length: PositiveInt = 512  # the maximum number of positions (n in the paper)
     k: Ranks = 128
     sharing: str = "head"
     projection: str = "linear"  # or "mean", "max", "convolution"
-    dropout: float = 0.0  # of attention weights
+    dropout: Probability = 0.0  # of attention weights
     backend: str = "auto"
 
     kind: ClassVar[str] = "linformer"
@@ -78,8 +79,6 @@ class LinformerConfig(MechanismConfig):
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:
             raise unknown("projection", self.projection, PROJECTIONS)
-        if self.max_length < 1:
-            raise InputError(f"max_length: counts positions, expected 1 or more, got {self.max_length}")
         ranks = [k for layer in self.layers for k in layer]
         if not self.layers or not all(self.layers):
             raise InputError(f"k: expected a number for each layer or head, got {quote(self.k)}")

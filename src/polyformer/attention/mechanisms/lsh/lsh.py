@@ -50,6 +50,7 @@ from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
@@ -63,13 +64,13 @@ class LSHConfig(MechanismConfig):
     attends to, including itself.
     """
 
-    rounds: int = 4
+    rounds: PositiveInt = 4
     buckets: int = 64
-    window: int = 64
+    window: PositiveInt = 64
     backend: MechanismBackend = "auto"  # "definition": all pairs at once
     whole: int = 0  # tokens at the start of a text that attend to one another
     unscaled: bool = False  # scores are not divided by sqrt(D)
-    key_eps: float = 0.0  # keeps keys of length 0 finite
+    key_eps: NonNegativeFloat = 0.0  # keeps keys of length 0 finite
 
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
@@ -77,20 +78,14 @@ class LSHConfig(MechanismConfig):
     eager: ClassVar[str] = "tokens are sorted by bucket, and a Python loop walks over runs of them"
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputError(f"rounds: expected 1 round of hashing or more, got {self.rounds}")
         if self.buckets < 2 or self.buckets % 2:
             near = max(2, self.buckets + self.buckets % 2)
             raise InputError(
                 f"buckets: expected an even number of 2 or more (one per direction and one per opposite), "
                 f"got {self.buckets}; use {near}"
             )
-        if self.window < 1:
-            raise InputError(f"window: counts the token itself, expected 1 or more, got {self.window}")
         if not 0 <= self.whole <= self.window:
             raise InputError(f"whole: expected 0 to window {self.window} tokens, got {self.whole}")
-        if self.key_eps < 0:
-            raise InputError(f"key_eps: expected 0 or more, got {self.key_eps}")
 
     def unit_keys(self, k: Tensor) -> Tensor:
         """Return keys of unit length."""

@@ -31,9 +31,9 @@ from polyformer.attention.mechanisms.memory_compressed.compression import SlotWi
 from polyformer.attention.mechanisms.memory_compressed.definition import definition
 from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
 from polyformer.attention.mechanisms.pair_terms import PairTerms
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import take_tokens
 from polyformer.core.state import State
@@ -48,19 +48,14 @@ class MemoryCompressedConfig(MechanismConfig):
     slots.
     """
 
-    kernel: int = 3
-    stride: int = 3
-    dropout: float = 0.0  # of attention weights
+    kernel: PositiveInt = 3
+    stride: PositiveInt = 3
+    dropout: Probability = 0.0  # of attention weights
     backend: str = "auto"  # of `attend`; "definition" computes slot by slot
 
     kind: ClassVar[str] = "memory_compressed"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
     pairs: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for name in ("kernel", "stride"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: counts tokens, expected 1 or more, got {getattr(self, name)}")
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
         """Return the module, by gathered slots, or slot by slot with the backend "definition"."""

@@ -18,10 +18,11 @@ directions, move by the mean direction of a cluster, independent of the batch si
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
@@ -39,9 +40,12 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax
+from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
+
+Decay = Annotated[float, Interval(ge=0, lt=1), Wording(fix="0.999 is the paper's")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,11 +55,11 @@ class RoutingConfig(MechanismConfig):
     `window` counts keys of the same cluster, `local_window` the preceding keys, including the token itself.
     """
 
-    clusters: int = 16  # of each routed head; the root of the length costs least
-    window: int = 256
-    local_heads: int | None = None  # the first heads; by default half of all, rounded down
-    local_window: int = 256
-    decay: float = 0.999  # of the moving average of the centroids, a training step
+    clusters: PositiveInt = 16  # of each routed head; the root of the length costs least
+    window: PositiveInt = 256
+    local_heads: NonNegativeInt | None = None  # the first heads; by default half of all, rounded down
+    local_window: Annotated[int, Ge(2)] = 256
+    decay: Decay = 0.999  # of the moving average of the centroids, a training step
     share_queries: bool = False  # the keys are the queries
     backend: MechanismBackend = "auto"  # "definition": all pairs at once
 
@@ -64,13 +68,6 @@ class RoutingConfig(MechanismConfig):
     eager: ClassVar[str] = "the sizes of its tiles depend on how many tokens chose each cluster"
 
     def __post_init__(self) -> None:
-        for name, least in (("clusters", 1), ("window", 1), ("local_window", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}: expected {least} or more, got {getattr(self, name)}")
-        if self.local_heads is not None and self.local_heads < 0:
-            raise InputError(f"local_heads: expected 0 or more, got {self.local_heads}")
-        if not 0 <= self.decay < 1:
-            raise InputError(f"decay: expected a number in [0, 1), got {self.decay}; 0.999 is the paper's")
         object.__setattr__(self, "shares_queries", self.share_queries)
 
     def num_local(self, num_heads: int) -> int:

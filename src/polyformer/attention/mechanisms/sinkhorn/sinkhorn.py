@@ -26,8 +26,7 @@ values, the sorted block and the columns' sums.
 """
 
 import dataclasses
-import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,16 +51,18 @@ from polyformer.attention.mechanisms.sinkhorn.blocks import (
     to_blocks,
 )
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, definition
-from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recorded, recording
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.core.token_records import Lookup, record_lookup, record_mark
 
 SORTED = "blocks sorted into its place"
 """The name of the soft permutation in visualizations."""
+
+Temperature = Annotated[PositiveFloat, Wording(fix="0.75 is usual")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,23 +72,16 @@ class SinkhornConfig(MechanismConfig):
     `block_size` and `max_length` are the number of tokens of a block and of the longest text.
     """
 
-    block_size: int = 64
-    max_length: int = 4096
-    iterations: int = 8  # of balancing
-    temperature: float = 0.75  # the lower, the nearer S is to a permutation
-    dropout: float = 0.0  # of attention weights
+    block_size: PositiveInt = 64
+    max_length: PositiveInt = 4096
+    iterations: PositiveInt = 8  # of balancing
+    temperature: Temperature = 0.75  # the lower, the nearer S is to a permutation
+    dropout: Probability = 0.0  # of attention weights
     backend: MechanismBackend = "auto"  # "definition": document by document
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
     supports_score_bias: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "max_length", "iterations"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected 1 or more, got {getattr(self, name)}")
-        if not 0 < self.temperature < math.inf:
-            raise InputError(f"temperature: expected a number above 0, got {self.temperature}; 0.75 is usual")
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
         """Return the module, in blocks, or document by document with the backend "definition"."""

@@ -31,7 +31,7 @@ from polyformer.attention.mechanisms.sinkhorn.sinkhorn import (
     SinkhornConfig,
     SinkhornState,
 )
-from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.documents import take_tokens
 
@@ -44,18 +44,13 @@ class SortCutConfig(SinkhornConfig):
     `sinkhorn`.
     """
 
-    cut: int = 2
+    cut: PositiveInt = 2
 
     kind: ClassVar[str] = "sort_cut"
     paper: ClassVar[str] = "Tay et al. 2020, section 3 (SortCut)"
     causal: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False
     instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cut < 1:
-            raise InputError(f"cut: counts sorted blocks, expected 1 or more, got {self.cut}")
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
         """Return the module, in blocks, or document by document with the backend "definition"."""

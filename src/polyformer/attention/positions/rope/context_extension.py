@@ -6,24 +6,22 @@ extensions change with the length of the text, so their rotations disagree with 
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeExtensionConfig(Config):
     """Family of RoPE extensions to texts `factor` times longer than in training."""
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        if self.factor < 1:
-            raise InputError(f"factor: expected 1 or more, new length by old length, got {self.factor}")
+    factor: Annotated[float, Ge(1)]
 
     @property
     def channel_scale(self) -> float:
@@ -75,25 +73,20 @@ class NtkConfig(RopeExtensionConfig):
 class YarnConfig(RopeExtensionConfig):
     """YaRN: pairs that rotate often over the length of training stay, pairs that rotate rarely slow down."""
 
-    original_max_positions: int  # the length of training
+    original_max_positions: PositiveInt  # the length of training
     beta_fast: float = 32.0  # pairs with more rotations over that length do not change
     beta_slow: float = 1.0  # pairs with fewer rotations are interpolated in full
-    attention_factor: float | None = None  # factor of rotated channels; by default 0.1 ln(factor) + 1
+    attention_factor: PositiveFloat | None = None  # factor of rotated channels; by default 0.1 ln(factor) + 1
 
     kind: ClassVar[str] = "yarn"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), sections 3.2 to 3.4"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.original_max_positions < 1:
-            raise InputError(f"original_max_positions: expected 1 or more, got {self.original_max_positions}")
         if not 0 < self.beta_slow < self.beta_fast:
             raise InputError(
                 f"beta_slow, beta_fast: expected 0 < beta_slow < beta_fast, "
                 f"got {self.beta_slow}, {self.beta_fast}"
             )
-        if self.attention_factor is not None and self.attention_factor <= 0:
-            raise InputError(f"attention_factor: expected a number above 0, got {self.attention_factor}")
 
     @property
     def channel_scale(self) -> float:
@@ -125,7 +118,7 @@ class YarnConfig(RopeExtensionConfig):
 class Llama3Config(RopeExtensionConfig):
     """Llama 3.1: pairs that rotate rarely over the length of training are interpolated, others in part."""
 
-    original_max_positions: int  # the length of training
+    original_max_positions: PositiveInt  # the length of training
     low_freq_factor: float = 1.0  # pairs with fewer rotations over that length are interpolated in full
     high_freq_factor: float = 4.0  # pairs with more rotations do not change
 
@@ -133,9 +126,6 @@ class Llama3Config(RopeExtensionConfig):
     paper: ClassVar[str] = "Grattafiori et al. 2024 (Llama 3), the code of version 3.1"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.original_max_positions < 1:
-            raise InputError(f"original_max_positions: expected 1 or more, got {self.original_max_positions}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"low_freq_factor, high_freq_factor: expected 0 < low_freq_factor < high_freq_factor, "

@@ -13,9 +13,10 @@ are not scaled.
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, angle_dtype
@@ -26,10 +27,12 @@ from polyformer.attention.positions.rope.context_extension import (
     RopeExtensionConfig,
     YarnConfig,
 )
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 
 Layout = Literal["halves", "pairs"]
+Base = Annotated[float, Gt(1)]
 EXTENSIONS = InterpolationConfig, NtkConfig, YarnConfig, Llama3Config
 
 
@@ -38,22 +41,13 @@ class RopeConfig(PositionConfig):
     """Rotary position embedding: queries and keys are rotated by angles that grow with position."""
 
     layout: Layout = "halves"
-    fraction: float = 1.0  # of the channels of each head, rounded down
-    base: float = 10000.0
-    bases: tuple[float, ...] = ()  # bases of the layers in turn, repeated as needed, instead of `base`
+    fraction: PositiveShare = 1.0  # of the channels of each head, rounded down
+    base: Base = 10000.0
+    bases: tuple[Base, ...] = ()  # bases of the layers in turn, repeated as needed, instead of `base`
     extension: RopeExtensionConfig | None = None
 
     kind: ClassVar[str] = "rope"
     paper: ClassVar[str] = "Su et al. 2021 (RoFormer), section 3.2"
-
-    def __post_init__(self) -> None:
-        if self.layout not in ("halves", "pairs"):
-            raise InputError(f"layout: expected 'halves' or 'pairs', got {quote(self.layout)}")
-        if not 0 < self.fraction <= 1:
-            raise InputError(f"fraction: expected more than 0 and at most 1, got {self.fraction}")
-        for name, base in (("base", self.base), *(("bases", base) for base in self.bases)):
-            if base <= 1:
-                raise InputError(f"{name}: expected a wavelength factor above 1, got {base}")
 
     def build(self, shape: Shape) -> "Rope":
         return Rope(self, shape.head_size)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig
+from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, ExitLoss, Halting
 from polyformer.nn.depth.exits.base import Candidates, ExitRuleConfig, ExitTrajectory
 from polyformer.nn.depth.exits.rules import ClassifierConfig
@@ -43,15 +44,15 @@ class ExitsConfig(DepthConfig):
     Tokens leave a decoder after one of `layers`, counted from 1; by default after any layer except the last.
     """
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[PositiveInt, ...] | None = None
     rule: ExitRuleConfig = ClassifierConfig()
-    threshold: float | tuple[float, ...] = 1.0  # of the rule's confidence; or a number for each exit
-    decay: float | None = None  # rate of decrease with the position; None for a constant threshold
-    decay_length: int = 512  # the longest text in tokens, the divisor of positions
+    threshold: UnitFloat | tuple[UnitFloat, ...] = 1.0  # of the rule's confidence; or a number for each exit
+    decay: NonNegativeFloat | None = None  # rate of decrease with the position; None for a constant threshold
+    decay_length: PositiveInt = 512  # the longest text in tokens, the divisor of positions
     translation: Literal["none", "linear"] = "none"  # of an exit's states, before its norm
     training: Literal["aligned", "mixed"] = "aligned"
     loss_weights: Literal["layer", "equal"] = "layer"  # of the exits: the number of the layer, or all equal
-    rule_loss: float = 1.0
+    rule_loss: NonNegativeFloat = 1.0
     alone: bool = False  # train only exits and rule, not the rest of the model
     calibration: CalibrationConfig | None = dataclasses.field(default=None, compare=False)
 
@@ -62,31 +63,13 @@ class ExitsConfig(DepthConfig):
 
     def __post_init__(self) -> None:
         layers = self.layers
-        if layers is not None and (not layers or list(layers) != sorted({*layers}) or layers[0] < 1):
-            raise InputError(f"layers: expected increasing layer numbers from 1, got {list(layers)}")
-        for name, values in (
-            ("translation", ("none", "linear")),
-            ("training", ("aligned", "mixed")),
-            ("loss_weights", ("layer", "equal")),
-        ):
-            if getattr(self, name) not in values:
-                raise InputError(
-                    f"{name}: expected {' or '.join(map(quote, values))}, got {quote(getattr(self, name))}"
-                )
-        for threshold in self.threshold if isinstance(self.threshold, tuple) else (self.threshold,):
-            if not 0.0 <= threshold <= 1.0:
-                raise InputError(f"threshold: expected a confidence from 0 to 1, got {threshold}")
+        if layers is not None and (not layers or list(layers) != sorted({*layers})):
+            raise InputError(f"layers: expected increasing layer numbers, got {list(layers)}")
         if isinstance(self.threshold, tuple) and layers is not None and len(self.threshold) != len(layers):
             raise InputError(
                 f"threshold: expected one number, or one for each of the {len(layers)} exits, "
                 f"got {len(self.threshold)}"
             )
-        if self.decay is not None and not 0.0 <= self.decay < math.inf:
-            raise InputError(f"decay: expected a number of 0 or more, got {self.decay}")
-        if self.decay_length < 1:
-            raise InputError(f"decay_length: expected 1 token or more, got {self.decay_length}")
-        if not 0.0 <= self.rule_loss < math.inf:
-            raise InputError(f"rule_loss: expected a weight of 0 or more, got {self.rule_loss}")
 
     @classmethod
     def examples(cls) -> tuple["ExitsConfig", ...]:

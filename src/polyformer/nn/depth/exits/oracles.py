@@ -9,14 +9,13 @@ sequence the sum is over its tokens, with weight 1. Elbayad et al. 2020, section
 """
 
 import dataclasses
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError, quote
+from polyformer.core.ranges import NonNegativeFloat
 from polyformer.nn.depth.exits.base import ExitTrajectory
 
 
@@ -25,15 +24,8 @@ class OracleConfig(Config):
     """The options of an oracle. `penalty`: the cost of each further exit."""
 
     by: Literal["likelihood", "correctness"] = "likelihood"
-    penalty: float = 0.1
-    sigma: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.by not in ("likelihood", "correctness"):
-            raise InputError(f"by: expected 'likelihood' or 'correctness', got {quote(self.by)}")
-        for name in ("penalty", "sigma"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: expected a number of 0 or more, got {getattr(self, name)}")
+    penalty: NonNegativeFloat = 0.1
+    sigma: NonNegativeFloat = 0.0
 
     @torch.no_grad()
     def exits(self, trajectory: ExitTrajectory, per_sequence: bool = False) -> Tensor:

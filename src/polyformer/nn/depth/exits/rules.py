@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, ExitTrajectory, top_gap
 from polyformer.nn.depth.exits.oracles import OracleConfig
 
@@ -74,10 +74,6 @@ class ClassifierConfig(ExitRuleConfig):
 
     kind: ClassVar[str] = "classifier"
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.2; Schuster et al. 2022 (CALM), section 3.5"
-
-    def __post_init__(self) -> None:
-        if self.target not in ("consistency", "exit"):
-            raise InputError(f"target: expected 'consistency' or 'exit', got {quote(self.target)}")
 
     @classmethod
     def examples(cls) -> tuple["ClassifierConfig", ...]:

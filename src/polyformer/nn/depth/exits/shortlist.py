@@ -12,13 +12,13 @@ calibration accounts for this.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.nn.depth.exits.base import Candidates, ExitRule, ExitRuleConfig, top_gap
 
 
@@ -29,14 +29,10 @@ class ShortlistConfig(ExitRuleConfig):
     `tokens`: the maximum size of the shortlist.
     """
 
-    tokens: int = 1024
+    tokens: Annotated[int, Ge(2)] = 1024
 
     kind: ClassVar[str] = "shortlist"
     paper: ClassVar[str] = "Schuster et al. 2022 (CALM), section 3.5, over part of the vocabulary"
-
-    def __post_init__(self) -> None:
-        if self.tokens < 2:
-            raise InputError(f"tokens: expected 2 or more, which are compared, got {self.tokens}")
 
     def build(self, hidden_size: int, exits: int) -> "Shortlist":
         """Return the rule with zero rows, to be filled later."""
