@@ -21,7 +21,7 @@ from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.metrics import read_metrics
 from polyformer.training.recipes import fit
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from forking import run_python, start_python
 from tiny_recipes import TEXT, tiny_recipe
 
