@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # What other machines may round, order or schedule otherwise: everything between `attend` and a whole model.
-NUMERIC := $(addprefix tests/,attention block contracts core depth dot_product feedforward heads objectives ops patterns position sequence stack test_model.py)
+NUMERIC := $(addprefix tests/,attention contracts core nn models/architectures/test_model.py training/objectives)
 TESTS := $(BIN)/python -m pytest -n 2
 # The repetitions of the numeric core take one example of each member; `make test-avx2 EACH=` takes all.
 EACH := ONE_EXAMPLE=1
@@ -52,7 +52,7 @@ mixins: .venv/developed
 	rm -rf build/mixins && mkdir -p build/mixins
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest build/mixins --constraint constraints.txt transformers
 	tar --extract --gzip --file build/mixins/transformers-*.tar.gz --directory build/mixins --strip-components 1
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --override-ini filterwarnings= tests/hub/mixins.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --override-ini filterwarnings= tests/models/transformers/mixins.py
 
 check: .venv/developed
 	$(BIN)/ruff format --check

@@ -61,15 +61,24 @@ class Program:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
+    def kill_all(self) -> None:
+        """Kill the program and what it has started, and wait for its end."""
+        self._kill_group()
+        self.folder.cleanup()
+
+    def _kill_group(self) -> None:
+        if self.process.pid is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
     def ended(self, timeout: float = 150) -> "subprocess.CompletedProcess[str]":
         """Wait for the end; a program that takes longer is killed, and its output is in the error."""
         try:
             self.process.join(timeout)
         finally:  # also where the suite is interrupted: the program is in a session apart
             late = self.process.is_alive()
-            if late and self.process.pid is not None:
-                os.killpg(self.process.pid, signal.SIGKILL)  # and what it has started
-                self.process.join()
+            if late:
+                self._kill_group()
         out, error = (Path(self.folder.name, name).read_text() for name in ("stdout", "stderr"))
         self.folder.cleanup()
         if late:

@@ -34,10 +34,7 @@ FORK = multiprocessing.get_context("fork")
 CORE = ["attention", "core/ops", "core/sequence", "nn"]
 """The packages that are changed."""
 
-TESTED = [
-    *("attention", "block", "contracts", "core", "depth", "dot_product", "feedforward", "heads", "memory"),
-    *("objectives", "ops", "patterns", "position", "sequence", "stack", "test_model.py"),
-]
+TESTED = ["attention", "contracts", "core", "nn", "models/architectures/test_model.py", "training/objectives"]
 """The tests that run, by default."""
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {

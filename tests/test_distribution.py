@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from forking import run_python
+
 ROOT = Path(__file__).parents[1]
 BUILT = {
     ".venv",
@@ -76,10 +78,7 @@ def test_the_wheel_of_the_laboratory_holds_its_claims(source: Path, tmp_path: Pa
     claims = {f"polyformer_lab/claims/{name}" for name in files(ROOT / "lab" / "claims")}
     assert names == claims | {f"polyformer_lab/{name}" for name in files(ROOT / "lab" / "polyformer_lab")}
     code = "from polyformer.cli.main import main; main(['reproduce', 'warmup', '--print'])"
-    site = f"{tmp_path / 'site'}:{ROOT / 'src'}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": site}, capture_output=True, text=True
-    )
+    done = run_python("-c", code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")})
     assert "post-norm needs warm-up" in done.stdout, done.stderr[-3000:]
 
 

@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import re
 import runpy
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -20,7 +18,7 @@ import pytest
 import torch
 
 import polyformer
-from forking import run_python
+from forking import run_python, start_python
 from polyformer.data import TokenizerConfig
 from polyformer.data.library_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
@@ -154,9 +152,8 @@ def server(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "serve:app", "--port", str(port)]
-    environment = {**os.environ, "MODEL": str(folder), "PYTHONPATH": str(EXAMPLES.parent / "src")}
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    words = ["-m", "uvicorn", "--app-dir", EXAMPLES, "serve:app", "--port", port]
+    program = start_python(*words, env={"MODEL": str(folder)})
     address = f"http://127.0.0.1:{port}"
     try:
         while True:
@@ -164,12 +161,11 @@ def server(folder: Path) -> Iterator[str]:
                 urllib.request.urlopen(f"{address}/openapi.json").close()
                 break
             except urllib.error.URLError:
-                assert process.poll() is None, process.communicate()[0].decode()[-3000:]
+                assert program.poll() is None, program.ended().stderr[-3000:]
                 time.sleep(0.1)
         yield address
     finally:
-        process.terminate()
-        process.communicate()
+        program.kill_all()
 
 
 def ask(address: str, **request: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
 
-import checkpoints
 import polyformer
 from polyformer.cli.main import main
 from polyformer.data.tokenizer_loading import load_tokenizer

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import pytest
 
-import checkpoints
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
 
 

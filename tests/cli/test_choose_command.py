@@ -4,10 +4,10 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
 
-import checkpoints
 from polyformer.cli.main import main
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.checkpoints import from_pretrained

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from checkpoints import bert_files, byte_files, piece_files, save
 from pyarrow import parquet
 
 import polyformer
-from checkpoints import bert_files, byte_files, piece_files, save
 from launching import torchrun
 from polyformer.applications.encode.embed import OutputFormat, embed
 from polyformer.applications.encode.encoder import Encoder

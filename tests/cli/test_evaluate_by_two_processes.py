@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from checkpoints import byte_files, save
+
 from launching import torchrun
 from polyformer.cli.commands.evaluate import EvaluateOptions, measure_checkpoint, measure_run
 from polyformer.cli.commands.processes import workers

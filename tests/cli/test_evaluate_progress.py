@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from checkpoints import byte_files, save
+
 from forking import start_python
 from full_disk import largest_file
 from polyformer.cli.main import main

@@ -13,6 +13,7 @@ pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 import checkpoints  # noqa: E402
+
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer  # noqa: E402

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import pytest
 import torch
 
-import checkpoints
 from polyformer.applications.prompting.scoring import Continuation, log_likelihoods_definition
 from polyformer.training.recipes.run import Run
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import checkpoints
+import pytest
 
 
 @pytest.mark.parametrize(

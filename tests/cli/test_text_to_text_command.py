@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoints
 import yaml
 
-import checkpoints
 from polyformer.cli.main import main
 from polyformer.data.spans import add_sentinels
 

@@ -14,7 +14,7 @@ from polyformer.core.state import State
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import Drafts, Generated
 
-WRITTEN = 22
+WRITTEN = 16
 
 
 @dataclasses.dataclass(frozen=True)

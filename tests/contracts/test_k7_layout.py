@@ -73,7 +73,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize(("name", "pattern"), NAMED)
 def test_a_layout_is_made_in_linear_memory(name: str, pattern: Pattern):
-    length = 1 << 14
+    length = 1 << 13
     for context in contexts(2, length, length):
         if context.causal and not pattern.causal():
             continue

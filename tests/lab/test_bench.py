@@ -2,20 +2,17 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from forking import run_python, start_python
 from polyformer import InputError
 from polyformer.cli.main import main
-from polyformer_lab.bench import running
+from polyformer_lab.bench import generation, running
 from polyformer_lab.bench.all import LIST, AllBench, run
 from polyformer_lab.bench.measuring import measure
 from polyformer_lab.bench.records import Record, Table
@@ -40,10 +37,16 @@ def missing():
     return a_package_that_nobody_has
 
 
+NARROW = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000}
+
+
 @pytest.mark.filterwarnings("ignore")  # what peers say is no matter of ours
 @pytest.mark.parametrize("name", LIST)
-def test_every_row_runs_at_a_tiny_size(name: str):
+def test_every_row_runs_at_a_tiny_size(name: str, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("transformers")
+    for model in ("gpt2", "t5-small"):
+        family, _ = generation.MODELS[model]
+        monkeypatch.setitem(generation.MODELS, model, (family, NARROW))
     listed = LIST[name].row(name, quick=True)
     record = measure(listed)
     assert listed.asked.keys() <= {(each.ours, each.peer) for each in record.comparisons} | {
@@ -227,19 +230,19 @@ def test_any_bench_keeps_its_records(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "measured with batch 2, now it is 1" in capsys.readouterr().err
 
 
-COMMAND = [sys.executable, "-m", "polyformer", "bench", "all", "--quick", "--threads", "1"]
+COMMAND = ["-m", "polyformer", "bench", "all", "--quick", "--threads", "1"]
 
 
 def test_the_command_measures_in_processes_and_goes_on_after_a_kill(tmp_path: Path):
     file = tmp_path / "mine.json"
     words = [*COMMAND, "--only", "products-forward", "lsh", "--instruction-sets", "avx2", "--out", str(file)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        while not file.exists() or not Table.load(file).records:
-            assert process.poll() is None
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
+    program = start_python(*words)
+    while not file.exists() or not Table.load(file).records:
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.kill_all()
     first = Table.load(file).records
-    done = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    done = run_python(*words).stdout
     table = Table.load(file)
     assert table.records[: len(first)] == first
     assert [record.row for record in table.records] == ["products-forward", "lsh"]

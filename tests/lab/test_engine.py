@@ -1,12 +1,9 @@
 """Experiments of one's own: real runs, in processes, killed and resumed."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forking import run_python, start_python
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer_lab import processes
@@ -84,19 +82,20 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_what_is_killed_goes_on_with_the_rest(mine: Path):
-    command = [sys.executable, "-m", "polyformer", "reproduce", "mine.yaml", "--jobs", "2"]
-    assert subprocess.run([*command, "--out", "whole"], capture_output=True).returncode == 0
-    process = subprocess.Popen([*command, "--out", "killed"], stdout=subprocess.DEVNULL)
-    while len(figures(mine / "killed")) < 2 and process.poll() is None:
+    """The rest in this process, for time, as the whole that it is compared with."""
+    command = ["reproduce", "mine.yaml", "--out"]
+    assert main([*command, "whole"]) == 0
+    running = start_python("-m", "polyformer", *command, "killed", "--jobs", "2", cwd=mine)
+    while len(figures(mine / "killed")) < 2 and running.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    running.send_signal(signal.SIGKILL)
+    assert running.ended().returncode == -signal.SIGKILL
     time.sleep(1)  # the cells notice that their parent is gone
     kept = {file: file.stat().st_mtime_ns for file in (mine / "killed").glob("*/rows.json")}
     assert 2 <= len(kept) < 8
-    assert subprocess.run([*command, "--out", "killed"], capture_output=True).returncode == 0
+    assert main([*command, "killed"]) == 0
     assert all(file.stat().st_mtime_ns == changed for file, changed in kept.items())
-    assert figures(mine / "killed") == figures(mine / "whole")
+    assert figures(mine / "killed") == pytest.approx(figures(mine / "whole"), rel=1e-6)
 
 
 def test_a_cell_that_fails_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
@@ -117,16 +116,8 @@ def test_a_cell_ends_with_its_parent(mine: Path):
     )
     values = {"labels": cell.labels, "seed": 0, "folder": str(cell.folder), "recipe": cell.recipe}
     order = {**values, "kind": cell.kind, "options": {}, "imports": []}
-    process = subprocess.Popen(
-        [sys.executable, "-m", processes.__name__],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(order) + "\n")
-    process.stdin.close()
-    assert process.wait(300) == processes.ORPHANED
+    ended = run_python("-m", processes.__name__, input=json.dumps(order) + "\n", timeout=300)
+    assert ended.returncode == processes.ORPHANED
     assert cell.rows() is None
 
 

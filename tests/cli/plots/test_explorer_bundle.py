@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES, BUNDLE = ROOT / "explorer", ROOT / "src" / "polyformer" / "cli" / "plots" / "explorer"
 LOCK = json.loads((BUNDLE / "explorer.lock.json").read_text(encoding="utf-8"))
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,8 @@ from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.metrics import read_metrics
 from polyformer.training.recipes import fit
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from forking import run_python, start_python
 from tiny_recipes import TEXT, tiny_recipe
 
 KILLS = int(os.environ.get("WORKER_KILLS", "1"))
@@ -65,24 +65,16 @@ def test_a_process_that_hangs_ends_the_others_with_an_error_that_says_what_to_do
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **address, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environment = {**address, "WORLD_SIZE": "2"}
     workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(tmp_path), "hang"],
-            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start_python(__file__, tmp_path, "hang", env={**environment, "RANK": rank, "LOCAL_RANK": rank})
         for rank in ("0", "1")
     ]
     try:
-        _, said = workers[0].communicate(timeout=60)
+        said = workers[0].ended(timeout=60).stderr
         assert workers[1].poll() is None
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
+        workers[1].kill_all()
     complaint = next(line for line in said.splitlines() if line.startswith("polyformer: error"))
     assert "another process of this run died or did not answer in time (process 0 of 2" in complaint
     for words in ("Timed out waiting 5000ms", "--resume", "training.engine.timeout"):
@@ -97,11 +89,8 @@ def test_a_run_goes_on_by_itself_after_a_process_was_killed(tmp_path: Path):
     recipe = tiny_recipe(tmp_path / "text.txt", STEPS, training=training, **exact)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, "--max-restarts", str(KILLS), __file__, str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100 * (KILLS + 1)
-    )
+    command = [*torchrun, "--max-restarts", str(KILLS), __file__, tmp_path]
+    ended = run_python(*command, timeout=100 * (KILLS + 1))
     complaints = [line for line in ended.stderr.splitlines() if "polyformer: error" in line]
     assert ended.returncode == 0, complaints
     assert ended.stdout.count(f"resumed {tmp_path / 'run'} at step") == KILLS

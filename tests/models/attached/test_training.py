@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attached_models import BY_NAME, OURS, build
 
 import polyformer
-from inside.models import BY_NAME, OURS, build
 
 LENGTHS = 5, 9, 3, 7, 8, 4
 

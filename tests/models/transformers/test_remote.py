@@ -12,7 +12,7 @@ import torch
 import polyformer.models.transformers
 from polyformer import create_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 LOAD = """
 import os, sys, torch, transformers

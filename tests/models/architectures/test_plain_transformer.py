@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import polyformer
 from polyformer.training.schedules import Noam
 
-FILE = Path(__file__).parents[1] / "examples" / "plain_transformer.py"
+FILE = Path(__file__).parents[3] / "examples" / "plain_transformer.py"
 PLAIN = SimpleNamespace(**runpy.run_path(str(FILE)))
 
 VOCAB, WIDTH, HEADS, INNER, LAYERS = 23, 12, 3, 20, 2

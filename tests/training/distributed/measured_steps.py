@@ -1,6 +1,6 @@
 """What a training step of each process holds and sends, beside what `polyformer show --mesh` predicts.
 
-`torchrun --nproc-per-node 2 tests/parallel/measured_steps.py measured.json` (or 4) prints a table.
+`torchrun --nproc-per-node 2 tests/training/distributed/measured_steps.py out.json` (or 4) prints a table.
 """
 
 import json

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-
-import polyformer
-from inside.models import (
+from attached_models import (
     BY_NAME,
     KINDS,
     OURS,
@@ -24,6 +22,8 @@ from inside.models import (
     token_ids,
     with_gradients,
 )
+
+import polyformer
 from polyformer.attention.patterns import Window
 from polyformer.models.attached import attention
 from polyformer.models.attached.architectures import ARCHITECTURES

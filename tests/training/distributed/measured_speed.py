@@ -1,6 +1,6 @@
 """Tokens a second of one process, and of two that share the work, each with one thread: scaling efficiency.
 
-`python tests/parallel/measured_speed.py` prints a table. Every mesh takes the same texts a step.
+`python tests/training/distributed/measured_speed.py` prints a table. Every mesh takes the same texts a step.
 """
 
 import json
@@ -26,7 +26,7 @@ from polyformer.training.distributed.pipeline import Pipeline
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.optimizers import AdamW
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from launching import run_checks
 
 LENGTH, STEPS, MICROBATCHES = 256, 7, 4

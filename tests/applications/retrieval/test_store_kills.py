@@ -1,6 +1,6 @@
 """Builds killed at random moments, by real signals: nothing is lost, nothing doubled.
 
-`KILLS=50 pytest -s tests/datastore/test_store_kills.py` does as many.
+`KILLS=50 pytest -s tests/applications/retrieval/test_store_kills.py` does as many.
 """
 
 import os

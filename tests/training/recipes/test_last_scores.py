@@ -13,7 +13,7 @@ from polyformer.data import load
 from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import TEXT
 
-PAIRS = "source\ttarget\n" + "".join(f"word {number}\tWort {number}\n" for number in range(24))
+PAIRS = "source\ttarget\n" + "".join(f"word {number}\tWort {number}\n" for number in range(12))
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "lm": {
@@ -21,7 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "model": {"preset": "decoder-tiny", **SMALL},
     },
     "translate": {
-        "task": {"kind": "translate", "max_length": 32, "batch_tokens": 64, "beam": {"num_beams": 2}},
+        "task": {"kind": "translate", "max_length": 16, "batch_tokens": 64, "beam": {"num_beams": 2}},
         "model": {"preset": "transformer-tiny", **SMALL},
     },
 }

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch._dynamo.utils
 import transformers
+from attached_models import BY_NAME, OURS, build, inputs, padding, token_ids
 from torch import Tensor
 
 import polyformer
-from inside.models import BY_NAME, OURS, build, inputs, padding, token_ids
 
 FAMILIES = "Llama", "Mistral", "Qwen2", "GPT2", "T5", "Whisper"
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attached_models import BY_NAME, KINDS, OURS, answer, build, double, inputs, of, token_ids
 from torch import Tensor, nn
 
 import polyformer
-from inside.models import BY_NAME, KINDS, OURS, answer, build, double, inputs, of, token_ids
 from polyformer import Context, Full, Global, InputError, PerHead, Window
 from polyformer.models.attached.attention_layers import attention_layers
 from polyformer.models.attached.layer import attached

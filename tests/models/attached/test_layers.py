@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-import polyformer
-from inside.models import (
+from attached_models import (
     BY_NAME,
     OURS,
     answer,
@@ -21,6 +18,9 @@ from inside.models import (
     token_ids,
     with_gradients,
 )
+from torch import Tensor, nn
+
+import polyformer
 from polyformer import InputError
 from polyformer.models.attached.attention import forward
 from tolerances import assert_rounded

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import torch
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[2] / "build" / "mixins"), str(HERE.parent)]
+sys.path[:0] = [str(HERE.parents[3] / "build" / "mixins"), str(HERE.parent)]
 for package, name, mixin in (
     ("tests.exporters", "test_export", "ExportTesterMixin"),
     ("tests.generation", "test_utils", "GenerationTesterMixin"),
