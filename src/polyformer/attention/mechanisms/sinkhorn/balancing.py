@@ -69,7 +69,7 @@ def sinkhorn_balance(
     Args:
         scores: [B, H, A, N], the rows of a run.
         allowed: bool, broadcasts to `scores`. Other entries of S are 0, also in rows and columns without any.
-        taken: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
+        column_sums: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
     """
     sums, log = [], _normalize_rows(scores, allowed)
     for number in range(iterations):
