@@ -213,13 +213,8 @@ class Layer(nn.Module):
     def rerun(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
         key_input = self.block.pre_norm(read)
-        return self.block(
-            x,
-            [
-                lambda x: self.attention(x, context, position, read=key_input)[0],
-                lambda x: self.feedforward(x, context),
-            ],
-        )
+        attend = lambda x: self.attention(x, context, position, read=key_input)[0]  # noqa: E731
+        return self.block(x, [attend, lambda x: self.feedforward(x, context)])
 
 
 def detached(module: M) -> M:
