@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from polyformer.core.entry_points import installed_modules
-from polyformer.core.registry import in_package
+from polyformer.core.registry import in_package, installed_modules
 
 T = TypeVar("T", bound=type)
 

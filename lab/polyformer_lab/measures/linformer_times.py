@@ -15,7 +15,7 @@ from polyformer.core.timing import median, time_interleaved
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.stack import AttentionConfig
-from polyformer.nn.stack.layer import Layer
+from polyformer.nn.stack.layer import Layer, LayerCall
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.memory import peak_mib
 
@@ -137,4 +137,4 @@ def prepared(call: Call) -> Callable[[], object]:
     position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=call.heads, head_size=call.width))
     layer = layer.to(call.device).eval()
     x = torch.randn(call.rows, call.n, size, device=call.device)
-    return torch.no_grad()(lambda: layer(x, context, position))
+    return torch.no_grad()(lambda: layer(x, LayerCall(context, position)))

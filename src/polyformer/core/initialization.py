@@ -43,10 +43,14 @@ def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tupl
     """Yield what `initialize` draws, in order: a module, a parameter's name, the function that fills it."""
 
     def matrix(weight: torch.Tensor) -> None:
-        _matrix(weight, initializer_range)
+        if initializer_range is None:
+            nn.init.xavier_uniform_(weight)
+        else:
+            weight.normal_(0.0, initializer_range)
 
     def vectors(weight: torch.Tensor) -> None:
-        _vectors(weight, initializer_range)
+        # 1 / sqrt(E), so that vectors times sqrt(E) have entries of variance 1.
+        weight.normal_(0.0, weight.shape[1] ** -0.5 if initializer_range is None else initializer_range)
 
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -58,17 +62,6 @@ def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tupl
     head = getattr(model, "head", None)
     if head is not None and isinstance(getattr(head, "weight", None), nn.Parameter):
         yield head, "weight", vectors
-
-
-def _matrix(weight: torch.Tensor, deviation: float | None) -> None:
-    if deviation is None:
-        nn.init.xavier_uniform_(weight)
-    else:
-        weight.normal_(0.0, deviation)
-
-
-def _vectors(weight: torch.Tensor, deviation: float | None) -> None:
-    weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]) if deviation is None else deviation)
 
 
 def shrink_residual(model: nn.Module, initializer_range: float | None) -> None:

@@ -77,11 +77,9 @@ def unknown_name(kind: str, value: object, known: Iterable[str]) -> InputError:
         ]
     if longer:
         hints.append(f"did you mean {' or '.join(map(quote, longer))}?")
-    return (
-        InputError(f"unknown {kind} {quote(value)}: {'; '.join(hints)}")
-        if hints
-        else _nearest_names(kind, value, own, others)
-    )
+    if not hints:
+        return _nearest_names(kind, value, own, others)
+    return InputError(f"unknown {kind} {quote(value)}: {'; '.join(hints)}")
 
 
 def _nearest_names(kind: str, value: str, own: list[str], others: list[Name]) -> InputError:

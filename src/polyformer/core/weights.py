@@ -43,10 +43,8 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
         module, _, key = name.rpartition(".")
         setattr(model.get_submodule(module), key, _tensor_at(model, first))
     trained = {name: tensor.requires_grad for name, tensor in own.items()}
-    for (
-        name,
-        parameter,
-    ) in model.named_parameters():  # an assigned tensor replaces it with its flag
+    # An assigned tensor replaces the parameter together with its flag.
+    for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
 
 

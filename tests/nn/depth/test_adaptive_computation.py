@@ -20,7 +20,7 @@ from polyformer.nn.depth import recorded_depths
 from polyformer.nn.depth.act import ACT, ACTConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.memory import RecurrentConfig
-from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, LayerCall, Stack, StackConfig
 
 VOCAB = 19
 
@@ -67,7 +67,7 @@ def by_equation(of: Transformer, name: str, tokens: Tensor) -> tuple[Tensor, Ten
     s = embedding(of.tokens(tokens), side.position, pos, ModelInputs(tokens))
     states, probabilities, spent = [], [], torch.zeros(length)
     for n, layer in enumerate(side.sequence):
-        after, _ = layer(side.position.embed(s, pos, n) if n else s, context, side.position)
+        after, _ = layer(side.position.embed(s, pos, n) if n else s, LayerCall(context, side.position))
         halted = spent >= 1 - unit.config.epsilon
         s = torch.where(halted[None, :, None], s, after)
         p = (s[0] @ unit.weight + unit.bias).sigmoid()

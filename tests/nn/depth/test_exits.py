@@ -24,7 +24,7 @@ from polyformer.nn.depth.exits.base import ExitTrajectory
 from polyformer.nn.depth.exits.oracles import OracleConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import HeadInput
-from polyformer.nn.stack import AttentionConfig, StackConfig
+from polyformer.nn.stack import AttentionConfig, LayerCall, StackConfig
 
 VOCAB, LAYERS = 23, 4
 RULES = ["softmax", "saturation", "classifier", "multinomial", "classifier(target=exit)"]
@@ -92,7 +92,7 @@ def by_equation(of: Transformer, rule: str, tokens: Tensor, threshold: float) ->
     embedded, states, depths = x[0], [], [0] * length
     read: list[Tensor | None] = [None] * length
     for n, layer in enumerate(side.sequence):
-        after, _ = layer(x, context, side.position)
+        after, _ = layer(x, LayerCall(context, side.position))
         alive = torch.tensor([vector is None for vector in read])
         x = torch.where(alive[None, :, None], after, x)
         states.append(x[0])

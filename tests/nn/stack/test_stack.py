@@ -25,7 +25,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.nn.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, LayerCall, Stack, StackConfig
 
 
 def new_stack(cross: bool = False, **options: Any) -> Stack:
@@ -49,7 +49,7 @@ def test_layers_follow_one_another():
         if index:
             hidden = hidden + stack.position.tables[index](pos)
         assert torch.equal(collected[index], hidden)
-        hidden, _ = layer(hidden, context, stack.position)
+        hidden, _ = layer(hidden, LayerCall(context, stack.position))
     assert torch.equal(y, stack.final_norm(hidden))
     assert torch.equal(collected[3], y)
     assert len(collected) == 4
@@ -183,7 +183,7 @@ def test_layerdrop_leaves_out_whole_layers_in_training_alone():
     def through(layers: tuple[int, ...]) -> Tensor:
         hidden = x
         for index in layers:
-            hidden, _ = stack.layers[index](hidden, context, stack.position)
+            hidden, _ = stack.layers[index](hidden, LayerCall(context, stack.position))
         return stack.final_norm(hidden)
 
     subsets = [entry for size in range(4) for entry in itertools.combinations(range(3), size)]

@@ -47,11 +47,9 @@ class SoftmaxConfig(MechanismConfig):
     def with_value(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
         pattern = Pattern.parse(value)
-        return (
-            super().with_value(value, where)
-            if pattern is None
-            else dataclasses.replace(self, pattern=pattern)
-        )
+        if pattern is None:
+            return super().with_value(value, where)
+        return dataclasses.replace(self, pattern=pattern)
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         """Return the module, which has no parameters: `attend` over the pattern."""
@@ -59,11 +57,9 @@ class SoftmaxConfig(MechanismConfig):
 
     def for_layer(self, layer: int) -> "SoftmaxConfig":
         """Return the config with the pattern of layer `layer`."""
-        return (
-            self
-            if self.pattern is None
-            else dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
-        )
+        if self.pattern is None:
+            return self
+        return dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
 
     def cross(self) -> "SoftmaxConfig":
         """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""

@@ -34,12 +34,10 @@ class HeadSubset:
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """Return the scheme's score function with heads counted from the first of these heads."""
-        mod, first = (
-            self.position.score_mod(self._pad_heads(q), self._pad_heads(k), context),
-            self.heads.start,
-        )
+        mod = self.position.score_mod(self._pad_heads(q), self._pad_heads(k), context)
         if mod is None:
             return None
+        first = self.heads.start
 
         def of_heads(part: ScoreMod) -> ScoreMod:
             return broadcasts(lambda score, b, h, q_idx, kv_idx: part(score, b, h + first, q_idx, kv_idx))

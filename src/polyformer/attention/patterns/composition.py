@@ -30,7 +30,7 @@ class CompositePattern(Pattern, named=False):
         """Return the composition of the converted parts."""
         old = self.parts()
         new = tuple(map(function, old))
-        # Most patterns are the same in all layers and heads: `self` keeps what is cached for it.
+        # Most patterns are the same in all layers and heads: `self` keeps its cached plans.
         return self if all(a is b for a, b in zip(old, new)) else self.with_parts(new)
 
     def cuts(self, context: Context) -> tuple[int, ...]:

@@ -78,10 +78,8 @@ class ETC(GlobalPattern):
         queries, keys = self.runs(context, "q"), self.runs(context, "kv")
         if queries is None or keys is None or (self._has_segments(context) and torch.compiler.is_compiling()):
             return Keys(clip(0, context.kv_len, context.kv_len))
-        of_global, of_long = (
-            self._keys_of_global(context, start, stop, keys),
-            self._keys_of_long(context, start, stop, keys),
-        )
+        of_global = self._keys_of_global(context, start, stop, keys)
+        of_long = self._keys_of_long(context, start, stop, keys)
         # The row has only long queries, only global queries, or both.
         if not any(a < stop and start < b for a, b in queries.some):
             return of_long

@@ -96,13 +96,8 @@ def _gain(queries: int, keys: int, transposed: bool) -> float:
     q, k = (torch.full((1, n, WIDTH), 0.5, dtype=torch.float32) for n in (queries, keys))
     weights = torch.full((1, queries, keys), 0.5, dtype=torch.float32)
     pairs = [(weights.mT, q)] if transposed else [(q, k.mT), (weights, k)]
-    seconds = least_seconds(
-        {
-            "blas": lambda: [torch.bmm(a, b) for a, b in pairs],
-            "onednn": lambda: [_onednn(a, b[0]) for a, b in pairs],
-        },
-        rounds=5,
-    )
+    blas, onednn = lambda: [torch.bmm(a, b) for a, b in pairs], lambda: [_onednn(a, b[0]) for a, b in pairs]
+    seconds = least_seconds({"blas": blas, "onednn": onednn}, rounds=5)
     return seconds["blas"] / seconds["onednn"]
 
 

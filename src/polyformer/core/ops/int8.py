@@ -212,11 +212,7 @@ def _measure() -> Int8Config:
     the multiplications.
     """
     joined = _ones(4096, 1024)
-    methods = (
-        [bfloat16_product, integer_product, chunked_product]
-        if has_integer_product()
-        else [bfloat16_product, chunked_product]
-    )
+    methods = [bfloat16_product, *([integer_product] if has_integer_product() else []), chunked_product]
     most = dict.fromkeys(methods, 0)
     other = torch.ones(min(2 * last_cache(), MOST_READ) // 4)
     for rows in ROWS:

@@ -145,16 +145,14 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return the normalised x [B, T, E]; real: [B, T] bool, the tokens that are not padding, by default
-        all.
+        """Return the normalised x [B, T, E], and in training update the running statistics.
 
-        Computed in at least float32. Training updates the running statistics.
+        real: [B, T] bool, False for padding. Computed in at least float32.
         """
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         x = x.to(torch.promote_types(dtype, torch.float32))
-        if (
-            real is not None and self.training
-        ):  # NaN at padding must not reach the gradients of mean and variance
+        # NaN at padding must not reach the gradients of mean and variance.
+        if real is not None and self.training:
             x = x.masked_fill(~real.unsqueeze(-1), 0)
         mean, var = self._of_batch(x, real) if self.training else (self.running_mean, self.running_var)
         return ((x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias).to(dtype)

@@ -28,10 +28,8 @@ def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
         weight = mask.to(hidden.dtype)
         return torch.einsum("bte,bt->be", hidden, weight) / weight.sum(1, keepdim=True).clamp_min(1)
     order = torch.arange(mask.shape[1], device=mask.device)
-    index = (
-        torch.where(mask, order, mask.shape[1]).amin(1)
-        if how == "first"
-        else torch.where(mask, order, -1).amax(1)
-    )
+    first = torch.where(mask, order, mask.shape[1]).amin(1)
+    index = first if how == "first" else torch.where(mask, order, -1).amax(1)
+    # A text without real tokens has none of the two: any token serves.
     index = index.clamp(0, mask.shape[1] - 1)
     return hidden[torch.arange(len(hidden), device=hidden.device), index]

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -117,7 +117,9 @@ PLAIN = LayerKernels(BLAS, BLAS, BLAS)
 
 
 def _nearest(measured: dict[Size, str], size: Size) -> str:
-    return measured[min(measured, key=lambda other: _distance(size, other))] if measured else BLAS
+    """Return the kernel of the measured size with the least distance, in doublings."""
+    distances = {other: sum(abs(math.log2(a / b)) for a, b in zip(size, other)) for other in measured}
+    return measured[min(distances, key=distances.__getitem__)] if measured else BLAS
 
 
 def _size(text: str) -> Size:
@@ -134,11 +136,6 @@ def _kernel(kernel: str) -> str:
     if kernel not in (BLAS, ONEDNN, ONEDNN_COPIED):
         raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {quote(kernel)}")
     return kernel
-
-
-def _distance(size: Size, other: Size) -> float:
-    """Return the distance of two sizes, in doublings."""
-    return sum(abs(math.log2(a / b)) for a, b in zip(size, other))
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -203,16 +200,11 @@ def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
 
 def _fastest(compute: Callable[[str], Tensor], kernels: tuple[str, ...]) -> str:
     """Return the kernel that took the least time; plain torch, the first, if none is clearly faster."""
-    least = least_seconds(
-        {kernel: functools.partial(compute, kernel) for kernel in kernels}, ROUNDS, _decided
-    )
+    calls = {kernel: functools.partial(compute, kernel) for kernel in kernels}
+    # Decided once plain torch is the fastest, or far from it.
+    least = least_seconds(calls, ROUNDS, lambda least: not 1 < least[BLAS] / min(least.values()) < DECIDED)
     best = min(kernels, key=lambda kernel: least[kernel])
     return best if least[BLAS] > max(CLEARLY * least[best], least[best] + AT_LEAST) else BLAS
-
-
-def _decided(least: Mapping[str, float]) -> bool:
-    """Return whether plain torch is the fastest, or far from it."""
-    return not 1 < least[BLAS] / min(least.values()) < DECIDED
 
 
 PRODUCTS = Section("products", ProductKernels(), measure)

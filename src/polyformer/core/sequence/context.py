@@ -18,18 +18,10 @@ from polyformer.core.sequence.sequence_shards import SequenceShard
 
 T = TypeVar("T")
 
-BY_ROW = (
-    "q_pos",
-    "kv_pos",
-    "q_doc",
-    "kv_doc",
-    "q_segment",
-    "kv_segment",
-    "kv_valid",
-    "q_marked",
-    "kv_marked",
-    "relations",
-)
+TABLES = "pos", "doc", "segment", "marked"
+"""Tables that exist both for queries (`q_pos`) and for keys (`kv_pos`)."""
+
+BY_ROW = *(f"{side}_{table}" for table in TABLES for side in ("q", "kv")), "kv_valid", "relations"
 """The fields that may differ from one batch row to the next."""
 
 
@@ -87,18 +79,10 @@ class Context:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
-        for name, length in (
-            ("q_pos", self.q_len),
-            ("kv_pos", self.kv_len),
-            ("q_doc", self.q_len),
-            ("kv_doc", self.kv_len),
-            ("q_segment", self.q_len),
-            ("kv_segment", self.kv_len),
-            ("kv_valid", self.kv_len),
-            ("q_marked", self.q_len),
-            ("kv_marked", self.kv_len),
-            ("relations", self.kv_len if self.whole is None else self.whole.kv_len),
-        ):
+        for name in BY_ROW if self.tables else ():
+            length = self.q_len if name.startswith("q_") else self.kv_len
+            if name == "relations" and self.whole is not None:  # columns are all slots, on every process
+                length = self.whole.kv_len
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[-1] != length:
                 shape = tuple(tensor.shape)
@@ -171,8 +155,7 @@ class Context:
         """The same tokens with all keys as queries too, to rotate them by their positions."""
         if self.q_len == self.kv_len:
             return self
-        own = {name: getattr(self, f"kv_{name}") for name in ("pos", "doc", "segment", "marked")}
-        changes = {f"q_{name}": table for name, table in own.items()}
+        changes = {f"q_{name}": getattr(self, f"kv_{name}") for name in TABLES}
         return self.once(
             "all as queries",
             lambda: dataclasses.replace(

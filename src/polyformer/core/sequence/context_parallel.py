@@ -10,14 +10,11 @@ from typing import Any
 import torch
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import TABLES, Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
 STRATEGIES = "auto", "needed", "ring", "all"
 """How keys reach the processes that hold the queries that need them."""
-
-TABLES = "pos", "doc", "segment", "marked"
-"""Tables that exist both for queries (`q_pos`) and for keys (`kv_pos`)."""
 
 
 def shard_sequence(whole: Context, shard: SequenceShard, device: torch.device) -> Context:

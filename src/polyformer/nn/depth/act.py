@@ -67,6 +67,7 @@ class ACT(Depth):
 
     def start(self, inputs: DepthInput) -> "ACTHalting":
         """Return the sums of a new call, all zero."""
+        # Sums belong to a call, not to the module: threads may run the same model.
         return ACTHalting(self, inputs)
 
 
@@ -80,9 +81,9 @@ class ACTHalting(Halting):
     def __init__(self, act: ACT, inputs: DepthInput):
         super().__init__(inputs)
         self.act = act
-        self.total_probability = inputs.x.new_zeros(inputs.x.shape[:2]).to(
-            torch.promote_types(inputs.x.dtype, torch.float32)
-        )
+        # At least float32: a sum of half-precision probabilities may never reach 1 - epsilon.
+        exact = torch.promote_types(inputs.x.dtype, torch.float32)
+        self.total_probability = inputs.x.new_zeros(inputs.x.shape[:2], dtype=exact)
         self.remainder = torch.zeros_like(self.total_probability)
         self.weighted_mean = torch.zeros_like(inputs.x)
 

@@ -76,6 +76,7 @@ class Active:
         """Return the active tokens without the tokens where `halted` [N] is True."""
         if self.mask.is_meta:
             return self
+        # `halted` is indexed like `index`, so no [B, T] table is needed.
         index = self.index[~halted]
         mask = torch.zeros_like(self.mask).flatten().index_fill(0, index, True)
         return Active(mask.view(self.mask.shape), index)

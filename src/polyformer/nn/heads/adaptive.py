@@ -105,13 +105,8 @@ class AdaptiveSoftmax(Head):
         biases = [torch.zeros(run.stop - run.start) for run in tokens] if config.bias else []
         self.biases = nn.ParameterList(nn.Parameter(bias) for bias in biases)
         self.cluster = nn.Linear(widths[0], num_clusters - 1, bias=config.bias) if num_clusters > 1 else None
-        self.projections = nn.ModuleDict(
-            {
-                str(i): Linear(size, width, bias=False)
-                for i, size in enumerate(widths)
-                if projects and not self.tie_projs[i]
-            }
-        )
+        own = [i for i in range(num_clusters) if projects and not self.tie_projs[i]]
+        self.projections = nn.ModuleDict({str(i): Linear(widths[i], width, bias=False) for i in own})
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the loss, without logits that no label needs; predictions are log-probabilities."""

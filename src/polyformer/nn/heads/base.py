@@ -115,10 +115,8 @@ class Head(nn.Module):
     predicts_next = False  # whether a decoder's labels are shifted by one before they reach this head
     predicts_sentence = False  # whether it takes sentence_labels
     reads_neighbours = False  # whether it takes neighbour_ids
-    supports_context_parallel = (
-        False  # whether its loss is a mean over tokens that are independent of each other
-    )
-    # Whether it needs no row of the token table, or only some rows at a time (with a `VocabularyOutput`).
+    supports_context_parallel = False  # whether its loss is a mean over independent tokens
+    # Whether it needs no row of the token table, or some rows per process (with a `VocabularyOutput`).
     supports_vocabulary_parallel = False
     reads_choices = False  # whether texts [B, C, T] are the C choices of B questions
 

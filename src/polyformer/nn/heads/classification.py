@@ -74,6 +74,7 @@ class ClassifyConfig(HeadConfig):
         if not self.marks_first:
             return None
         valid = torch.ones_like(ids) if mask is None else mask.long()
+        # The first real token has a count of 1; padding right after it has too, hence the product.
         return (valid.cumsum(1) == 1).long() * valid
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
@@ -208,6 +209,7 @@ class SpanConfig(HeadConfig):
         """Return 1 before the first `separator`; 0 everywhere in rows without a separator."""
         if self.separator is None:
             return None
+        # Longformer makes the tokens of the question global: everything before its separator.
         ends = ids == self.separator
         before = (ends.cumsum(1) == 0) & ends.any(1, keepdim=True)
         return before.long() if mask is None else before.long() * mask

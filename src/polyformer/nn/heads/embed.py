@@ -66,4 +66,5 @@ class Embed(Head):
         vector = pool(inputs.hidden, inputs.mask, self.config.pooling)
         if self.dense is not None:
             vector = self.activation(self.dense(vector))
+        # At length 1 a product of two vectors is the cosine of their angle.
         return None, lambda: F.normalize(vector, dim=-1) if self.config.normalize else vector

@@ -59,6 +59,7 @@ class ResidualTransform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return norm(x + W_2 act(W_1 x))."""
+        # Post-norm, as in BERT's layers: the norm is of the residual sum.
         return self.norm(x + self.dropout(self.down(self.activation(self.up(self.dropout(x))))))
 
 

@@ -140,6 +140,7 @@ class LanguageModelHead(VocabularyHead):
             )
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.layer = build_transform(config.transform, shape.hidden_size)
+        # A tied table of vectors of length sqrt(E) would give logits sqrt(E) times too large.
         self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
 
     def transform(self, hidden: Tensor) -> Tensor:

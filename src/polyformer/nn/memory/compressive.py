@@ -193,6 +193,7 @@ class Compressive(Memory):
     def past_inputs(self, state: State) -> Tensor | None:
         """Return [cm, m]."""
         assert isinstance(state, CompressedHidden)
+        # Compressed vectors are older: they come first, as the slots before the recent memory.
         parts = [part for part in (state.compressed, state.recent) if part is not None]
         return torch.cat(parts, 1) if parts else None
 
@@ -217,13 +218,16 @@ class Compressive(Memory):
         new = new.detach()
         if state.compressed is not None:
             new = torch.cat([state.compressed.to(x.dtype), new], 1)
+        # Copied, because a slice would keep the whole queue in memory.
         kept = new[:, -self.compressed_length :].clone()
         return CompressedHidden(recent[:, groups * self.rate :].clone(), kept)
 
     def _reconstruction_loss(self, x: Tensor, old: Tensor, new: Tensor, layer: MemoryLayer) -> Tensor:
         """Return the loss of information in new [B, G, E], compared with old [B, G rate, E]."""
         if self.decoders is not None:
+            # | old - g(f(old)) |^2
             return (old - self.decoders[layer.index](new).view_as(old)).square().mean()
+        # | attention(h, old) - attention(h, f(old)) |^2
         return (layer.content_attention(x, old)[0] - layer.content_attention(x, new)[0]).square().mean()
 
     def _num_groups(self, recent: int) -> int:

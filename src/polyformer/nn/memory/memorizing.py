@@ -134,6 +134,7 @@ class Memorizing(Recurrent):
         chosen_gate, chosen_temperature = self.initial
         gate = gate if chosen_gate is None else chosen_gate
         temperature = temperature if chosen_temperature is None else chosen_temperature
+        # Stored divided by STEP_SCALE, the temperature as its logarithm, which keeps it positive.
         nn.init.constant_(self.gate, gate / STEP_SCALE)
         nn.init.constant_(self.temperature, math.log(temperature) / STEP_SCALE)
 
@@ -188,6 +189,7 @@ class Memorizing(Recurrent):
             # y = g_h softmax(s) V + (1 - g_h) y_local.
             mixed = gate * retrieved + (1 - gate) * local[:, :count]
             rows.append(torch.cat([mixed, local[:, count:]], 1))
+        # Rows have stores of different lengths, so they are computed one by one.
         y = torch.stack(rows) if rows else y
         if self.trains == "memory":  # the loss has a graph even if no query finds an entry
             y = y + 0 * (self.gate.sum() + self.temperature.sum()).to(y.dtype)
@@ -208,6 +210,7 @@ class Memorizing(Recurrent):
         queries.
         """
         (heads, length, _), kv_heads = q.shape, len(keys)
+        # s_j = t_h (q / |q|) . K_j; the stored keys have unit length already.
         q = F.normalize(q, dim=-1)
         with torch.no_grad():
             # Query heads of a key head search the same keys: [Hkv, (H / Hkv) T, D].

@@ -63,7 +63,7 @@ class Recurrent(Memory):
     def next_state(self, state: State, x: Tensor, layer: MemoryLayer) -> Hidden:
         """Return the last `length` vectors of the state and x."""
         assert isinstance(state, Hidden)
-        if not self.length:
+        if not self.length:  # x[:, -0:] would be all of x
             return Hidden()
         # SG in the equation: no gradient flows into earlier segments.
         x = x.detach()[:, -self.length :]

@@ -79,6 +79,7 @@ def _topk(scores: Tensor, count: int) -> Matches:
     groups = width // size
     full_groups = groups * size
     members = scores[:, :full_groups].view(rows, size, groups)  # groups of columns `groups` apart
+    # Groups are strided, so that maxima of neighbouring groups are computed together as vectors.
     best = members.amax(1).topk(count, sorted=False).indices
     columns = best.unsqueeze(1) + groups * torch.arange(size, device=scores.device).unsqueeze(1)
     columns = columns.flatten(1)

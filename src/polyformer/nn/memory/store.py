@@ -109,6 +109,7 @@ class Store(State):
             return dataclasses.replace(self, first=first, end=end)
         document = context.q_doc[:, -1]
         before = zeros if self.document is None else self.document
+        # A new document begins: all entries of the old one are dropped.
         first = torch.where(document == before, first, end)
         return dataclasses.replace(self, first=first, end=end, document=document.clone())
 
@@ -143,6 +144,7 @@ class Store(State):
             for row, (end, length) in enumerate(zip(self.end.tolist(), lengths)):
                 if old is not None and length:
                     buffer[row, :, :length] = old[row, :, end - length : end]
+        # Entries now start at 0 in every row.
         end = torch.tensor(lengths, device=self.end.device)
         first = torch.zeros_like(end)
         return dataclasses.replace(

@@ -4,7 +4,7 @@ from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbed
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.nn.stack.global_projections import copy_local_projections
-from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import AttentionConfig, MultiHeadAttention
 from polyformer.nn.stack.stack import Stack, StackConfig
 
@@ -16,6 +16,7 @@ __all__ = [
     "Embedding",
     "EmbeddingConfig",
     "Layer",
+    "LayerCall",
     "LayerState",
     "MultiHeadAttention",
     "Source",

@@ -155,7 +155,7 @@ class GlobalAttention(nn.Module):
         mechanism: SoftmaxConfig,
     ):
         super().__init__()
-        self.head_size, self.groups, self.layer = head_size, heads // kv_heads, layer
+        self.head_size, self.heads, self.layer = head_size, heads, layer
         self.mechanism, self.tokens = mechanism, split_global_tokens(mechanism.pattern)[1]
         self.query = Linear(hidden_size, heads * head_size, bias=bias)
         self.key = Linear(hidden_size, kv_heads * head_size, bias=bias)
@@ -177,11 +177,9 @@ class GlobalAttention(nn.Module):
         queries = context.once(("global queries", self.tokens), lambda: find_queries(self.tokens, context, x))
         if queries is None and cache is None:
             return y, None
-        site = Site(
-            self.layer, partial(self._project_vectors, self.query), partial(self._project_vectors, self.key)
-        )
+        site = site_of(self.layer, self.query, self.key, self.head_size, self.heads)
         # Keys and values of all tokens, by the global projections: W_kg and W_vg.
-        k, v = self._project(self.key, read), self._project(self.value, read)
+        k, v = (split_heads(projection(read), self.head_size) for projection in (self.key, self.value))
         _, k = position.rotate(k, k, context, site)
         if cache is not None:
             k, v, cache = cache.append(k, v)
@@ -192,7 +190,7 @@ class GlobalAttention(nn.Module):
         )
         index = queries.slots.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         # [B, G, E] -> [B, H, G, D]: only the global rows of x are projected to queries.
-        q = self._project(self.query, x.gather(1, index))
+        q = split_heads(self.query(x.gather(1, index)), self.head_size)
         # The context of the gathered queries has their original positions.
         q, _ = position.rotate(q, q, queries.context, site)
         bias = self._bias(q, k, context, position, site, queries)
@@ -239,12 +237,23 @@ class GlobalAttention(nn.Module):
         add = broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
         return step("bias of the distance")(add)
 
-    def _project(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
-    def _project_vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
-        heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
-        return heads if projection is self.query else heads.repeat_interleave(self.groups, dim=0)
+def split_heads(x: Tensor, head_size: int) -> Tensor:
+    """Return [B, T, H D] as heads [B, H, T, D]."""
+    # The last axis is H D with the head first, so a view splits it.
+    rows, length, width = x.shape
+    return x.view(rows, length, width // head_size, head_size).transpose(1, 2)
+
+
+def site_of(layer: int, query: nn.Module, key: nn.Module, head_size: int, heads: int) -> Site:
+    """Return the layer and its projections of vectors that are not tokens, for position schemes."""
+
+    def project(projection: nn.Module, vectors: Tensor) -> Tensor:
+        # [R, E] -> [R, heads, D] -> [heads, R, D]; a key head serves a group of query heads.
+        own = projection(vectors).unflatten(-1, (-1, head_size)).transpose(0, 1)
+        return own.repeat_interleave(heads // len(own), dim=0)
+
+    return Site(layer, partial(project, query), partial(project, key))
 
 
 def _global_flags(queries: GlobalQueries, length: int) -> Tensor:

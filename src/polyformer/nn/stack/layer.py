@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position
-from polyformer.core.detached import detached
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -16,6 +16,8 @@ from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForwardConfig
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.multihead import AttentionConfig, MultiHeadAttention
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,17 @@ class Source:
     context: Context
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerCall:
+    """The arguments of a call of a layer, besides its input; only `state` differs between layers."""
+
+    context: Context
+    position: Position
+    source: Source | None = None
+    state: LayerState | None = None
+    memory: Memory | None = None
+
+
 class Layer(nn.Module):
     """A layer of a Transformer: x [B, T, E] -> [B, T, E]."""
 
@@ -81,14 +94,7 @@ class Layer(nn.Module):
         return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
 
     def forward(
-        self,
-        x: Tensor,
-        context: Context,
-        position: Position,
-        source: Source | None = None,
-        state: LayerState | None = None,
-        memory: Memory | None = None,
-        active: Active | None = None,
+        self, x: Tensor, call: LayerCall, active: Active | None = None
     ) -> tuple[Tensor, LayerState | None]:
         """Return the layer's output, and its next state if it was given a state.
 
@@ -98,52 +104,44 @@ class Layer(nn.Module):
         new: dict[str, State | None] = {}
         # Parts that need all tokens run on all; the active tokens are selected afterwards.
         if active is None or not self.can_skip_queries:
-            sublayers = self.sublayers(context, position, source, state, new, memory)
-            y = self.block(x, sublayers, None if self.tokenwise else context.q_valid)
+            sublayers = self.sublayers(call, new)
+            y = self.block(x, sublayers, None if self.tokenwise else call.context.q_valid)
             y = y if active is None else active.gather(y)
         elif len(active):  # queries and the feed-forward are computed only for active tokens
             # x has all tokens, for keys and values; the block gets the active tokens [1, N, E].
-            sublayers = self.sublayers(context, position, source, state, new, memory, active, x)
+            sublayers = self.sublayers(call, new, active, x)
             y = self.block(active.gather(x), sublayers)
         else:
             # All tokens have halted, but later tokens need their keys and values in the cache.
-            y, new = active.gather(x), self._states_of_halted(x, context, position, source, state)
-        if state is None:
+            y, new = active.gather(x), self._states_of_halted(x, call)
+        if call.state is None:
             return y, None
-        own = self.memory_state(self.block.memory_input(x), state, context, memory)
+        own = self.memory_state(self.block.memory_input(x), call)
         new_attention = {"self_attention": new["self"], "cross_attention": new.get("cross")}
         return y, dataclasses.replace(own, **new_attention, feedforward=new.get("feedforward"))
 
-    def _states_of_halted(
-        self,
-        x: Tensor,
-        context: Context,
-        position: Position,
-        source: Source | None,
-        state: LayerState | None,
-    ) -> dict[str, State | None]:
+    def _states_of_halted(self, x: Tensor, call: LayerCall) -> dict[str, State | None]:
         """Return the next states if no token of x [B, T, E] is computed; later tokens see all of x."""
         new: dict[str, State | None] = {"self": None}
+        state, source = call.state, call.source
         if state is None:
             return new
         if state.self_attention is not None:
             read = self.block.pre_norm(x)
-            new["self"] = self.attention.extended(read, context, position, state.self_attention)
+            new["self"] = self.attention.extended(read, call.context, call.position, state.self_attention)
         if self.cross_attention is not None and source is not None:
             new["cross"] = self.cross_attention.project_source(source.hidden, state.cross_attention)
         return new
 
-    def memory_state(
-        self, segment: Tensor, state: LayerState, context: Context, memory: Memory | None
-    ) -> LayerState:
-        """Return a state with only the memory and the store, after a segment with the inputs
-        `segment` (`Block.memory_input`)."""
-        if memory is None:
+    def memory_state(self, segment: Tensor, call: LayerCall) -> LayerState:
+        """Return only the memory and the store, after the inputs `segment` (`Block.memory_input`)."""
+        state, memory = call.state, call.memory
+        if memory is None or state is None:
             return LayerState()
         past, store = state.memory, state.store
         return LayerState(
             memory=None if past is None else memory.next_state(past, segment, self),
-            store=None if store is None else memory.update_store(store, segment, self, context),
+            store=None if store is None else memory.update_store(store, segment, self, call.context),
         )
 
     @property
@@ -167,12 +165,8 @@ class Layer(nn.Module):
 
     def sublayers(
         self,
-        context: Context,
-        position: Position,
-        source: Source | None,
-        state: LayerState | None,
+        call: LayerCall,
         new: dict[str, State | None],
-        memory: Memory | None = None,
         active: Active | None = None,
         all_tokens: Tensor | None = None,
     ) -> list[SubLayer]:
@@ -180,6 +174,7 @@ class Layer(nn.Module):
 
         active: the tokens that the block is given, [1, N, E], of the layer's input `all_tokens` [B, T, E].
         """
+        context, source, state, memory = call.context, call.source, call.state, call.memory
         # Keys and values are of all tokens, even if queries are only of active tokens.
         read = None if all_tokens is None else self.block.pre_norm(all_tokens)
 
@@ -191,7 +186,7 @@ class Layer(nn.Module):
             mix = None
             if memory and state and state.store is not None:
                 mix = functools.partial(memory.mix_with_store, store=state.store, context=context)
-            y, new["self"] = self.attention(x, context, position, past, read, past_input, mix, active)
+            y, new["self"] = self.attention(x, context, call.position, past, read, past_input, mix, active)
             return y
 
         def attend_source(x: Tensor) -> Tensor:
@@ -218,10 +213,14 @@ class Layer(nn.Module):
     def rerun(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
         key_input = self.block.pre_norm(read)
-        return self.block(
-            x,
-            [
-                lambda x: self.attention(x, context, position, read=key_input)[0],
-                lambda x: self.feedforward(x, context),
-            ],
-        )
+        attend = lambda x: self.attention(x, context, position, read=key_input)[0]  # noqa: E731
+        return self.block(x, [attend, lambda x: self.feedforward(x, context)])
+
+
+def detached(module: M) -> M:
+    """Return the module with weights that get no gradient; memory and hooks of submodules are shared."""
+    weights = {name: None if x is None else x.detach() for name, x in module._parameters.items()}
+    parts = {name: None if part is None else detached(part) for name, part in module._modules.items()}
+    twin = type(module).__new__(type(module))
+    object.__setattr__(twin, "__dict__", {**module.__dict__, "_parameters": weights, "_modules": parts})
+    return twin

@@ -28,7 +28,9 @@ from polyformer.nn.stack.global_projections import (
     GlobalAttention,
     GlobalState,
     check_global,
+    site_of,
     split_global_tokens,
+    split_heads,
 )
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -202,7 +204,7 @@ class MultiHeadAttention(nn.Module):
             read = torch.cat([memory.to(read.dtype), read], 1)
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
-            q, k, v = (self._split_heads(y) for y in linears(x, (self.query, self.key, self.value)))
+            q, k, v = (split_heads(y, self.head_size) for y in linears(x, (self.query, self.key, self.value)))
         else:
             q, v = self._queries(x, active), self._project(self.value, read)
             k = self._project(self.key or self.query, read)
@@ -221,7 +223,7 @@ class MultiHeadAttention(nn.Module):
 
     def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
-        k, v = self._project(self.key or self.query, read), self._project(self.value, read)
+        k, v = self.keys_and_values(read)
         # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
         return self.mechanism.extended(state, _rotate(q, k, context, position, self._site())[1], v)
@@ -229,11 +231,7 @@ class MultiHeadAttention(nn.Module):
     def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
         and weights [B, H, T, M]."""
-        q, k, v = (
-            self._project(self.query, x),
-            self._project(self.key or self.query, read),
-            self._project(self.value, read),
-        )
+        q, (k, v) = self._project(self.query, x), self.keys_and_values(read)
         groups = q.shape[1] // k.shape[1]
         # Each key head serves a group of query heads.
         k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
@@ -266,39 +264,20 @@ class MultiHeadAttention(nn.Module):
         if isinstance(state, ProjectedSource):
             return state
         assert source is not None
-        keys = self._project(self.key or self.query, source)
-        return ProjectedSource(keys, self._project(self.value, source))
+        return ProjectedSource(*self.keys_and_values(source))
 
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""
-        return Site(
-            self.layer,
-            lambda vectors: self._project_vectors(self.query, vectors),
-            lambda vectors: self._project_vectors(self.key or self.query, vectors),
-        )
+        heads = self.config.num_attention_heads
+        return site_of(self.layer, self.query, self.key or self.query, self.head_size, heads)
 
     def _queries(self, x: Tensor, active: Active | None) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
-        return (
-            self._project(self.query, x)
-            if active is None
-            else self._split_heads(active.scatter_to_zeros(self.query(x)))
-        )
+        q = self.query(x)
+        return split_heads(q if active is None else active.scatter_to_zeros(q), self.head_size)
 
     def _project(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return self._split_heads(projection(x))
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Return [B, T, H D] as heads [B, H, T, D]."""
-        # The last axis is H D with the head first, so a view splits it.
-        rows, length, width = x.shape
-        return x.view(rows, length, width // self.head_size, self.head_size).transpose(1, 2)
-
-    def _project_vectors(self, projection: nn.Module, x: Tensor) -> Tensor:
-        """Return vectors [R, E] that are not tokens, projected to the heads of the queries: [H, R, D]."""
-        # [R, E] -> [R, heads, D] -> [heads, R, D].
-        heads = projection(x).unflatten(-1, (-1, self.head_size)).transpose(0, 1)
-        return heads.repeat_interleave(self.config.num_attention_heads // len(heads), dim=0)
+        return split_heads(projection(x), self.head_size)
 
     def _merge_heads(self, heads: Tensor, active: Active | None = None) -> Tensor:
         """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""

@@ -23,15 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from polyformer.attention.positions import Position
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.ops.second_order import first_order
-from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
-from polyformer.nn.memory import Memory
-from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.layer import Layer, LayerCall, LayerState
 from polyformer.nn.stack.runners import StackCall
 
 STORE_ACTIVATIONS = (
@@ -108,10 +105,10 @@ def recomputes_inputs(call: StackCall) -> bool:
 
 
 def run_reversible(
-    layers: Sequence[nn.Module], x: Tensor, call: StackCall, position: Position, memory: Memory | None = None
+    layers: Sequence[nn.Module], x: Tensor, calls: Sequence[LayerCall], pos: Tensor
 ) -> tuple[Tensor, list[LayerState]]:
     """Run both streams x [2, B, T, E] through all layers; return them and the layers' next memories."""
-    pos, context, source, states = call.pos, call.context, call.source, call.states
+    position, source, memory = calls[0].position, calls[0].source, calls[0].memory
     hidden = None if source is None else source.hidden
     # The steps read a leaf instead of `hidden`, so that the graph of `hidden` runs backward only once.
     source_leaf: list[Tensor] = []
@@ -129,8 +126,8 @@ def run_reversible(
             steps.append(PositionStep(embed, _requiring_grad(position.parameters())))
         parameters = *layer.parameters(), *position.parameters(), *memory_parameters
         reads = _requiring_grad([*parameters, *source_leaf])
-        state = None if states is None else states[index]
-        steps += _residual_steps(layer, reads, context, position, source, state, memory, memories)
+        call = dataclasses.replace(calls[index], source=source)
+        steps += _residual_steps(layer, reads, call, memories)
     tape = ReversibleTape(steps, _requiring_grad(tensor for step in steps for tensor in step.reads))
     inputs = [hidden if source_leaf and tensor is source_leaf[0] else tensor for tensor in tape.reads]
     y, *terms = _Reversible.apply(tape, x, *inputs)  # type: ignore[misc]
@@ -140,33 +137,26 @@ def run_reversible(
 
 
 def _residual_steps(
-    layer: Layer,
-    reads: list[Tensor],
-    context: Context,
-    position: Position,
-    source: Source | None,
-    state: LayerState | None,
-    memory: Memory | None,
-    memories: list[LayerState],
+    layer: Layer, reads: list[Tensor], call: LayerCall, memories: list[LayerState]
 ) -> Iterator[ResidualStep]:
     """Yield the steps of a layer; the first appends the layer's next memory to `memories`."""
     block = layer.block
     assert isinstance(block, Reversible)
     new: dict[str, State | None] = {}
-    is_recorded = state is None
+    is_recorded = call.state is None
 
     def residual_branch(index: int, sublayer: SubLayer, x: Tensor) -> Tensor:
         nonlocal is_recorded
-        if state is not None and not is_recorded:
+        if not is_recorded:
             # x is the second stream at the start of the layer; the backward pass must not record it again.
-            memories.append(layer.memory_state(x, state, context, memory))
+            memories.append(layer.memory_state(x, call))
             is_recorded = True
         with training_pass(layer):
             y = block.residual_branch(index, sublayer, x)
         new.clear()  # otherwise the projected source of every layer would stay in memory
         return y
 
-    for index, sublayer in enumerate(layer.sublayers(context, position, source, state, new, memory)):
+    for index, sublayer in enumerate(layer.sublayers(call, new)):
         yield ResidualStep(functools.partial(residual_branch, index, sublayer), reads)
 
 

@@ -21,15 +21,13 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.attention.positions import Position
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block import merge_streams
 from polyformer.nn.depth import Active, Halting
-from polyformer.nn.memory import Memory
 from polyformer.nn.stack.convolution import Convolution
-from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,22 +73,17 @@ class LayerRunner(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunLayer:
-    """Call the layer with the arguments that all layers of a call share.
+    """Call the layer with its arguments.
 
     It holds no hidden states: with activation checkpointing the graph refers to it, and a hidden state refers
     to the graph.
     """
 
-    position: Position
-    context: Context
-    source: Source | None
-    states: Sequence[LayerState] | None
-    memory: Memory | None
+    calls: Sequence[LayerCall]
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the layer's output, and its next state if it has a state."""
-        state = self.states[index] if self.states else None
-        return layer(x, self.context, self.position, self.source, state, self.memory, active)
+        return layer(x, self.calls[index], active)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,20 +124,15 @@ class DropLayers:
 
     run: LayerRunner
     skipped: Sequence[int]
-    states: Sequence[LayerState] | None
-    context: Context
-    memory: Memory | None
+    calls: Sequence[LayerCall]
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return x and the updated memory for a skipped layer, else the results of the inner runner."""
         # A skipped layer is the identity: the residual stream passes unchanged.
         if index not in self.skipped:
             return self.run(index, layer, x, active)
-        if not self.states:
-            return x, None
-        return x, layer.memory_state(
-            layer.block.memory_input(x), self.states[index], self.context, self.memory
-        )
+        call = self.calls[index]
+        return x, None if call.state is None else layer.memory_state(layer.block.memory_input(x), call)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

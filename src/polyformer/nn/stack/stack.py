@@ -27,7 +27,7 @@ from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
 from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
-from polyformer.nn.stack.layer import Layer, LayerState, Source
+from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import AttentionConfig
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
 from polyformer.nn.stack.runners import (
@@ -232,7 +232,8 @@ class Stack(nn.Module):
 
     def _layer_runner(self, call: StackCall) -> LayerRunner:
         """Return the function that runs one layer in this call, with the features that the call needs."""
-        run: LayerRunner = RunLayer(self.position, call.context, call.source, call.states, self.memory)
+        calls = self._layer_calls(call)
+        run: LayerRunner = RunLayer(calls)
         if self.recompute and self.training and torch.is_grad_enabled():
             run = RunCheckpointed(run)
         if self.convolution is not None:
@@ -240,16 +241,21 @@ class Stack(nn.Module):
         # Later tokens read the keys of every layer in a KV cache, so no layer is skipped with a cache.
         if self.layerdrop and self.training and call.starts_without_cache:
             skipped = (torch.rand(len(self.groups)) < self.layerdrop).nonzero().flatten().tolist()
-            run = DropLayers(run, skipped, call.states, call.context, self.memory)
+            run = DropLayers(run, skipped, calls)
         if call.halting is not None:
             run = RunActive(run, call.halting)
         if call.collect is not None:
             run = RecordInput(run, call.collect, self.reversible, call.dtype)
         return run
 
+    def _layer_calls(self, call: StackCall) -> list[LayerCall]:
+        """Return the arguments of each layer of the stack."""
+        states = call.states or [None] * len(self.groups)
+        return [LayerCall(call.context, self.position, call.source, state, self.memory) for state in states]
+
     def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the results of `forward`, with a graph that contains no activations."""
-        y, memories = run_reversible(self.sequence, split_streams(x), call, self.position, self.memory)
+        y, memories = run_reversible(self.sequence, split_streams(x), self._layer_calls(call), call.pos)
         y = self._finish(merge_streams(y, call.dtype, self.join), call.context)
         return y, None if call.states is None else tuple(memories)
 

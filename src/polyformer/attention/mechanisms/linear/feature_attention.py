@@ -189,7 +189,7 @@ class RandomFeatureAttention(Mechanism):
     ) -> tuple[Tensor, State | None]:
         """Return the output [B, H, Tq, Dv] in the precision of the kernel, and the next state.
 
-        The arguments are those of `linear_attention`.
+        See `linear_attention` for the arguments.
         """
         if self.config.backend != "definition":
             y, state = linear_attention(q, k, v, self.kernel(q), context, state, weight, decay)

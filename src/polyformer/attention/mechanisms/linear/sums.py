@@ -135,10 +135,7 @@ def recurrent_step(
     past_top = past.top if decay is None else past.top + decay[:, 0]
     # The sums are rescaled to the new maximum, so that no exponential exceeds 1.
     top = torch.maximum(weight, past_top).detach()
-    share, kept = (
-        (weight - finite_top(top)).exp().unsqueeze(-1),
-        (past_top - finite_top(top)).exp().unsqueeze(-1),
-    )
+    share, kept = ((x - finite_top(top)).exp().unsqueeze(-1) for x in (weight, past_top))
     value = (v[:, 0] * share).unsqueeze(2)
     numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
     denominators = past.denominators * kept + phi_k * share

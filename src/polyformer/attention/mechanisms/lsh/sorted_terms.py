@@ -89,10 +89,8 @@ def _tiles(
         query_spots, key_spots = spots[:, row * length + query.clamp_min(0)], spots[:, key_row]
         own = query.int().unsqueeze(-1), key.int().unsqueeze(1), query_spots, key_spots
         b, h, i = (x.unsqueeze(-1) for x in (row // heads, row % heads, q_idx))
-        pairs, allowed = (
-            Pairs(b, h, i, key.clamp_min(0).unsqueeze(1)),
-            functools.partial(_visible, windows, *own),
-        )
+        pairs = Pairs(b, h, i, key.clamp_min(0).unsqueeze(1))
+        allowed = functools.partial(_visible, windows, *own)
         yield PairTiles(row * context.q_len + q_idx, key_row, pairs, allowed)
 
 

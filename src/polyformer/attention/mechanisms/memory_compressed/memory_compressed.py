@@ -58,10 +58,8 @@ class MemoryCompressedConfig(MechanismConfig):
     pairs: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
-        """Return the module, by gathered slots, or slot by slot with the backend "definition"."""
-        return (PlainMemoryCompressed if self.backend == "definition" else MemoryCompressed)(
-            self, num_heads, head_size
-        )
+        """Return the module with kernels per head, for keys and for values."""
+        return MemoryCompressed(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
@@ -94,15 +92,15 @@ class MemoryCompressed(Mechanism):
         super().__init__()
         check_head_size(head_size)
         self.config = config
-        shape, deviation = (
-            (num_heads, config.kernel, head_size, head_size),
-            1 / math.sqrt(config.kernel * head_size),
-        )
+        shape = num_heads, config.kernel, head_size, head_size
+        deviation = 1 / math.sqrt(config.kernel * head_size)
         self.key_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
         self.value_kernel = nn.Parameter(torch.empty(shape).normal_(0.0, deviation))
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty state with space for the slots of `reserve` tokens."""
+        """Return an empty state for `reserve` tokens: their slots, or the tokens for the definition."""
+        if self.config.backend == "definition":
+            return KeyValueCache(reserve=reserve)
         return CompressedState(KeyValueCache(reserve=-(-reserve // self.config.stride)))
 
     @guarded
@@ -124,6 +122,10 @@ class MemoryCompressed(Mechanism):
         self, k: Tensor, v: Tensor, context: Context, state: State | None
     ) -> tuple[Tensor, Tensor, VisibleSlots, State | None]:
         """Return keys and values of all slots up to the new tokens, their mask, and the next state."""
+        if self.config.backend == "definition":
+            k, v, state = appended(state, k, v)
+            slots = torch.arange(context.kv_len, device=k.device).unsqueeze(0)
+            return k, v, VisibleSlots.of(context, slots), state
         fresh = k.shape[2]
         past = state if isinstance(state, CompressedState) else None
         if past is not None and past.keys is not None and past.values is not None:
@@ -148,6 +150,9 @@ class MemoryCompressed(Mechanism):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms | None
     ) -> Tensor:
+        if self.config.backend == "definition":
+            kernels = self.key_kernel, self.value_kernel
+            return definition(q, k, v, kernels, self.config.stride, visible.context, terms)
         dropout = self.config.dropout if self.training else 0.0
         if terms is not None and terms.has_vectors:
             return attend_with_terms(q, k, v, visible, terms, dropout)
@@ -196,27 +201,3 @@ class MemoryCompressed(Mechanism):
         # The convolution is one product: [B, H, S, kernel D] @ [H, kernel D, D].
         convolved = windows.flatten(3) @ kernel.flatten(1, 2).to(x.dtype)
         return torch.where(new.unconvolved[:, None, :, None], windows[:, :, :, -1], convolved)
-
-
-class PlainMemoryCompressed(MemoryCompressed):
-    """Memory-compressed attention by its equation, slot by slot (`definition`), with a KV cache as state."""
-
-    def new_state(self, reserve: int) -> State:
-        return KeyValueCache(reserve=reserve)
-
-    def _compress(
-        self, k: Tensor, v: Tensor, context: Context, state: State | None
-    ) -> tuple[Tensor, Tensor, VisibleSlots, State | None]:
-        k, v, state = appended(state, k, v)
-        return (
-            k,
-            v,
-            VisibleSlots.of(context, torch.arange(context.kv_len, device=k.device).unsqueeze(0)),
-            state,
-        )
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms | None
-    ) -> Tensor:
-        kernels = self.key_kernel, self.value_kernel
-        return definition(q, k, v, kernels, self.config.stride, visible.context, terms)

@@ -57,7 +57,7 @@ def cluster_intervals(
         count: the number of clusters.
         window: the number of keys on each side.
         context: describes the queries and keys.
-        alone: whether a query attends to the key in its own slot only if it sees no other.
+        skip_self: whether a query attends to the key in its own slot only if it sees no other.
     """
     length = key_clusters.shape[2]
     queries, of_query = _sort_tokens(query_clusters, count, context, context.offset)
@@ -143,7 +143,7 @@ class Tiles(NamedTuple):
         real: [n, Q, 1], 1 for a query and 0 for padding.
         limits: a query sees a key if `limit(place, edge)` holds for all (limit, edge) of these, with place
             [L] and edge [n, Q or 1, 1].
-        sole: whether no other tile has any of these keys.
+        exclusive: whether no other tile has any of these keys.
     """
 
     shape: tuple[int, int, int]
@@ -170,7 +170,7 @@ def tiles(
         return []
     start = _tile_starts(intervals, shared)
     stop = torch.cat([start[1:], start.new_tensor([len(first)])])
-    # Intervals only move forward: a tile's keys end where those of its last query end.
+    # Intervals only move forward: a tile's keys end with the keys of its last query.
     begin, end = first[start], last[stop - 1]
     height, width = stop - start, end - begin
     moves = first[stop - 1] > begin

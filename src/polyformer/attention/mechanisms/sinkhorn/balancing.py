@@ -69,16 +69,14 @@ def sinkhorn_balance(
     Args:
         scores: [B, H, A, N], the rows of a run.
         allowed: bool, broadcasts to `scores`. Other entries of S are 0, also in rows and columns without any.
-        taken: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
+        column_sums: [B, H, iterations, N] of the earlier runs, None for the first run and without causality.
     """
     sums, log = [], _normalize_rows(scores, allowed)
     for number in range(iterations):
         if causal:
-            before = (
-                torch.full_like(log[:, :, :1], FLOOR)
-                if column_sums is None
-                else column_sums[:, :, number, None]
-            )
+            before = torch.full_like(log[:, :, :1], FLOOR)
+            if column_sums is not None:
+                before = column_sums[:, :, number, None]
             # The sums of earlier runs are a row before the first: one cumulative sum covers all i' <= i.
             total = torch.cat([before, log], 2).logcumsumexp(2)
             mark_first_order(total, "Sinkhorn balancing over earlier blocks")

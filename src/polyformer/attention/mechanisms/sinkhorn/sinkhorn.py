@@ -84,8 +84,8 @@ class SinkhornConfig(MechanismConfig):
     supports_score_bias: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """Return the module, in blocks, or document by document with the backend "definition"."""
-        return (PlainSinkhorn if self.backend == "definition" else Sinkhorn)(self, num_heads, head_size)
+        """Return the module with a sorting network per head."""
+        return Sinkhorn(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> SortingOptions:
         """Return the sorting options of the definition."""
@@ -142,17 +142,23 @@ class Sinkhorn(Mechanism):
         self.net = SortingNet(num_heads, head_size, self.count)
 
     def new_state(self, reserve: int) -> State:
-        """Return an empty state with space for `reserve` tokens."""
-        return SinkhornState(KeyValueCache(reserve=reserve))
+        """Return an empty state with space for `reserve` tokens; the definition keeps only tokens."""
+        tokens = KeyValueCache(reserve=reserve)
+        return tokens if self.config.backend == "definition" else SinkhornState(tokens)
 
     @guarded
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Sort the blocks that begin in this call, and attend from the blocks of the queries."""
-        assert isinstance(state, SinkhornState | None)
         dtype, fresh = q.dtype, k.shape[2]
-        q, k, v = self._inputs(q, k, v)
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        if self.config.backend == "definition":  # all blocks again in every call
+            k, v, state = appended(state, k, v)
+            with without_autocast(q):
+                return self._by_definition(q, k, v, context).to(dtype), state
+        assert isinstance(state, SinkhornState | None)
         if state is not None:
             k, v, tokens = state.tokens.append(k, v)
             state = dataclasses.replace(state, tokens=tokens)
@@ -166,12 +172,6 @@ class Sinkhorn(Mechanism):
                 with recorded():  # discard the weights over blocks: only those over tokens are reported
                     _, state = self._attend(q, k, v, blocks, context, state)
         return y.to(dtype), state
-
-    def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v in at least float32, with k and v repeated to the number of query heads."""
-        q, k, v = (at_least_float32(x) for x in (q, k, v))
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        return q, k, v
 
     def _blocks(self, context: Context, fresh: int, device: torch.device) -> Blocks:
         """Return the block tables, which all layers of a call share."""
@@ -289,20 +289,3 @@ class Sinkhorn(Mechanism):
         if column_sums is not None:
             column_sums = F.pad(column_sums, (0, column.shape[1] - column_sums.shape[3]), value=FLOOR)
         return sinkhorn_balance(scores, allowed, config.iterations, column_sums, causal)
-
-
-class PlainSinkhorn(Sinkhorn):
-    """Sinkhorn attention by its equations, document by document (`definition`), with a KV cache as state."""
-
-    def new_state(self, reserve: int) -> State:
-        return KeyValueCache(reserve=reserve)
-
-    @guarded
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
-    ) -> tuple[Tensor, State | None]:
-        """Compute all blocks again in every call."""
-        q, k, v, dtype = *self._inputs(q, k, v), q.dtype
-        k, v, state = appended(state, k, v)
-        with without_autocast(q):
-            return self._by_definition(q, k, v, context).to(dtype), state

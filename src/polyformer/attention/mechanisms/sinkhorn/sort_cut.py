@@ -26,7 +26,6 @@ from polyformer.attention.mechanisms.sinkhorn.blocks import (
 )
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import (
-    PlainSinkhorn,
     Sinkhorn,
     SinkhornConfig,
     SinkhornState,
@@ -53,8 +52,8 @@ class SortCutConfig(SinkhornConfig):
     instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """Return the module, in blocks, or document by document with the backend "definition"."""
-        return (PlainSinkhorn if self.backend == "definition" else SortCut)(self, num_heads, head_size)
+        """Return the module with a sorting network per head."""
+        return SortCut(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> SortingOptions:
         """Return the sorting options of the definition."""

@@ -48,6 +48,7 @@ class ExitTrajectory:
 
 def top_gap(logits: Tensor) -> Tensor:
     """Return p_(1) - p_(2) [N] of logits [N, V]: the gap between the two likeliest tokens."""
+    # float32: in bfloat16 both probabilities may round to the same number.
     likeliest = logits.float().softmax(-1).topk(2, -1).values
     return likeliest[:, 0] - likeliest[:, 1]
 

@@ -210,13 +210,10 @@ class ExitHalting(Halting):
         if self.sampled_exits is not None:
             return self.sampled_exits.flatten()[active.index] == number
         rows, length = self.depths.shape
-        features = None
-        if self.features is not None:
-            features = (
-                self.features
-                if self.features.dim() == 3
-                else self.features.unsqueeze(1).expand(-1, length, -1)
-            )
+        features = self.features
+        if features is not None:
+            # [B, X] of a source is the same for all of its tokens.
+            features = features if features.dim() == 3 else features.unsqueeze(1).expand(-1, length, -1)
             features = features.flatten(0, 1)[active.index]
         # The rule sees only active tokens: all tensors are [1, N, ...] or [N, ...].
         candidates = Candidates(number, state, previous, hidden, self.inputs.predict, features)

@@ -95,6 +95,7 @@ class Sequence(Multinomial):
     def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the cross-entropy with the oracle's exits of whole sequences."""
         assert trajectory.features is not None
+        # All tokens of a text share one exit, so its features have a single row.
         return F.cross_entropy(
             trajectory.features[:, 0], self.config.oracle.exits(trajectory, per_sequence=True)
         )

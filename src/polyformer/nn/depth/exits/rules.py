@@ -55,6 +55,7 @@ class StateSaturation(ExitRule):
 
     def confidence(self, candidates: Candidates) -> Tensor:
         """Return the cosine, or 0 if it is negative."""
+        # A layer that hardly turns the state has little left to add to the prediction.
         return F.cosine_similarity(candidates.state[0], candidates.previous[0], dim=-1).clamp_min(0)
 
 
