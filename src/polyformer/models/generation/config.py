@@ -13,9 +13,7 @@ from polyformer.models.generation.constraints import ConstraintConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
-    """Sampling: the model's distribution is shaped by these options in this order, and each token drawn from
-    it.
-    """
+    """Sampling: these options shape the model's distribution in this order; each token is drawn from it."""
 
     do_sample: bool = False
     temperature: float = 1.0  # logits are divided by it
@@ -58,7 +56,7 @@ class BeamConfig(Config):
     "never": stop when no later text can win.
 
     With groups, each has num_beams / num_beam_groups of the beams, and is penalized for the tokens of earlier
-    groups (`generation/diverse_beam_search.py`).
+    groups (`generation/beam_search.py`).
     """
 
     num_beams: int = 1

@@ -9,11 +9,10 @@ from torch import Tensor
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 
+# (logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
+#
+# The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
-
-The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
-"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +73,7 @@ def no_bad_words(words: tuple[tuple[int, ...], ...], device: torch.device) -> Pr
     """Forbid tokens that would complete one of the `words`."""
     groups = []
     for size in sorted({len(word) for word in words}):
+        # Words of one length are compared at once: [words, size].
         tokens = torch.tensor([word for word in words if len(word) == size], device=device)
         groups.append((size - 1, tokens[:, :-1], tokens[:, -1]))
 
