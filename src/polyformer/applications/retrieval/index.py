@@ -37,8 +37,7 @@ SAMPLE = 1 << 18
 ROUNDS, POINTS = 10, 64
 """Iterations of k-means, and training keys per centre: more are slow and hardly improve the recall."""
 
-QUERIES = 256
-"""Keys that are used as queries to choose the number of lists to scan."""
+QUERIES = 256  # keys that are used as queries to choose the number of lists to scan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,26 +60,20 @@ class IndexConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About(Config):
-    """The content of index.json.
+    """The content of index.json."""
 
-    count, dimension, model: of the store with its keys. probes: lists that a search scans. oversample:
-    candidates per neighbour. recall: the share of the nearest neighbours that a search finds with these
-    settings. checksum: CRC-32 of the file; None in older stores.
-    """
-
-    count: int
+    count: int  # this and the next two: of the store with its keys
     dimension: int
     model: str
     lists: int
     bytes: int
-    probes: int
-    oversample: float
-    recall: float
-    checksum: int | None = None
+    probes: int  # lists that a search scans
+    oversample: float  # candidates per neighbour
+    recall: float  # the share of the nearest neighbours that a search finds with these settings
+    checksum: int | None = None  # CRC-32 of the file; None in older stores
 
     def __post_init__(self) -> None:
-        sizes = "count", "dimension", "lists", "bytes", "probes"
-        for name in sizes:
+        for name in ("count", "dimension", "lists", "bytes", "probes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected 1 or more, got {quote(getattr(self, name))}")
         check_most("probes", self.probes, self.lists)
@@ -115,11 +108,8 @@ class Index:
             about = About.from_dict(read_json(folder / ABOUT, dict))
         except InputError as error:
             raise InputError(f"{folder / ABOUT}: damaged ({error}); {way}") from error
-        if (about.count, about.dimension, about.model) != (
-            manifest.count,
-            manifest.dimension,
-            manifest.model,
-        ):
+        own = about.count, about.dimension, about.model
+        if own != (manifest.count, manifest.dimension, manifest.model):
             raise InputError(f"{folder / INDEX}: of another store's keys; {way}")
         faiss = imported_faiss()
         if not (folder / INDEX).is_file():
