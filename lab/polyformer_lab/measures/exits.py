@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.applications.exits.calibrate import exits_of
-from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import ROWS, continuation_generator, generate_texts
+from polyformer.applications.exits.texts import ROWS, RougeL, continuation_generator, generate_texts
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained

@@ -58,6 +58,7 @@ class ModelConfig(ConfigWithImports):
         check_sizes(self)
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
+        # Cross-attention projects encoder vectors of hidden_size.
         if self.encoder is not None and self.decoder is not None:
             width = self.encoder.block.width(self.hidden_size)
             if width != self.hidden_size:

@@ -117,6 +117,7 @@ LEAVES = tuple(
 def _flatten(output: ModelOutput) -> tuple[list[Any], _NonTensorFields | None]:
     leaves = [getattr(output, name) for name in LEAVES]
     if torch.compiler.is_compiling():
+        # A graph returns only tensors.
         return [output.predictions(), *leaves], None
     if output.loss is not None:
         return [None, *leaves], _NonTensorFields(output.predictions, output.state)

@@ -20,8 +20,8 @@ from polyformer.core.config import Config, decode
 from polyformer.core.errors import InputError, quote, shortened
 from polyformer.core.limits import QUOTED
 
+# The modules imported by `import_named`, files by absolute path; worker processes import them too.
 IMPORTED_NAMES: dict[str, None] = {}
-"""The modules imported by `import_named`, files by absolute path; worker processes import them too."""
 
 
 class ConfigWithImports(Config):
@@ -105,6 +105,7 @@ def _import_name(name: str) -> None:
     if not module.isidentifier():
         raise InputError(f"--import {name}: {quote(module)} is not a valid module name; rename the file")
     if str(folder) not in sys.path:
+        # Appended: a user's file must not hide an installed package.
         sys.path.append(str(folder))
     importlib.invalidate_caches()  # the file may be newer than the cached directory listing
     spec = importlib.util.find_spec(module)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from polyformer.applications.exits import CalibrateConfig, calibrate
-from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import continuation_generator, generate_texts
+from polyformer.applications.exits.texts import RougeL, continuation_generator, generate_texts
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer

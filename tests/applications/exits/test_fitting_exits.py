@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.applications.exits import fitting
-from polyformer.applications.exits.fitting import RIDGES, fit_exits
-from polyformer.applications.exits.ridge import NormalEquations
+from polyformer.applications.exits.fitting import RIDGES, NormalEquations, fit_exits
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer

@@ -40,16 +40,13 @@ class OutputFormat:
 
 @dataclass
 class EmbedProgress:
-    """EmbedProgress of this process: rows in total and computed now, truncated texts, seconds.
+    """The progress of this process."""
 
-    complete: whether the vectors of all texts exist, including the parts of other processes.
-    """
-
-    rows: int = 0
-    computed: int = 0
-    cut: int = 0
+    rows: int = 0  # in total
+    computed: int = 0  # now
+    cut: int = 0  # truncated texts
     seconds: float = 0.0
-    complete: bool = False
+    complete: bool = False  # all vectors exist, including the parts of other processes
 
 
 def embed(

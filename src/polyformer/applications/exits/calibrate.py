@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from polyformer.applications.exits.config import CalibrateConfig
 from polyformer.applications.exits.learn_then_test import hoeffding_bentkus, lowest_valid
-from polyformer.applications.exits.similarity import RougeL
-from polyformer.applications.exits.texts import GeneratedTexts, Write, generate_texts
+from polyformer.applications.exits.texts import GeneratedTexts, RougeL, Write, generate_texts
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
@@ -16,17 +15,13 @@ from polyformer.nn.depth.exits import CalibrationConfig, ExitsConfig, set_thresh
 
 @dataclasses.dataclass(frozen=True)
 class ThresholdTest:
-    """The result of one threshold.
-
-    losses: of all texts. p_value: of these losses. layers: per token. speed: generation time without exits
-    divided by the time with exits, over all texts.
-    """
+    """The result of one threshold."""
 
     threshold: float
-    losses: list[float]
+    losses: list[float]  # of all texts
     p_value: float
-    layers: float
-    speed: float
+    layers: float  # per token
+    speed: float  # generation time without exits, divided by the time with exits
 
     @property
     def risk(self) -> float:
@@ -87,12 +82,12 @@ def _tests(
     The first generation includes warm-up time, which lowers the measured speed of the first threshold instead
     of the full model's.
     """
-    similarity, first = RougeL(), config.thresholds[0]
+    first = config.thresholds[0]
     warm_up = generate_texts(model, write, first)
     full_depth = generate_texts(model, write, None)
     for threshold in config.thresholds:
         early_exit = warm_up if threshold == first else generate_texts(model, write, threshold)
-        losses = list(_losses(config.measure, similarity, full_depth, early_exit, references))
+        losses = list(_losses(config.measure, full_depth, early_exit, references))
         p_value = hoeffding_bentkus(losses, config.risk)
         yield ThresholdTest(
             threshold, losses, p_value, early_exit.layers, full_depth.seconds / early_exit.seconds
@@ -100,12 +95,9 @@ def _tests(
 
 
 def _losses(
-    measure: str,
-    similarity: RougeL,
-    full_depth: GeneratedTexts,
-    early_exit: GeneratedTexts,
-    references: Sequence[str],
+    measure: str, full_depth: GeneratedTexts, early_exit: GeneratedTexts, references: Sequence[str]
 ) -> Iterator[float]:
+    similarity = RougeL()
     for full, text, reference in zip(full_depth.texts, early_exit.texts, references, strict=True):
         if measure == "consistency":
             yield 1 - similarity(full, text)

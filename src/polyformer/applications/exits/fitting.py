@@ -3,7 +3,7 @@
 With h_t the hidden state of token t after an exit's layer, and e_t its state after the last layer before the
 norm, the exit's translation h + A h + b is the ridge regression of e - h on h,
 
-    A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 / |e_t|^2 + r s |A|^2        (ridge.py has r and s)
+    A, b = argmin sum_t |h_t + A h_t + b - e_t|^2 / |e_t|^2 + r s |A|^2        (r and s: `NormalEquations`)
 
 The norm divides by the size of e_t, and so does the error: otherwise the few tokens with huge states
 (attention sinks) would dominate. r is chosen by the divergence of the exit's predictions from the final
@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.applications.exits.ridge import NormalEquations
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
 from polyformer.models.architectures import Transformer
@@ -29,27 +28,66 @@ from polyformer.nn.depth.exits.exits import Exit
 from polyformer.nn.depth.exits.shortlist import Shortlist
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-HELD_OUT = 10
-"""Every `HELD_OUT`-th row is held out."""
-ROWS = 8
-"""Rows per batch."""
-TOKENS = 1024
-"""Most held-out tokens for which predictions are computed, in chunks of `PART`."""
-PART = 128
+HELD_OUT = 10  # every `HELD_OUT`-th row is held out
+ROWS = 8  # per batch
+# The most held-out tokens for which predictions are computed, in chunks of `PART`.
+TOKENS, PART = 1024, 128
 
 
 @dataclasses.dataclass(frozen=True)
 class FittedExit:
-    """The exit after `layer`, with the chosen ridge.
-
-    divergence: mean KL divergence of its predictions from the final predictions on held-out tokens. before:
-    the same with the map before fitting.
-    """
+    """The exit after `layer`, with the chosen ridge."""
 
     layer: int
     ridge: float
-    divergence: float
-    before: float
+    divergence: float  # mean KL divergence from the final predictions on held-out tokens
+    before: float  # the same with the map before fitting
+
+
+class NormalEquations:
+    """Ridge regression in one pass over any number of rows, by accumulated normal equations in float64.
+
+    With rows x_t of X [N, E] and y_t of Y [N, F], of weights w_t,
+
+        A, b = argmin sum_t w_t |x_t A + b - y_t|^2 + r s |A|^2,      s = sum_t w_t |x_t|^2 / E
+
+    so that r has no unit. The sums are X^T W X [E + 1, E + 1], with a column of ones in X, and X^T W Y
+    [E + 1, F].
+    """
+
+    def __init__(self, inputs: int, outputs: int):
+        self.xx = torch.zeros(inputs + 1, inputs + 1, dtype=torch.float64)
+        self.xy = torch.zeros(inputs + 1, outputs, dtype=torch.float64)
+
+    @property
+    def weight(self) -> float:
+        """Return the sum of the weights."""
+        return float(self.xx[-1, -1])
+
+    def add(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Add rows x [N, E] and y [N, F] with weights [N]."""
+        x = torch.cat([x, x.new_ones(len(x), 1)], 1).to(self.xx)
+        y, weights = y.to(self.xy), weights.to(self.xx)
+        weighted = x * weights.unsqueeze(1)
+        self.xx += weighted.T @ x
+        self.xy += weighted.T @ y
+
+    def solved(self, ridges: Sequence[float]) -> list[Tensor]:
+        """Return A above b for each of the ridges, [E + 1, F].
+
+        With the means subtracted from X and Y, A = (X^T W X + r s I)^+ X^T W Y; all ridges share an
+        eigendecomposition.
+        """
+        x, y = self.xx[:-1, -1:] / self.weight, self.xy[-1:] / self.weight  # the means [E, 1] and [1, F]
+        values, vectors = torch.linalg.eigh(self.xx[:-1, :-1] - self.weight * x @ x.T)
+        turned = vectors.T @ (self.xy[:-1] - self.weight * x @ y)
+        least = values[-1] * len(values) * torch.finfo(values.dtype).eps  # zero up to rounding
+        solutions = []
+        for ridge in ridges:
+            size = values.clamp_min(0) + ridge * self.xx.diagonal()[:-1].mean()
+            a = vectors @ torch.where(size > least, turned.T / size, 0).T
+            solutions.append(torch.cat([a, y - x.T @ a]))
+        return solutions
 
 
 @torch.no_grad()

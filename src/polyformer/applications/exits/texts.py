@@ -1,4 +1,4 @@
-"""Texts that a model generates for its calibration, and the number of layers per token."""
+"""Texts that a model generates for its calibration, with layers per token, and their similarity."""
 
 import dataclasses
 import time
@@ -7,14 +7,14 @@ from typing import Protocol
 
 import torch
 
+from polyformer.data.summaries import RougeTokenizer, scorer
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.generation.stopping import Decode
 from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import set_threshold
 
-ROWS = 16
-"""Prompts per batch."""
+ROWS = 16  # prompts per batch
 
 Write = Callable[[Transformer], list[str]]
 """A function that generates texts with a model, in a fixed order."""
@@ -22,14 +22,11 @@ Write = Callable[[Transformer], list[str]]
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedTexts:
-    """Generated texts, one per prompt or source.
-
-    layers: mean number of decoder layers per generated token. seconds: total time.
-    """
+    """Generated texts, one per prompt or source."""
 
     texts: list[str]
-    layers: float
-    seconds: float
+    layers: float  # mean number of decoder layers per generated token
+    seconds: float  # total time
 
 
 def generate_texts(
@@ -73,3 +70,16 @@ class Translator(Protocol):
 def translation_generator(translator: Translator, sources: Sequence[str]) -> Write:
     """Return a function that translates all `sources`."""
     return lambda model: translator.translate(model, sources)
+
+
+class RougeL:
+    """ROUGE-L of two texts: F1 of their longest common subsequence of words (Lin 2004)."""
+
+    def __init__(self) -> None:
+        self.scorer = scorer("rougeL")
+
+    def __call__(self, target: str, text: str) -> float:
+        """Return ROUGE-L from 0 to 1; 1 if neither text has a word."""
+        if not RougeTokenizer().tokenize(target) and not RougeTokenizer().tokenize(text):
+            return 1.0
+        return self.scorer.score(target, text)["rougeL"].fmeasure

@@ -2,14 +2,17 @@
 
     demonstration  separator  demonstration  separator  question        all by the same template
 
-If a question has choices, the answer is the most likely choice (`scoring`), otherwise the generated text
-(`answering`). Source: Brown et al. 2020 (GPT-3), section 2.4.
+If a question has choices, the answer is the most likely choice (`scoring`), otherwise the generated text.
+Source: Brown et al. 2020 (GPT-3), section 2.4.
 """
 
-from polyformer.applications.prompting.answering import write_answers
 from polyformer.applications.prompting.questions import Example, Sources, read_examples, split_examples
-from polyformer.applications.prompting.scores import choice_metrics, text_metrics
-from polyformer.applications.prompting.scoring import choose_answers
+from polyformer.applications.prompting.scoring import (
+    choice_metrics,
+    choose_answers,
+    text_metrics,
+    write_answers,
+)
 from polyformer.applications.prompting.template import Template
 
 __all__ = [

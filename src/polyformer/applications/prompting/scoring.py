@@ -1,4 +1,4 @@
-"""Choice of the most likely of several answers.
+"""Answers to questions: the most likely of several, or generated texts; and their metrics.
 
     score(answer) = log P(answer | prompt) = sum over the answer's tokens of log P(token | all before)
 
@@ -13,6 +13,7 @@ their last token (answers of one token) once.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -24,12 +25,13 @@ from polyformer.applications.prompting.template import Template
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.data import by_tokens
+from polyformer.data.squad import exact_match, f1
 from polyformer.models.architectures import Transformer
+from polyformer.models.generation import Decode, GenerationConfig
 
 Normalize = Literal["none", "tokens", "bytes"]
 
-BATCH_TOKENS = 4096
-"""Tokens per batch, including the common prefix in each row."""
+BATCH_TOKENS = 4096  # tokens per batch, including the common prefix in each row
 
 
 class Continuation(NamedTuple):
@@ -144,3 +146,55 @@ def choose_answers(
         }[normalize]
         results.append({choice: next(scores) / size for choice, size in zip(example.choices, sizes)})
     return results
+
+
+def write_answers(
+    model: Transformer,
+    prompts: Sequence[list[int]],
+    decode: Decode,
+    *,
+    stop: str,
+    max_new_tokens: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> list[str]:
+    """Return the text after each of the `prompts` (token ids), by greedy decoding up to a stop text."""
+    config = GenerationConfig(max_new_tokens=max_new_tokens, stop=(stop,) if stop else ())
+    device, pad = next(model.parameters()).device, model.config.special.pad or 0
+    answers = [""] * len(prompts)
+    lengths = torch.tensor([[len(prompt) + max_new_tokens] for prompt in prompts]).numpy()
+    for numbers in by_tokens(lengths, None, max_tokens=max(batch_tokens, int(lengths.max()))):
+        batch = [prompts[number] for number in numbers]
+        width = max(map(len, batch))
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch], device=device)
+        real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
+        generated = model.generate(ids, real.to(device), config, None, decode)
+        for number, text in zip(numbers, generated.texts(decode, config.stop)):
+            answers[number] = text.strip()
+    return answers
+
+
+def choice_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """Return accuracy, f1_macro and majority.
+
+    f1_macro is the mean F1 over the targets. majority is the share of the most frequent target, the accuracy
+    of always answering with it.
+    """
+    right = Counter(target for answer, target in zip(answers, targets) if answer == target)
+    guessed, true = Counter(answers), Counter(targets)
+    names = {*guessed, *true}
+    return {
+        "accuracy": right.total() / len(targets),
+        "f1_macro": sum(2 * right[name] / (guessed[name] + true[name]) for name in names) / len(names),
+        "majority": max(true.values()) / len(targets),
+        "questions": len(targets),
+    }
+
+
+def text_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """Return exact_match and f1 of words as in SQuAD: without case, punctuation and articles."""
+    pairs = list(zip(answers, targets, strict=True))
+    return {
+        "exact_match": sum(exact_match(answer, [target]) for answer, target in pairs) / len(pairs),
+        "f1": sum(f1(answer, [target]) for answer, target in pairs) / len(pairs),
+        "questions": len(pairs),
+    }

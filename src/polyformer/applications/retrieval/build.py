@@ -23,8 +23,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import remove_partials
 from polyformer.training.lock import LOCK, MARKER, sole_writer
 
-BATCH_TOKENS = 4096
-"""Tokens per batch of the model."""
+BATCH_TOKENS = 4096  # tokens per batch of the model
 
 COMMIT_SECONDS = 5.0
 """Seconds between two commits: the most work that an interruption can lose."""

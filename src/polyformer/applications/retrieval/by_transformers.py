@@ -16,8 +16,7 @@ from polyformer.applications.retrieval.mixture import Mixture
 from polyformer.applications.retrieval.readers import TransformersReader
 from polyformer.core.errors import InputError
 
-NEW_TOKENS = 64
-"""New tokens if neither the user nor the checkpoint sets their number."""
+NEW_TOKENS = 64  # new tokens if neither the user nor the checkpoint sets their number
 
 
 @contextlib.contextmanager

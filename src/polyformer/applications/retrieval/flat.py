@@ -16,8 +16,7 @@ from polyformer.core.ops.tuning.machine import core_cache
 TILE = 1 << 24
 """Numbers per tile of keys on devices other than a CPU, where the cache size determines it."""
 
-RUN = 32
-"""Keys per run, of which the least distance is compared first."""
+RUN = 32  # keys per run, of which the least distance is compared first
 
 
 @torch.no_grad()
@@ -83,9 +82,8 @@ class Nearest:
     def _look(self, runs: Tensor, first: int) -> None:
         """Keep the distances below the largest kept distance; runs: [n, run, N]."""
         limit = self.distances[:, -1]
-        number, query = (~(runs.amin(1) >= limit)).nonzero(
-            as_tuple=True
-        )  # negated, so that a NaN does not hide its run
+        # negated, so that a NaN does not hide its run
+        number, query = (~(runs.amin(1) >= limit)).nonzero(as_tuple=True)
         some = runs[number, :, query]
         hit, place = (some < limit[query].unsqueeze(1)).nonzero(as_tuple=True)
         rows = number[hit] * runs.shape[1] + place + first

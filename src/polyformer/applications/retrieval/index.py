@@ -38,8 +38,7 @@ SAMPLE = 1 << 18
 ROUNDS, POINTS = 10, 64
 """Iterations of k-means, and training keys per centre: more are slow and hardly improve the recall."""
 
-QUERIES = 256
-"""Keys that are used as queries to choose the number of lists to scan."""
+QUERIES = 256  # keys that are used as queries to choose the number of lists to scan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,22 +55,17 @@ class IndexConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About(Config):
-    """The content of index.json.
+    """The content of index.json."""
 
-    count, dimension, model: of the store with its keys. probes: lists that a search scans. oversample:
-    candidates per neighbour. recall: the share of the nearest neighbours that a search finds with these
-    settings. checksum: CRC-32 of the file; None in older stores.
-    """
-
-    count: PositiveInt
+    count: PositiveInt  # this and the next two: of the store with its keys
     dimension: PositiveInt
     model: str
     lists: PositiveInt
     bytes: PositiveInt
-    probes: PositiveInt
-    oversample: Annotated[float, Interval(ge=1, le=SIZE)]
-    recall: float
-    checksum: int | None = None
+    probes: PositiveInt  # lists that a search scans
+    oversample: Annotated[float, Interval(ge=1, le=SIZE)]  # candidates per neighbour
+    recall: float  # the share of the nearest neighbours that a search finds with these settings
+    checksum: int | None = None  # CRC-32 of the file; None in older stores
 
     def __post_init__(self) -> None:
         check_range("probes", self.probes, Le(self.lists))
@@ -104,11 +98,8 @@ class Index:
             about = About.from_dict(read_json(folder / ABOUT, dict))
         except InputError as error:
             raise InputError(f"{folder / ABOUT}: damaged ({error}); {way}") from error
-        if (about.count, about.dimension, about.model) != (
-            manifest.count,
-            manifest.dimension,
-            manifest.model,
-        ):
+        own = about.count, about.dimension, about.model
+        if own != (manifest.count, manifest.dimension, manifest.model):
             raise InputError(f"{folder / INDEX}: of another store's keys; {way}")
         faiss = imported_faiss()
         if not (folder / INDEX).is_file():

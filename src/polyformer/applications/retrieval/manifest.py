@@ -16,12 +16,7 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
-    """The description of a store.
-
-    text: the files by size and digest, as in `polyformer.data.fingerprint`. count: entries; None until the
-    build is finished. part: the number of this part, from 1 to `parts`. block: entries per checksum
-    (`polyformer.applications.retrieval.checksums`); None in older stores without checksums.
-    """
+    """The description of a store."""
 
     version: int = VERSION
     dimension: int
@@ -30,11 +25,11 @@ class Manifest(Config):
     tokenizer: str  # fingerprint
     key: str  # kind of the keys: "feedforward", or "hidden" of a model of transformers
     reading: Reading
-    text: tuple[dict[str, Any], ...]
-    part: int = 1
+    text: tuple[dict[str, Any], ...]  # the files by size and digest (`polyformer.data.fingerprint`)
+    part: int = 1  # the number of this part, from 1 to `parts`
     parts: int = 1
-    count: int | None = None
-    block: int | None = None
+    count: int | None = None  # entries; None until the build is finished
+    block: int | None = None  # entries per checksum (`checksums`); None in older stores
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -61,11 +56,8 @@ class Manifest(Config):
             manifest = cls.from_dict(tree)
         except InputError as error:
             raise InputError(f"{place}: damaged ({error}); build the store again") from error
-        numbers = (
-            manifest.dimension,
-            (manifest.count or 0) + 1,
-            1 if manifest.block is None else manifest.block,
-        )
+        block = 1 if manifest.block is None else manifest.block
+        numbers = manifest.dimension, (manifest.count or 0) + 1, block
         if manifest.dtype != "float16" or min(numbers) < 1:
             raise InputError(f"{place}: damaged; build the store again")
         return manifest

@@ -28,8 +28,7 @@ from polyformer.core.errors import InputError
 BEAT, LEASE = 5.0, 30.0
 """Seconds between two heartbeats, and seconds without a heartbeat until a builder counts as dead."""
 
-PAUSE = 1.0
-"""Mean seconds between two looks at other builders."""
+PAUSE = 1.0  # mean seconds between two looks at other builders
 
 
 class Lease:
@@ -69,9 +68,8 @@ class Lease:
                     )
                 if time.monotonic() - since > LEASE:
                     self.server.remove(row)
-            time.sleep(
-                PAUSE * random.uniform(0.5, 1.5)
-            )  # random, so that two builders that started at once separate
+            # random, so that two builders that started at once separate
+            time.sleep(PAUSE * random.uniform(0.5, 1.5))
 
     def release(self) -> None:
         """Remove the row; if the server is unreachable, the lease expires instead."""

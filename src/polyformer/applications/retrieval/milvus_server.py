@@ -63,14 +63,9 @@ class Server:
             import pymilvus
         except ImportError as error:
             raise InputError(f"{address}: needs pymilvus: pip install polyformer[datastore]") from error
-        for name in (
-            "pymilvus",
-            "grpc._server",
-            "milvus_lite",
-        ):  # the latter two belong to the embedded server
-            logging.getLogger(name).setLevel(
-                logging.CRITICAL
-            )  # errors are reported by this library, in one line
+        # Errors are reported by this library, in one line. The latter two belong to the embedded server.
+        for name in ("pymilvus", "grpc._server", "milvus_lite"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self.pymilvus = pymilvus
         options = {"token": token} if (token := os.environ.get(TOKEN)) else {}
         connect = functools.partial(pymilvus.MilvusClient, uri=address.uri, timeout=CONNECT, **options)
@@ -99,9 +94,8 @@ class Server:
             reason = " ".join(str(getattr(error, "message", None) or error).split())
             if "Open local milvus failed" in reason and Path(self.address.uri).exists():
                 raise InputError(
-                    f"{self.address.uri}: cannot be opened: it is in use by another process "
-                    "(the embedded server "
-                    "allows only one), or it is damaged"
+                    f"{self.address.uri}: cannot be opened: it is in use by another process (the embedded "
+                    "server allows only one), or it is damaged"
                 ) from error
             raise InputError(
                 f"{self.address.uri}: the Milvus server failed ({reason[:200]}); check that it runs, "

@@ -30,14 +30,11 @@ from polyformer.core.errors import InputError
 
 ENTRY, VALUE, KEY = "entry", "value", "key"
 MANIFEST_ROW, MIXTURE_ROW, INDEX_ROW = 0, -1, -2
-SENT_BYTES = 1 << 22
-"""Bytes of keys per call; the server accepts 64 MiB."""
+SENT_BYTES = 1 << 22  # bytes of keys per call; the server accepts 64 MiB
 
-ANSWERED = 1 << 16
-"""Neighbours per response."""
+ANSWERED = 1 << 16  # neighbours per response
 
-QUERIES = 64
-"""Keys that are used as queries to choose the number of lists to scan."""
+QUERIES = 64  # keys that are used as queries to choose the number of lists to scan
 
 
 class MilvusWriter:

@@ -29,8 +29,7 @@ from polyformer.training.recipes.reader import Reader as Checkpoint
 from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
 from polyformer.training.tasks import LanguageModelling
 
-TEXTS = 64
-"""Texts that are tokenized at once, in parallel."""
+TEXTS = 64  # texts that are tokenized at once, in parallel
 
 Read = tuple[Tensor, Callable[[], Tensor]]
 """Keys [B, T, D], and a function that computes the logits [B, T, V] of the next tokens."""

@@ -30,8 +30,7 @@ class Retrieval:
     ) -> tuple[Tensor, ModelState]:
         """Read the prompt [N, T]; return the neighbours [N, 1, k] of its last token and the state.
 
-        `max_new_tokens` tokens follow. Raises `InputError` if the model cannot read that many
-        tokens.
+        `max_new_tokens` tokens follow. Raises `InputError` if the model cannot read that many tokens.
         """
         assert self.model.decoder is not None
         if self.neighbours < 1:

@@ -26,17 +26,13 @@ STEPS = [2.0 ** (power / 2) for power in range(-12, 5)]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Targets:
-    """Results for the n tokens of a text.
+    """Results for the n tokens of a text."""
 
-    log_p: [n], of the model. shares: [n, K, S], p_kNN with each of `counts` neighbours and `temperatures`.
-    seconds: of the model, and of the search.
-    """
-
-    log_p: Tensor
-    shares: Tensor
+    log_p: Tensor  # [n], of the model
+    shares: Tensor  # [n, K, S], p_kNN with each of `counts` neighbours and `temperatures`
     counts: tuple[int, ...]
     temperatures: tuple[float, ...]
-    seconds: tuple[float, float]
+    seconds: tuple[float, float]  # of the model, and of the search
 
     def losses(self, weight: float) -> Tensor:
         """Return the mean -log p per token [K, S], with lambda = `weight`."""
@@ -54,8 +50,7 @@ class Targets:
         return config, float(losses[row, column])
 
 
-WEIGHTS = [number / 50 for number in range(50)]
-"""Values of lambda that are tried."""
+WEIGHTS = [number / 50 for number in range(50)]  # values of lambda that are tried
 
 
 def measured(

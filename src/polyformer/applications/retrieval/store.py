@@ -51,14 +51,10 @@ class MixtureConfig(Config):
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of some queries.
+    """The nearest entries of some queries."""
 
-    distances: [N, k], squared and exact, nearest first; infinite for missing neighbours. values: [N, k], the
-    next tokens.
-    """
-
-    distances: Tensor
-    values: Tensor
+    distances: Tensor  # [N, k], squared and exact, nearest first; infinite for missing neighbours
+    values: Tensor  # [N, k], the next tokens
 
 
 class Store(Protocol):

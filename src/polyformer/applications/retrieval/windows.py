@@ -40,16 +40,12 @@ class Reading(Config):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Window:
-    """A window of tokens.
-
-    ids: [T + 1], the input tokens and one more target. documents: [T + 1], the document of each token.
-    carried: the number of tokens that serve only as context.
-    """
+    """A window of tokens."""
 
     number: int
-    ids: np.ndarray
-    documents: np.ndarray
-    carried: int
+    ids: np.ndarray  # [T + 1], the input tokens and one more target
+    documents: np.ndarray  # [T + 1], the document of each token
+    carried: int  # the number of tokens that serve only as context
 
     @property
     def entries(self) -> int:

@@ -113,6 +113,7 @@ class Labels:
         if not head.reads_choices or not isinstance(ids, Tensor) or ids.dim() != 3:
             return inputs, self
         inputs, choices = inputs.with_choices_as_rows()
+        # Sentence labels stay [B], an answer per question.
         labels = dataclasses.replace(self, choices=choices)
         if head.predicts_next:
             for name in ("labels", "shift_labels"):
@@ -139,6 +140,7 @@ class Labels:
         """Return the (already shifted) `labels` of a process's tokens; all if `share` is None."""
         if share is None:
             return self
+        # Labels are shifted before the sequence is cut: the next token may be on another rank.
         return Labels(None if self.labels is None else share.take(self.labels))
 
     def add_to(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
@@ -182,6 +184,7 @@ def documented_by(*groups: type) -> Callable[[Function], Function]:
             if function.__doc__:  # Python's option -OO removes docstrings
                 name = f"{{{group.__name__}}}"
                 indent = function.__doc__.partition(name)[0].rpartition("\n")[2]
+                # The fields are described once, in their class.
                 _, _, fields = inspect.cleandoc(group.__doc__ or "").partition("Args:\n")
                 fields = textwrap.indent(textwrap.dedent(fields), indent).strip()
                 function.__doc__ = function.__doc__.replace(name, fields)

@@ -12,11 +12,11 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.inputs import ModelInputs, expected_ids
 from polyformer.nn.heads import HeadInput
 
+# The inputs that give the number of the document, segment, type or language of each token.
 NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
-"""The inputs that give the number of the document, segment, type or language of each token."""
 
+# The types of indices into a table.
 INTEGERS = (torch.int64, torch.int32)
-"""The types of indices into a table."""
 
 
 def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
@@ -37,6 +37,7 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
     if _can_check_values(ids):
+        # A single pass over the ids.
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
@@ -85,6 +86,7 @@ def check_score_positions(positions: object, inputs: HeadInput, choices: int | N
     if positions is None:
         return
     rows, length = inputs.hidden.shape[:2]
+    # With choices the texts of a question are successive rows.
     shapes = [(1, rows), (rows,)] if choices is None else [(rows // choices, choices)]
     positions = _check_numbers("score_positions", positions, *shapes, least=0)
     if not _can_check_values(positions):

@@ -22,6 +22,7 @@ def check_context_parallel(config: StackConfig, stack: Stack, head: Head, kind: 
     kind: the head's.
     """
     config.attention.mechanism.require("supports_context_parallel")
+    # Layers may differ, for example with experts in every second.
     feedforwards = [config.feedforward.for_layer(layer) for layer in range(config.num_hidden_layers)]
     refused = {
         "memory": None if isinstance(config.memory, NoMemoryConfig) else config.memory.kind,
@@ -51,6 +52,7 @@ def choose_shard(over: ContextParallel, whole: Context, config: StackConfig) -> 
 def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of slots of every process, for all layers of a stack."""
     mechanisms = [config.attention.mechanism.for_layer(layer) for layer in range(config.num_hidden_layers)]
+    # The runs must suit all layers, so all patterns are considered.
     patterns = {part.pattern for part in mechanisms if isinstance(part, SoftmaxConfig)}
     return choose_runs(patterns, whole, processes)
 

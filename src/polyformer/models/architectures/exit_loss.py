@@ -33,6 +33,7 @@ class ExitLoss:
         """Return log p of every label (0 without a label) and the likeliest prediction, [B, T] each."""
         _, predictions = self.head(dataclasses.replace(self.inputs, hidden=hidden), None)
         predicted = predictions()
+        # Of tokens; a second prediction is of the whole text.
         logits = predicted[0] if isinstance(predicted, tuple) else predicted
         # -100 is not a valid index for `gather`; the last line sets these terms to 0.
         labels = self.labels.masked_fill(~self.labelled, 0)

@@ -14,5 +14,6 @@ def freeze_pretrained_parameters(model: nn.Module, decoder: Stack | None) -> Non
         trained.append(decoder.depth)
     if trained:
         model.requires_grad_(False)
+    # Also parts that were frozen with the rest.
     for part in trained:
         part.requires_grad_()

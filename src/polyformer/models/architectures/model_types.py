@@ -18,13 +18,13 @@ from polyformer.models.config import ModelConfig
 AnyConfig = ModelConfig | TrajectoryConfig | VisionConfig | PolicyConfig
 AnyModel = Transformer | TrajectoryTransformer | VisionTransformer | Policy
 
+# The options that identify a configuration in polyformer's format; without them it is for a
+# `Transformer`.
 IDENTIFYING_OPTIONS = {
     "max_timesteps": TrajectoryConfig,
     "image_size": VisionConfig,
     "num_actions": PolicyConfig,
 }
-"""The options that identify a configuration in polyformer's format; without them it is for a
-`Transformer`."""
 
 MODEL_CLASSES = {
     ModelConfig: Transformer,
@@ -36,6 +36,7 @@ MODEL_CLASSES = {
 
 def decode_config(data: Any, where: str = "") -> AnyConfig:
     """Return the configuration of any kind that `data` describes; raises `InputError` for none."""
+    # No configuration has two of these options.
     marks = IDENTIFYING_OPTIONS.keys() & data.keys() if isinstance(data, dict) else ()
     return next((IDENTIFYING_OPTIONS[mark] for mark in marks), ModelConfig).from_dict(data, where)
 

@@ -90,6 +90,7 @@ class Policy(PretrainedMixin):
         """Return the distribution of actions for `logits` [..., A]."""
         if not self.config.continuous:
             return Categorical(logits=logits)
+        # A vector has a single probability, the product over its numbers.
         return Independent(Normal(logits, self.log_deviations.exp()), 1)
 
     def hidden(self, observations: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
@@ -127,6 +128,7 @@ class Policy(PretrainedMixin):
         """
         if state is None:
             state = self.new_state(len(observations))
+        # A batch may continue episodes only.
         if starts is None:
             starts = torch.zeros(observations.shape[:2], dtype=torch.bool, device=observations.device)
         with recorded() if output_attentions else contextlib.nullcontext([]) as records:

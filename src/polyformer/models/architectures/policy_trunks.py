@@ -143,7 +143,9 @@ class DecoderTrunk(Trunk):
         layers = tuple(LayerState(memory=Hidden(vectors)) for vectors in state.memory.unbind(1))
         y, after = self.stack(x, pos, context, None, layers)
         assert after is not None
+        # The last M inputs of each layer, [B, L, M, E].
         memory = torch.stack([layer.memory.vectors for layer in after], 1)
+        # The steps of the episode that is still running.
         continuing = torch.where(episode[:, -1] == 0, state.age, 0)
         age = (continuing + (episode == episode[:, -1:]).sum(1)).clamp_max(length)
         return y, Steps(memory, age)

@@ -22,8 +22,8 @@ from polyformer.models.architectures.weights import check_trainable
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 
+# The file formats, and the module with the `save` function of each, imported when it is needed.
 FORMATS = {"polyformer": "polyformer.models.architectures.pretrained", "hub": "polyformer.models.checkpoints"}
-"""The file formats, and the module with the `save` function of each, imported when it is needed."""
 
 
 class PretrainedMixin(nn.Module):
@@ -55,6 +55,7 @@ class PretrainedMixin(nn.Module):
         """
         if format not in FORMATS:
             raise unknown("format", format, FORMATS)
+        # Imported here, because the families import all presets.
         importlib.import_module(FORMATS[format]).save(self, Path(directory))
 
     def train(self, mode: bool = True) -> Self:

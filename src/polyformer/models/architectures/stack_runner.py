@@ -37,24 +37,17 @@ from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StackOutput:
-    """The output of an encoder or a decoder.
+    """The output of an encoder or a decoder."""
 
-    hidden: [B, T, E], the stack's output. tokens: all tokens so far. layer_states: for the next call.
-    hidden_states, attentions: if requested. last_layer: for heads that run the last layer again.
-    auxiliary_losses: terms that parts of the stack add to the training loss. halting: the decisions about the
-    number of layers of each token, if it varies. share: with context parallelism the tokens of this rank, to
-    which all fields except `tokens` refer.
-    """
-
-    hidden: Tensor
-    tokens: Tokens
-    layer_states: tuple[LayerState, ...] | None
-    hidden_states: tuple[Tensor, ...] | None
+    hidden: Tensor  # [B, T, E]
+    tokens: Tokens  # all tokens so far
+    layer_states: tuple[LayerState, ...] | None  # for the next call
+    hidden_states: tuple[Tensor, ...] | None  # these and the next if requested
     attentions: list[Tensor]
-    last_layer: LastLayer | None
-    auxiliary_losses: AuxiliaryLosses
-    halting: Halting | None = None
-    share: SequenceShard | None = None
+    last_layer: LastLayer | None  # for heads that run the last layer again
+    auxiliary_losses: AuxiliaryLosses  # terms that parts of the stack add to the training loss
+    halting: Halting | None = None  # the number of layers of each token, if it varies
+    share: SequenceShard | None = None  # this rank's tokens, to which all fields except `tokens` refer
 
     @property
     def output_tokens(self) -> Tokens:
@@ -118,8 +111,10 @@ class StackRunner:
 
     def _check(self, inputs: ModelInputs, state: ModelState | None) -> None:
         """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
+        # The target of an encoder-decoder has these names.
         prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
         check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
+        # RoBERTa's padding has the row before position 0.
         rows_before = getattr(self.stack.position, "offset", 0)
         check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
 
@@ -208,6 +203,7 @@ class StackRunner:
     def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
         vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        # A later pipeline stage gets hidden states, not token vectors.
         if self.stack.layer_range.start:
             return vectors
         return self.embedding(vectors, self.stack.position, pos, inputs)

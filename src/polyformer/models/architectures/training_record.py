@@ -19,8 +19,8 @@ from polyformer.core.files import read_bounded
 from polyformer.core.limits import JSON_BYTES, YAML_BYTES
 from polyformer.core.parsing import parse_json, parse_yaml
 
+# The files of a run's folder: the resolved recipe; and versions, data and metrics.
 RECIPE, RECORD = "recipe.yaml", "run.json"
-"""The files of a run's folder: the resolved recipe; and versions, data and metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,7 @@ def without_directories(part: Any) -> Any:
     if isinstance(part, list):
         return [without_directories(value) for value in part]
     if isinstance(part, str):
+        # A recipe may come from another system.
         for path in (Path(part), PureWindowsPath(part)):
             if path.is_absolute() or part.startswith("~"):
                 return path.name
@@ -81,6 +82,7 @@ def without_directories(part: Any) -> Any:
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, types, shapes and numbers; empty if some are not in memory (`meta`)."""
+    # Offloaded weights have no bytes to hash.
     if any(tensor.is_meta for tensor in tensors.values()):
         return ""
     total = hashlib.sha256()

@@ -180,6 +180,7 @@ class TrajectoryTransformer(PretrainedMixin):
         """
         self._check(timesteps, states=states, actions=actions, returns_to_go=returns_to_go)
         rows, steps = timesteps.shape
+        # [B, T, 3, E] to [B, 3 T, E], in the order R_t, s_t, a_t.
         x = torch.stack([self.returns(returns_to_go), self.states(states), self.actions(actions)], 2)
         x = self.norm(x + self.timesteps(timesteps).unsqueeze(2)).flatten(1, 2)
         if attention_mask is not None:
@@ -194,6 +195,7 @@ class TrajectoryTransformer(PretrainedMixin):
         collect: list[Tensor] | None = [] if output_hidden_states else None
         with recorded() if output_attentions else contextlib.nullcontext([]) as records:
             hidden, _ = self.decoder(x, pos, context, collect=collect)
+        # [B, 3 T, E] to three times [B, T, E], of returns, states and actions.
         _, state, action = hidden.view(rows, steps, 3, -1).unbind(2)
         predicted = self.head.action(state)
         return TrajectoryOutput(
@@ -239,6 +241,7 @@ class TrajectoryTransformer(PretrainedMixin):
         if context == 1:  # the previous action belongs to the step before, which is not visible
             previous = state = None
         if state is not None and previous is not None:
+            # The action of the last step is only known now, and is read first.
             tokens, times = [self.actions(previous), *tokens], [timesteps - 1, *times]
             if context is not None:
                 # With the three new tokens these are `context` steps without the last action.

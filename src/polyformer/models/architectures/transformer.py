@@ -30,8 +30,8 @@ from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.heads import HeadInput
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
 
+# The modules that map token ids to vectors.
 Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
-"""The modules that map token ids to vectors."""
 
 
 class Transformer(PretrainedMixin):

@@ -172,6 +172,7 @@ class VisionTransformer(PretrainedMixin):
                 f"images: expected uint8 [batch, height, width, {channels}], "
                 f"got {images.dtype} {list(images.shape)}"
             )
+        # Shapes [C], or [1] for all channels.
         mean, std = (
             images.new_tensor(numbers, dtype=torch.float32) for numbers in (self.config.mean, self.config.std)
         )
@@ -198,10 +199,12 @@ class VisionTransformer(PretrainedMixin):
         """
         image = self._image_tokens(pixel_values, interpolate_pos_encoding)
         x = self.patches(patches(pixel_values.to(self.patches.weight.dtype), self.config.patch_size))
+        # Equation 1: the class token comes first.
         before = [token.weight for token in (self.class_token, self.distillation_token) if token is not None]
         x = torch.cat([*(token.expand(len(x), 1, -1).to(x.dtype) for token in before), x], 1)
         pos = torch.arange(image.length, device=x.device)
         x = self.dropout(self._add_positions(x, pos, image))
+        # Patterns and positions in two dimensions read the grid.
         context = Context(image.length, image.length, image=image)
         collect: list[Tensor] | None = [] if output_hidden_states else None
         recording = recorded() if output_attentions else contextlib.nullcontext([])

@@ -23,8 +23,8 @@ from polyformer.nn.stack import AdaptiveEmbedding
 
 WEIGHTS = "float32", "bfloat16", "int8"
 
+# The tables of a model that have a row for each token.
 TABLES = "tokens", "decoder_tokens"
-"""The tables of a model that have a row for each token."""
 
 M = TypeVar("M", bound=Any)
 
@@ -59,6 +59,7 @@ def computes_bfloat16() -> bool:
     """Return whether torch may use instructions for bfloat16 here; a GPU is assumed to have them."""
     if torch.cuda.is_available():
         return True
+    # Without AVX-512 torch converts every product to float32 and back.
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
     return wide and torch.cpu._is_avx512_bf16_supported()
 
@@ -68,6 +69,7 @@ def round_weights(model: nn.Module) -> None:
     new: dict[int, Int8Weight] = {}  # a shared layer stays shared
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            # Not its subclasses: routers (`ExactLinear`) keep their type.
             if type(child) is Linear:
                 setattr(parent, name, new.setdefault(id(child), Int8Linear(child.weight, child.bias)))
         if isinstance(parent, VocabularyHead) and isinstance(parent.weight, Tensor):

@@ -27,5 +27,6 @@ def zero_memory(model: Transformer, rows: int) -> ModelState:
     if not memory.length:
         return ModelState(NO_TOKENS, (LayerState(memory=Hidden()),) * layers)
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point()).detach()
+    # Hidden states, which are projected like the states of an earlier segment.
     zeros = like.new_zeros(rows, memory.length, model.config.hidden_size)
     return ModelState(Tokens(memory.length), (LayerState(memory=Hidden(zeros)),) * layers)

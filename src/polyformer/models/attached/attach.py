@@ -55,6 +55,7 @@ def attach(
         )
     apply(model, [call])
     config: Any = model.config
+    # A call for all layers replaces all earlier calls.
     earlier = [] if call.layers is None else getattr(config, SAVED, None) or []
     _run_ours(model)
     setattr(config, SAVED, [*earlier, call.to_dict()])
@@ -69,6 +70,7 @@ def _run_ours(model: Any) -> None:
     before = config._attn_implementation
     if before != NAME:
         model.set_attn_implementation(NAME)
+        # Models that do not dispatch ignore the call.
         if config._attn_implementation != NAME:
             raise InputError(f"attach: {type(model).__name__} does not let its attention be set")
         model._polyformer_before = before

@@ -18,11 +18,11 @@ from polyformer.core.ranges import check_range
 from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
 from polyformer.models.attached.layer import NAME, Attached
 
+# The field of config.json for attachments, a list of calls.
 SAVED = "polyformer_attention"
-"""The field of config.json for attachments, a list of calls."""
 
+# The field from which transformers sets the attention of the layers when it loads the model.
 IMPLEMENTATION = "attn_implementation"
-"""The field from which transformers sets the attention of the layers when it loads the model."""
 
 Which = Iterable[int | str] | int | str | None
 
@@ -97,6 +97,7 @@ def apply(model: nn.Module, calls: Iterable[AttachSettings]) -> None:
     layers, last = attention_layers(model), dict[str, tuple[Layer, AttachSettings]]()
     for call in calls:
         last |= {layer.name: (layer, call) for layer in select_layers(layers, call.layers)}
+    # Modules are built before any is added, so an error leaves the model unchanged.
     inside = []
     for layer, call in last.values():
         pattern = None if call.pattern is None else call.pattern.layer_pattern(layer.index)
@@ -121,6 +122,7 @@ def restore(model: Any) -> None:
         return
     if not isinstance(calls, list | tuple):
         raise InputError(f"{SAVED}: expected a list written by `attach`, got {quote(calls)}")
+    # The configuration is untrusted.
     check_range(f"{SAVED}: calls", len(calls), Le(PARTS))
     check_range(f"{SAVED}: characters", len(json.dumps(calls, default=str)), Le(EXPRESSION_BYTES))
     settings = [AttachSettings.from_dict(fields) for fields in calls]

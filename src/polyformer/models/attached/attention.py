@@ -11,23 +11,22 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.token_records import SINK, record_mark
 from polyformer.models.attached.layer import Attached, attached
-from polyformer.models.attached.mask import Description, Mask
+from polyformer.models.attached.mask import Description, Mask, positions_in_documents
 from polyformer.models.attached.mask_functions import combine
 from polyformer.models.attached.mask_tensors import Table, add_bias, soft_cap, split_mask
-from polyformer.models.attached.packed_sequences import with_packed_sequences
 
+# Arguments of a layer that `attend` would ignore, with the reason to refuse them.
 UNSUPPORTED_ARGUMENTS = {
     "cache": "continuous batching stores keys in pages; generate with `model.generate`",
     "indices": "the layer selects the keys of each query itself, which no mask describes",
     "block_indices": "the layer selects the blocks of each query itself, which no mask describes",
     "sinks": "sinks per query are not supported",
 }
-"""Arguments of a layer that `attend` would ignore, with the reason to refuse them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +79,7 @@ def forward(
     mods += [add_bias(bias) for bias in (seen.bias, _cropped(position_bias, key)) if bias is not None]
     settings: dict[str, Any] = {"context": seen.context, "pattern": seen.pattern, "scale": scaling}
     if attachment is not None:
+        # A graph cannot branch on the number in a static cache.
         traced_offset = isinstance(seen.context.offset, Tensor)
         settings |= _attached_terms(attachment, query, key, seen, scaling, late=bool(mods) or traced_offset)
         mods += settings.pop("mods")
@@ -125,6 +125,7 @@ def _attached_terms(
     pattern = combine(seen.pattern, attachment.pattern, lambda mask, own: mask & own)
     relative, mods = attachment.relative(q, k, seen.context), attachment.mods(q, k, seen.context)
     if relative is not None and late:
+        # Grouped heads: [B, Hkv, Tk, D] to [B, H, Tk, D].
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         factor = q.shape[3] ** -0.5 if scale is None else scale
         relative, mods = None, [broadcasts(relative.score_mod(q, keys, factor, seen.context)), *mods]
@@ -151,9 +152,11 @@ def _describe_call(
             return _describe_call_in_graph(description, is_causal, options, no_attachment, len(q))
         return AttentionCall(with_packed_sequences(description.context, options, len(q)), description.pattern)
     if mask is None:
+        # As in sdpa, a single query sees all keys.
         past = is_causal and q_length > 1
         context = Context(q_length, kv_length, past, q_start=0 if past else None)
         return AttentionCall(with_packed_sequences(context, options, len(q)))
+    # Another library's mask, of unknown origin.
     entries, bias = split_mask(mask, kv_length)
     return AttentionCall(Context(q_length, kv_length), None if entries is None else Table(entries), bias)
 
@@ -187,5 +190,57 @@ def _wants_weights(options: dict[str, Any]) -> bool:
     """Return whether the caller, or the model around it, collects attention weights."""
     if torch.compiler.is_compiling():
         return False
+    # Transformers collects weights by hooks, without an argument.
     collected = cast("dict[str, Any] | None", output_capturing._active_collector.get()) or {}
     return bool(options.get("output_attentions")) or any(name.endswith("attentions") for name in collected)
+
+
+def with_packed_sequences(context: Context, options: dict[str, Any], rows: int) -> Context:
+    """Return the context with the sequences packed into its rows, unless it already has sequences.
+
+    Their ends are in flash attention's argument `cu_seq_lens_q`, which counts the tokens of all `rows` of the
+    batch in turn. Tokens after the last end form another sequence. As in transformers, a padding mask takes
+    precedence. Cross-attention and calls after a cache have other keys, and remain unchanged.
+
+    Raises:
+        InputError: numbers that do not begin at 0, that fall or exceed the tokens, or a sequence in two rows.
+    """
+    ends = options.get("cu_seq_lens_q")
+    length = context.q_len
+    if ends is None or context.q_doc is not None or context.num_rows > 1 or context.kv_valid is not None:
+        return context
+    if length != context.kv_len or isinstance(context.offset, Tensor) or context.offset:
+        return context
+    if not torch.compiler.is_compiling():
+        _check_ends(ends, options.get("cu_seq_lens_k"), rows, length)
+    slots = torch.arange(rows * length, device=ends.device)
+    documents = torch.searchsorted(ends[1:].to(slots.dtype), slots, right=True).view(rows, length)
+    # A single sequence per row needs no numbers.
+    if not torch.compiler.is_compiling() and bool((documents == documents[:, :1]).all()):
+        return context
+    at = positions_in_documents(documents)
+    return dataclasses.replace(context, memo={}, q_doc=documents, kv_doc=documents, q_pos=at, kv_pos=at)
+
+
+def _check_ends(ends: Any, keys: Any, rows: int, length: int) -> None:
+    """Raise `InputError` unless `ends` divides the tokens of a batch, each row separately."""
+    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
+        raise InputError(f"cu_seq_lens_q: expected a tensor of integers [0, ..., tokens], got {quote(ends)}")
+    numbers, tokens = ends.tolist(), rows * length
+    if numbers[0] != 0 or numbers != sorted(numbers) or numbers[-1] > tokens:
+        raise InputError(
+            f"cu_seq_lens_q: expected numbers that begin at 0, do not fall and end by {tokens}, the tokens "
+            f"of the batch, got {quote(numbers)}; "
+            "torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) makes them of lengths"
+        )
+    within = [row * length for row in range(1, rows) if row * length < numbers[-1]]
+    if not set(within) <= set(numbers):
+        raise InputError(
+            f"cu_seq_lens_q: expected no sequence in two of the batch's {rows} rows of {length} tokens, "
+            f"got {quote(numbers)}; pack the texts into one row"
+        )
+    if keys is not None and keys.tolist() != numbers:
+        raise InputError(
+            f"cu_seq_lens_k: expected the numbers of cu_seq_lens_q, {quote(numbers)}, "
+            f"got {quote(keys.tolist())}; give both the same"
+        )

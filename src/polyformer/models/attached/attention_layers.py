@@ -12,22 +12,20 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 
+# Names of layers with keys of another sequence.
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_decoder|encoder_attention", re.IGNORECASE)
-"""Names of layers with keys of another sequence."""
 
 HEADS = "num_heads", "num_attention_heads", "n_heads", "n_head"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """An attention layer: its module, dotted name and number in its stack; `cross`: keys of another
-    sequence.
-    """
+    """An attention layer: its module, dotted name, and number in its stack."""
 
     module: nn.Module
     name: str
     index: int
-    cross: bool
+    cross: bool  # keys of another sequence
 
     @property
     def num_heads(self) -> int:

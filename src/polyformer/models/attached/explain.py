@@ -56,6 +56,7 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
 def _line(layer: Layer, whole: str) -> str:
     """Return a line with the attention of one layer."""
     config = getattr(layer.module, "config", None)
+    # Parts of a model may run different attention.
     implementation = getattr(config, "_attn_implementation", whole)
     if implementation != NAME:
         return f"{implementation}, its own mask"

@@ -12,8 +12,8 @@ from polyformer.attention.positions.base import Position, PositionConfig, Shape,
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
 
+# The name of the module inside a layer, and of the implementation in `AttentionInterface`.
 NAME = "polyformer"
-"""The name of the module inside a layer, and of the implementation in `AttentionInterface`."""
 
 
 class Attached(nn.Module):
@@ -80,6 +80,7 @@ def build_scheme(config: PositionConfig, num_heads: int) -> Position:
 
     Raises `InputError` for a scheme that requires more than scores: the input, or the layer's projections.
     """
+    # The smallest sizes: schemes added to scores read only the number of heads.
     position = config.build(Shape(hidden_size=2 * num_heads, num_heads=num_heads, head_size=2))
     if not _is_bias(position, num_heads):
         raise InputError(

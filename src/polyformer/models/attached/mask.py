@@ -19,6 +19,7 @@ from polyformer.attention.patterns.window import Window
 from polyformer.core.sequence.context import Context, positions_from_mask
 from polyformer.models.attached.mask_functions import MaskRule, SlotIndex, combine, rule_of
 
+# Functions that only read the type and the shape.
 METADATA_FUNCTIONS = {
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
@@ -36,34 +37,26 @@ METADATA_FUNCTIONS = {
     Tensor.is_floating_point,
     Tensor.__len__,
 }
-"""Functions that only read the type and the shape."""
 
+# Functions that return the tensor itself if no change is required.
 IDENTITY_FUNCTIONS = {Tensor.to, Tensor.contiguous, Tensor.detach, Tensor.bool}
-"""Functions that return the tensor itself if no change is required."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Description:
-    """The arguments of a mask function of transformers: numbers of queries and keys, and the attended pairs.
-
-    Args:
-        q_offset: the number of the first query's token; a static cache counts it in a tensor.
-        attention_mask: [B, tokens], False at padding.
-        rule: the rule of `function` for all slots.
-        entries: [B, 1, Tq, Tk]. For a mask made inside a compiled graph, where `function` cannot be read.
-    """
+    """The arguments of a mask function of transformers: sizes, and the attended pairs."""
 
     batch_size: int
     q_length: int
     kv_length: int
-    q_offset: int | Tensor
+    q_offset: int | Tensor  # the number of the first query's token; a static cache counts it in a tensor
     kv_offset: int
     function: Callable[..., Any]
-    attention_mask: Tensor | None
+    attention_mask: Tensor | None  # [B, tokens], False at padding
     use_vmap: bool
     device: torch.device
-    rule: MaskRule
-    entries: Tensor | None = None
+    rule: MaskRule  # of `function`, for all slots
+    entries: Tensor | None = None  # [B, 1, Tq, Tk] in a compiled graph, where `function` cannot be read
 
     def dense(self) -> Tensor:
         """Return all entries, [B, 1, Tq, Tk] bool."""
@@ -158,6 +151,7 @@ class Mask(Tensor):
     def of(description: Description) -> "Mask":
         """Return the mask of a description."""
         shape = description.batch_size, 1, description.q_length, description.kv_length
+        # One number in memory, with strides of 0.
         entry = torch.zeros((), dtype=torch.bool, device=description.device)
         mask = entry.expand(shape).as_subclass(Mask)
         mask.description = description
@@ -199,6 +193,7 @@ def _sliced(description: Description, index: Any) -> Description | None:
         return None
     if len(index) != 4 and Ellipsis not in before:
         return None
+    # Layers crop the mask to the keys of a static cache.
     start, stop, step = last.indices(description.kv_length)
     return description.cropped(stop) if (start, step) == (0, 1) and stop > 0 else None
 
@@ -252,6 +247,7 @@ def create_mask(
         torch.device(device),
         MaskRule(),
     )
+    # A graph cannot read the closures of mask functions.
     if is_traced():
         entries = description.dense()
         if not torch.compiler.is_dynamo_compiling():

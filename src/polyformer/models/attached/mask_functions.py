@@ -17,8 +17,8 @@ from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.attention.patterns.window import Window
 
+# The number of keys after the query in a window without a limit there.
 UNLIMITED = 2**31 - 1
-"""The number of keys after the query in a window without a limit there."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,15 +38,11 @@ class SlotIndex:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskRule:
-    """The rule for attended pairs: every condition that is set must allow a key.
-
-    documents: [B, Tk], numbers that do not decrease along a row; tokens with equal numbers see each other.
-    valid: [B, Tk], False at padding.
-    """
+    """The rule for attended pairs: every condition that is set must allow a key."""
 
     causal: bool = False
-    documents: Tensor | None = None
-    valid: Tensor | None = None
+    documents: Tensor | None = None  # [B, Tk], not decreasing; tokens with equal numbers see each other
+    valid: Tensor | None = None  # [B, Tk], False at padding
     pattern: Pattern | None = None
 
     def __and__(self, other: "MaskRule") -> "MaskRule":
@@ -83,6 +79,7 @@ def rule_of(function: MaskMod, place: SlotIndex, positions: Tensor | None = None
             )
             return _all(parts, place, positions, with_packed_sequences)
         case "sliding_window_overlay":
+            # Their number includes the query's own token; causality hides the keys after it.
             return MaskRule(pattern=Window(own["sliding_window"] - 1, UNLIMITED))
         case "sliding_window_bidirectional_overlay":
             return MaskRule(pattern=Window(own["sliding_window"], own["sliding_window"]))
@@ -138,5 +135,6 @@ def _captured(function: MaskMod) -> Iterator[tuple[str, Any]]:
 
 def _both_documents(a: Tensor, b: Tensor) -> Tensor:
     """Return numbers that are equal where both inputs are equal, and rise where either input rises."""
+    # Pairs (a, b) in lexicographic order.
     least = b.min()
     return a * (b.max() - least + 1) + (b - least)

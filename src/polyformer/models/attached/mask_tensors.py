@@ -63,6 +63,7 @@ def split_mask(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | No
     mask = mask[..., :kv_length]
     if mask.dtype == torch.bool:
         return mask, None
+    # Libraries hide keys by the minimum, by half of it, or by -inf.
     hidden = mask <= torch.finfo(mask.dtype).min / 2
     if torch.compiler.is_compiling() or mask.requires_grad:
         return ~hidden, mask.masked_fill(hidden, 0)

@@ -24,6 +24,7 @@ class ConfigConversion(FamilyTables):
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Return our configuration for theirs; `head` replaces the head that `hub` describes."""
+        # Transformers accepts several names for one size.
         hub = {self.aliases.get(name, name): value for name, value in hub.items()}
         check_values(hub)
         wanted = self.tasks[task]
@@ -35,6 +36,7 @@ class ConfigConversion(FamilyTables):
         tree["head"] = (head or wanted.head).to_dict()
         read_options(self.config_mapping, hub, tree)
         self.read_other_options(tree, full)
+        # The same tensors, read as a decoder.
         if wanted.causal:
             tree["encoder"], tree["decoder"] = None, tree["encoder"]
         if wanted.without:
@@ -42,6 +44,7 @@ class ConfigConversion(FamilyTables):
         if head is None:
             read_options(wanted.config_mapping, hub, tree["head"])
             self._read_labels(wanted, hub, tree["head"])
+        # All other fields are kept in `origin`, and saving writes them back.
         options = (*self.config_mapping, *wanted.config_mapping)
         read = {option.theirs for option in options if wanted.covers(option)}
         read |= {*self.required, *self.other_options, "architectures"}
@@ -53,14 +56,13 @@ class ConfigConversion(FamilyTables):
         return type(self.template).from_dict(tree)
 
     def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
-        """Return their configuration for ours, and the task; raises `InputError` if theirs cannot represent
-        it.
-        """
+        """Return their configuration for ours, and the task; raise `InputError` if they lack such models."""
         task = self.task_of(config) if self.fits(config) else None
         if task is None or not self._has_stacks(self.tasks[task], config):
             raise InputError(f"format 'hub': no {quote(self.model_type)} has these stacks; use 'polyformer'")
         tree = config.to_dict()
         origin = config.origin
+        # Fields of another family would mean something else here.
         kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
         sides = {**tree, "encoder": tree["decoder"]} if self.is_decoder(config) else tree
         hub = {
@@ -74,6 +76,7 @@ class ConfigConversion(FamilyTables):
             "model_type": self.model_type,
             "architectures": [self.class_prefix + task],
         }
+        # An option that theirs cannot express is lost, and shows as a difference after reading again.
         again, expected = self.config(hub, task).to_dict(), dict(tree)
         del again["origin"], expected["origin"]
         lost = differences(expected, again)
@@ -87,6 +90,7 @@ class ConfigConversion(FamilyTables):
         """Return the task of a `head`, given by class, the end of its name or our kind; of `hub` if None."""
         if head is None:
             check_values({"architectures": hub.get("architectures")})
+            # A file that names no class gets the family's first.
             architectures = hub.get("architectures") or [self.class_prefix + next(iter(self.tasks))]
             return self._task_of_class(architectures[0])
         kind = head.kind if isinstance(head, HeadConfig) else head
@@ -114,6 +118,7 @@ class ConfigConversion(FamilyTables):
         ]
         origin = config.origin
         if origin is not None and origin.model_type == self.model_type:
+            # Of several classes with one kind of head, the model returns to its own.
             loaded = origin.architecture.removeprefix(self.class_prefix)
             able = [loaded, *able] if loaded in able else able
         return able[0] if able else self.task({}, config.head)
@@ -136,6 +141,7 @@ class ConfigConversion(FamilyTables):
 
     def _read_labels(self, task: Task, hub: Tree, head: Tree) -> None:
         if task.labelled and "num_labels" in head:
+            # Transformers usually writes the number of labels only as the length of id2label.
             head["num_labels"] = len(hub.get("id2label") or ()) or hub.get("num_labels", self.num_labels)
         if task.labelled and "num_labels" in (part := _scored(head)):
             dropouts = (hub.get(name) for name in self.head_dropouts)
@@ -151,6 +157,7 @@ class ConfigConversion(FamilyTables):
             return dropout
         names = kept.get("id2label") or {}
         if len(names) != head["num_labels"]:
+            # Transformers' own names for labels without names.
             names = {str(i): f"LABEL_{i}" for i in range(head["num_labels"])}
         hub = {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
         if "problem" in head:
@@ -159,7 +166,5 @@ class ConfigConversion(FamilyTables):
 
 
 def _scored(head: Tree) -> Tree:
-    """Return the part of a head with labels: the text scorer of a multiple-choice head, or all of the
-    head.
-    """
+    """Return the part of a head with labels: a multiple-choice head's scorer of texts, or all of the head."""
     return head["text"] if head["kind"] == "choose" else head

@@ -36,12 +36,13 @@ def option(theirs: str, default: Any, *ours: str) -> Option:
 
 
 def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> Option:
-    """Return an option whose values have other names here: `names` maps their names to ours.
+    """Return an option with other names of values here: `names` maps their names to ours.
 
     If several of their names map to one of ours, the first is written.
     """
     back: dict[Any, Any] = {}
     for name, value in names.items():
+        # The first of several names is the usual one.
         back.setdefault(value, name)
 
     def translate(table: Mapping[Any, Any]) -> Callable[[Any], Any]:
@@ -55,6 +56,7 @@ def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> O
     return Option(theirs, default, ours, translate(names), translate(back))
 
 
+# Their names of activations, with ours.
 ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
@@ -66,7 +68,6 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
 }
-"""Their names of activations, with ours."""
 
 
 def activation(theirs: str, default: str, *ours: str) -> Option:
@@ -91,6 +92,7 @@ def projection_biases(theirs: str) -> Option:
     )
 
 
+# The kinds of labels of a text.
 PROBLEM = choice(
     "problem_type",
     None,
@@ -102,7 +104,6 @@ PROBLEM = choice(
     },
     "problem",
 )
-"""The kinds of labels of a text."""
 
 
 def with_defaults(options: tuple[Option, ...], defaults: Tree, *without: str) -> tuple[Option, ...]:
@@ -143,6 +144,7 @@ def write_options(options: tuple[Option, ...], tree: Tree) -> Tree:
     """Return their configuration for our `tree`, without the options of a missing stack."""
     hub: Tree = {}
     for option in options:
+        # An option of both stacks is written from a stack that exists.
         path = next((path for path in option.ours if "." not in path or tree.get(path.split(".")[0])), None)
         if path is not None:
             hub[option.theirs] = option.write(get_path(tree, path))
@@ -153,6 +155,7 @@ def check_required(required: Mapping[str, Any], hub: Tree) -> None:
     """Raise `InputError` for an option with a value that is not supported."""
     for name, supported in required.items():
         value = hub.get(name, supported)
+        # Null means false or 0.
         if value != supported and not (value is None and not supported):
             raise InputError(
                 f"config.json: {name} is {quote(value)}, and only {quote(supported)} is supported"

@@ -126,6 +126,7 @@ def convert_config(
         mechanism = with_pattern(mechanism, attention)
     elif attention is not None:
         mechanism = with_scale(attention, mechanism)
+    # Global projections stay only while a pattern marks tokens.
     inner = dataclasses.replace(
         stack.attention,
         mechanism=mechanism,
@@ -134,6 +135,7 @@ def convert_config(
     )
     changes: dict[str, Any] = {side: dataclasses.replace(stack, attention=inner)}
     if changes[side] != stack:
+        # No public family has it: it is saved only in this library's format.
         changes["origin"] = None
     config = dataclasses.replace(config, **changes)
     return config if max_positions is None else extend_positions(config, max_positions)
@@ -147,6 +149,7 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
     asked = RopeExtensionConfig.expanded(extension, "extension")
     if isinstance(asked, dict):
         kind = RopeExtensionConfig.kinds.get(asked.get("kind", ""))
+        # An extension without numbers follows from the two lengths.
         known = {"factor": config.max_position_embeddings / before, "original_max_positions": before}
         fields = {field.name for field in dataclasses.fields(kind)} if kind is not None else set()
         asked = {**{name: known[name] for name in known.keys() & fields}, **asked}
@@ -295,6 +298,7 @@ def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) ->
             continue
         attention = module.get_submodule("attention")
         assert isinstance(attention, MultiHeadAttention)
+        # Q' = q s sqrt(D), because the new attention divides by sqrt(D).
         factor = scale * attention.head_size**0.5
         if factor == 1:
             continue

@@ -15,8 +15,8 @@ from polyformer.core.gguf import Gguf
 from polyformer.core.limits import LAYERS
 from polyformer.models.checkpoints.config_mapping import Tree
 
+# The supported architectures, and their classes.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-"""The supported architectures, and their classes."""
 
 SIZES = {
     "block_count": "num_hidden_layers",
@@ -25,6 +25,7 @@ SIZES = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
+# Values without effect, if they are in these lists.
 INERT: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
@@ -34,32 +35,19 @@ INERT: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),  # -1: the default of the type
     "tensor_data_layout": ("Meta AI original pth", "reference"),
 }
-"""Values without effect, if they are in these lists."""
 
 READ = (
-    *SIZES,
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window",
-    "attention.value_length",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scale_linear",
-    "rope.scaling.attn_factor",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.type",
-    "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "vocab_size",
+    *(*SIZES, "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon"),
+    *("attention.sliding_window", "attention.value_length", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.type"),
+    *("rope.scaling.original_context_length", "rope.scaling.yarn_attn_factor"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "vocab_size"),
 )
+# The tensor by which files of Llama 3.1 and later divide the frequencies of rotary positions.
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor by which files of Llama 3.1 and later divide the frequencies of rotary positions."""
 
+# The published parameters of every Llama 3.1, 3.2 and 3.3: files contain only the resulting factors.
 LLAMA3: Tree = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The published parameters of every Llama 3.1, 3.2 and 3.3: files contain only the resulting factors."""
 
 TABLE = "token_embd.weight"
 
@@ -109,6 +97,7 @@ def hub_config(file: Gguf, factors: np.ndarray | None = None) -> Tree:
             "attention_bias": "blk.0.attn_q.bias" in file.tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         }
+    # A llama with a window is a Mistral: llama.cpp has one architecture for both.
     if name != "qwen2":
         window = own.get("attention.sliding_window") or None
         if window is not None:
@@ -138,6 +127,7 @@ def _refuse_unknown(file: Gguf, own: Tree) -> None:
         raise InputError(
             f"{file.path}: {file.architecture}.{key} is {quote(value)}, an option that is not supported"
         )
+    # Llama.cpp does not record which layers have the window.
     if file.architecture == "qwen2" and own.get("attention.sliding_window"):
         raise InputError(
             f"{file.path}: qwen2.attention.sliding_window is {quote(own['attention.sliding_window'])}, "
@@ -163,6 +153,7 @@ def _special(file: Gguf) -> Tree:
     names = {"bos": "bos", "eos": "eos", "pad": "padding"}
     ids = {role: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
     hub: Tree = {f"{role}_token_id": number for role, number in ids.items()}
+    # Chat models end a turn by another token than a text.
     turn = file.metadata.get("tokenizer.ggml.eot_token_id")
     if turn is not None and ids["eos"] is not None and turn != ids["eos"]:
         hub["eos_token_id"] = [ids["eos"], turn]
@@ -198,6 +189,7 @@ def _llama3(file: Gguf, factors: np.ndarray, hub: Tree) -> Tree:
     channels, options = hub["head_dim"], {"factor": float(factors.max()), **LLAMA3}
     angles = hub["rope_parameters"]["rope_theta"] ** -(np.arange(0, channels, 2) / channels)
     low, high = options["low_freq_factor"], options["high_freq_factor"]
+    # Llama 3's interpolation between the two frequencies, as in rope_options.
     share = (options["original_max_position_embeddings"] * angles / (2 * math.pi) - low) / (high - low)
     expected = 1 / (share.clip(0, 1) * (1 - 1 / options["factor"]) + 1 / options["factor"])
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):

@@ -20,10 +20,11 @@ from polyformer.core.gguf import Gguf, read_gguf
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.gguf_config import ROPE_FACTORS, hub_config
 
+# The bytes of a tensor in float32 that are dequantized at once, at least one row.
 BYTES_AT_ONCE = 2**22
-"""The bytes of a tensor in float32 that are dequantized at once, at least one row."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# GGUF's names of a Llama's tensors, with the hub's.
 LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -35,23 +36,18 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""GGUF's names of a Llama's tensors, with the hub's."""
 
+# Tensors without weights: the configuration determines their values.
 LEFT = ("rope_freqs", "attn_rot_embd")
-"""Tensors without weights: the configuration determines their values."""
 
 
 @dataclass(frozen=True)
 class GgufTensors:
-    """The tensors of a file, read on access.
-
-    names: the name of each tensor in the file. heads: by the last part of a name, the number of heads of a
-    tensor with rows in llama.cpp's order. dtype: the type of the tensors.
-    """
+    """The tensors of a file, read on access."""
 
     file: Gguf
-    names: dict[str, str]
-    heads: dict[str, int]
+    names: dict[str, str]  # each tensor's name in the file
+    heads: dict[str, int]  # of tensors with rows in llama.cpp's order, by the last part of the name
     dtype: torch.dtype = torch.float32
 
     def __iter__(self) -> Iterator[str]:
@@ -85,6 +81,7 @@ def open_gguf(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufT
     for name in file.tensors:
         _bytes_of_rows(file, name)
     heads = {}
+    # Only llama.cpp's converter of Llama reorders rows.
     if file.architecture != "qwen2":
         heads = {"q_proj": hub["num_attention_heads"], "k_proj": hub["num_key_value_heads"]}
     return hub, GgufTensors(file, _hub_names(file), heads, dtype or torch.float32)
@@ -150,6 +147,7 @@ def _kind(number: int) -> Any:
 
     try:
         kind = gguf.GGMLQuantizationType(number)
+        # A trial: the package names some kinds that it cannot dequantize.
         dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError):
         return None
@@ -184,6 +182,7 @@ def read_tensor(file: Gguf, name: str, dtype: torch.dtype = torch.float32) -> Te
     if not tensor.numel():
         return tensor
     flat = tensor.view(rows, -1)
+    # Whole rows: no block of quantized numbers spans two of them.
     step = max(1, BYTES_AT_ONCE // (4 * flat.shape[1]))
     stored = np.memmap(file.path, np.uint8, "r", place.offset, (rows, row))
     for start in range(0, rows, step):

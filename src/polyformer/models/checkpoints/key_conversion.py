@@ -53,6 +53,7 @@ class KeyConversion(FamilyTables):
         patterns = [*self.ignored_keys]
         for name, task in self.tasks.items():
             keys, base = self.full_key_mapping(name), f"{task.base or self.base_model_prefix}."
+            # A layer of any number.
             starred = [known.replace("{i}", "*").replace("{j}", "*") for known in keys]
             patterns += [known + ending for known in starred for ending in ENDINGS]
             patterns += [*task.tied_keys, *(unused.replace("{base}", base) for unused in task.unused_keys)]
@@ -77,6 +78,7 @@ class KeyConversion(FamilyTables):
 
 def spellings(key: str, prefixes: Iterable[str]) -> tuple[str, ...]:
     """Return a tensor's name unchanged, then with other prefixes of the trunk, and without a prefix."""
+    # The file of a bare trunk has no prefix, classes with a head have the family's or their own.
     bases = [f"{prefix}." for prefix in prefixes]
     bare = next((key.removeprefix(base) for base in bases if key.startswith(base)), key)
     return key, *(base + key for base in bases), *(base + bare for base in bases), bare

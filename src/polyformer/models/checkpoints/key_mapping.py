@@ -1,8 +1,8 @@
 """The table between a public checkpoint's tensors and ours: one table, both directions.
 
 A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
-relates weight and bias) or single tensors; `{i}` is the number of a layer, and "[a|b]" on both sides stands
-for two entries. If one of their tensors contains several of ours, or has another memory layout, a `Converter`
+relates weight and bias) or single tensors; `{i}` is the number of a layer, and "[a|b]" on both sides means
+two entries. If one of their tensors contains several of ours, or has another memory layout, a `Converter`
 converts it.
 """
 
@@ -79,8 +79,8 @@ class Transposed(Fused):
 
 KeyMapping = Mapping[str, "str | Converter"]
 
+# Suffixes after a key of the table: it names a tensor, or a module that has these tensors.
 ENDINGS = ("", ".weight", ".bias")
-"""Suffixes after a key of the table: it names a tensor, or a module that has these tensors."""
 
 
 def transposed(*ours: str) -> Converter:
@@ -100,7 +100,7 @@ def layered(theirs: str, ours: str, mapping: KeyMapping) -> dict[str, str | Conv
 
 @functools.lru_cache
 def alternatives(pattern: str) -> tuple[str, ...]:
-    """Return the names for which a pattern stands: "norm[1|2]" for "norm1" and "norm2"."""
+    """Return the names that a pattern abbreviates: "norm[1|2]" for "norm1" and "norm2"."""
     listed = re.search(r"\[(.*)\]", pattern)
     if listed is None:
         return (pattern,)
@@ -132,10 +132,12 @@ def links(mapping: KeyMapping, own: Iterable[str], layers: int, group: int = 1) 
     have = set(own)
     for theirs, target in mapping.items():
         converter = Converter((target,)) if isinstance(target, str) else target
+        # Entries without {i} are outside the layers.
         numbers = range(layers) if "{i}" in theirs else range(1)
         for i in numbers:
             for ending in ENDINGS:
                 ours = tuple(name.replace("{i}", str(i)) + ending for name in converter.ours)
+                # A module without a bias has none on either side.
                 if have.issuperset(ours):
                     key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group)) + ending
                     yield Link(key, dataclasses.replace(converter, ours=ours))

@@ -34,8 +34,8 @@ from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
 
+# The model_type of our models inside transformers.
 WRAPPED = "polyformer"
-"""The model_type of our models inside transformers."""
 
 
 def from_pretrained(
@@ -83,6 +83,7 @@ def _read(
     allow_pickle: bool,
 ) -> Transformer:
     saved, stored = _read_description(folder, dtype)
+    # Images, trajectories and policies in our format have no model_type.
     if "model_type" not in saved and IDENTIFYING_OPTIONS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
         return other
@@ -114,6 +115,7 @@ def _load_public(
     hub = {**hub, **read_preprocessor(folder, family.image_options)}
     model, matched = model_of_tensors(hub, open_tensors(folder, pickle), head, dtype)
     settings = read_generation(folder)
+    # Generation_config.json takes precedence over config.json.
     model.generation = model.generation if settings is None else settings
     return model, matched
 
@@ -168,6 +170,7 @@ def family_of(hub: Tree) -> Family:
     """Return the family of a public configuration; raises `InputError` for an unsupported family."""
     name = hub.get("model_type")
     if not isinstance(name, str) or name not in list(FAMILIES):
+        # The name comes from a file and may have any length.
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
         code = ", and custom code (auto_map) is never run" if hub.get("auto_map") else ""
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -249,6 +252,7 @@ def model_of_tensors(
     check_layers(config, len([*stored]), "the checkpoint")
     with torch.device("meta"):
         model = family.model(config)
+    # The file's tensors are assigned, so there is no second copy of the weights.
     matched = match_tensors(family, task, config, stored, model, new_head=head is not None)
     load_weights(model, _cast(matched.weights, dtype), "the checkpoint")
     model.unused_tensors = _cast(matched.unused, dtype)
@@ -273,6 +277,7 @@ def untied(family: Family, task: str, config: ModelConfig, stored: Stored) -> Mo
     """
     mapping = family.full_key_mapping(task)
     for copy, source in family.tasks[task].tied_keys.items() if family.tied(config) else ():
+        # Two different tensors in one file: the model is not tied, despite its config.json.
         keys = {resolve_prefix(key, family.prefixes, {copy, source}): key for key in stored}
         known = copy in mapping or copy.removesuffix(".weight") in mapping
         both = known and copy in keys and source in keys
@@ -303,6 +308,7 @@ def _folder(source: str | Path, revision: str | None = None) -> Path:
             f"{folder}: expected, instead of a file, a directory with {CONFIG} and model.safetensors, as "
             "written by save_pretrained, or a GGUF file (.gguf)"
         )
+    # Only owner/name may be on the hub; other names are paths.
     if isinstance(source, Path) or source.count("/") > 1 or source.startswith((".", "/")):
         raise InputError(f"no such directory: {source}")
     return fetched(source, revision)

@@ -15,23 +15,18 @@ from polyformer.models.checkpoints.key_mapping import Link
 from polyformer.models.checkpoints.tensors import Tensors
 from polyformer.models.config import ModelConfig
 
+# A checkpoint's tensors by their names.
 Stored = Tensors | GgufTensors | dict[str, Tensor]
-"""A checkpoint's tensors by their names."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatchedTensors:
-    """The tensors that a model takes from a checkpoint.
+    """The tensors that a model takes from a checkpoint."""
 
-    weights: our tensors, by our names. newly_initialized: the names of our tensors that the checkpoint lacks.
-    unused: their tensors without effect on the outputs, by their names in their class. left: the names of
-    their tensors of another head.
-    """
-
-    weights: dict[str, Tensor]
-    newly_initialized: tuple[str, ...]
-    unused: dict[str, Tensor]
-    left: tuple[str, ...]
+    weights: dict[str, Tensor]  # ours, by our names
+    newly_initialized: tuple[str, ...]  # names of ours that the checkpoint lacks
+    unused: dict[str, Tensor]  # theirs without effect on the outputs, by their names in their class
+    left: tuple[str, ...]  # names of theirs of another head
 
 
 def match_tensors(
@@ -45,6 +40,7 @@ def match_tensors(
     own = model.state_dict(keep_vars=True)
     links = {link.theirs: link for link in family.links(config, task, own)}
     tied = family.tasks[task].tied_keys
+    # `keys` shrinks to the tensors that no link has taken.
     keys = {resolve_prefix(key, family.prefixes, {*links, *tied}): key for key in stored}
     weights, unused, missing = _convert(links, tied, keys, stored, own)
     weights |= family.generated_tensors(own)
@@ -58,6 +54,7 @@ def match_tensors(
         elif name not in tied and not family.ignores(name):
             left.append(key)
     absent = [name for name in own if name not in weights and not _shared(own, name, weights)]
+    # Only a head may be new: a trunk with gaps belongs to another model.
     new = tuple(name for name in absent if new_head and name.startswith("head."))
     if len(new) < len(absent):
         raise InputError(
@@ -65,6 +62,7 @@ def match_tensors(
             f"({len(absent) - len(new)} of the model's tensors in all)"
         )
     if new:
+        # In the type of the checkpoint, which may be half precision.
         head = _new_head(config, next(iter(weights.values())).dtype)
         weights |= {name: head[name] for name in new}
     return MatchedTensors(weights, new, unused, tuple(left))
@@ -77,14 +75,13 @@ def _convert(
     stored: Stored,
     own: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Return our tensors, the unused tensors, and the names of missing tensors; remove used names from
-    `keys`.
-    """
+    """Return our, unused and missing tensors; remove the used names from `keys`."""
     weights: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
     missing: list[str] = []
     for theirs, link in links.items():
+        # Files of untied classes may contain only the copy.
         copies = (copy for copy, source in tied.items() if source == theirs)
         key = next((name for name in (theirs, *copies) if name in keys), None)
         if key is None:

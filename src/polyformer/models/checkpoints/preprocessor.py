@@ -1,6 +1,4 @@
-"""The file preprocessor_config.json: the conversion of pictures to inputs by transformers' image
-processor.
-"""
+"""The file preprocessor_config.json: the pictures' conversion by transformers' image processor."""
 
 from pathlib import Path
 from typing import Any

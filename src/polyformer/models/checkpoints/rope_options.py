@@ -9,13 +9,13 @@ from typing import Any
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.models.checkpoints.config_mapping import Tree
 
+# The options of a configuration that are read here, with their defaults.
 ROPE_OPTIONS: Tree = {
     "rope_parameters": None,
     "rope_scaling": None,
     "rope_theta": 10000.0,
     "original_max_position_embeddings": None,
 }
-"""The options of a configuration that are read here, with their defaults."""
 
 YARN = ("beta_fast", "beta_slow", "attention_factor")
 LLAMA3 = ("low_freq_factor", "high_freq_factor")
@@ -40,6 +40,7 @@ def read_rope(hub: Tree) -> Tree:
     options = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
     options = {name: value for name, value in options.items() if value is not None}
     options.setdefault("rope_theta", hub.get("rope_theta", ROPE_OPTIONS["rope_theta"]))
+    # Older files write `type`.
     kind = options.get("rope_type", options.get("type", "default"))
     if kind not in TYPES:
         reason = f"; {REASONS[kind]}" if isinstance(kind, str) and kind in REASONS else ""
@@ -65,6 +66,7 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
     trained = options.get("original_max_position_embeddings", positions)
     trained = hub.get("original_max_position_embeddings") or trained
     factor = options.get("factor")
+    # YaRN's factor follows from the two lengths.
     if kind == "yarn" and factor is None and trained:
         factor = positions / trained
     if factor is None:
@@ -80,6 +82,7 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
     if options.get("truncate", True) is not True:
         raise InputError("config.json: truncate is False, and only True is supported, whole pairs as bounds")
     tree |= {name: options[name] for name in YARN if options.get(name)}
+    # DeepSeek's files give both parts of the temperature instead of their quotient.
     top, bottom = options.get("mscale"), options.get("mscale_all_dim")
     if "attention_factor" not in tree and top and bottom:
         tree["attention_factor"] = _temperature(factor, top) / _temperature(factor, bottom)

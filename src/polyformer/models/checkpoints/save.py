@@ -15,8 +15,8 @@ from polyformer.models.checkpoints.preprocessor import write_preprocessor
 from polyformer.models.checkpoints.tensors import INDEX, SINGLE
 from polyformer.models.config import ModelConfig
 
+# The bytes of weights above which they are written as several files.
 SHARD = 5 * 1000**3
-"""The bytes of weights above which they are written as several files."""
 
 
 def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
@@ -64,6 +64,7 @@ def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
             reasons.append(str(error))
     if able:
         tree = config.to_dict()
+        # The family with the nearest template: a Llama without windows is not a Mistral.
         return min(able, key=lambda choice: len(differences(choice[0].template.to_dict(), tree)))
     closest = min(reasons, key=lambda reason: reason.count(";"), default="none has these stacks")
     raise InputError(
@@ -110,4 +111,5 @@ def _write(folder: Path, tensors: dict[str, Tensor], shard_size: int) -> None:
         weight_map |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    # Readers prefer the single file, which would be an older model's.
     (folder / SINGLE).unlink(missing_ok=True)

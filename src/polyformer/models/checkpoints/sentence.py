@@ -12,6 +12,7 @@ from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
 MODULES = "modules.json"
+# Their names, in newer and in older folders, with ours.
 POOLINGS = {
     "cls": "first",
     "mean": "mean",
@@ -22,7 +23,6 @@ POOLINGS = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
-"""Their names, in newer and in older folders, with ours."""
 
 
 def embedding_head(folder: Path) -> EmbedConfig | None:
@@ -42,6 +42,7 @@ def embedding_head(folder: Path) -> EmbedConfig | None:
             f"{', '.join(kinds)[:200]}; give the head as an EmbedConfig, or load the model without it"
         )
     name = modules[1].get("path")
+    # The file is untrusted and must not lead out of its folder.
     if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
         raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
     return EmbedConfig(pooling=_pooling(folder / name / "config.json"), normalize=len(kinds) == 3)

@@ -20,30 +20,23 @@ from polyformer.nn.heads import HeadConfig
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A class of transformers: the trunk of its family with a head.
-
-    head: our head. key_mapping: the head's tensors, with `{base}` for the trunk's prefix. config_mapping: the
-    options that describe the head, by paths in it. tied_keys: tensors that repeat others if the embeddings
-    are tied, each with the name of the original. prefixed: whether the trunk's tensors have the family's
-    prefix. base: this class's prefix, if it differs from the family's. labelled: whether number of labels and
-    dropout come from the configuration. without: the stack that this class lacks, "encoder" or "decoder".
-    trunk: the trunk's key mapping if it differs from the family's. unused_keys: patterns of tensors that the
-    class has but does not use. required: options with another value in this class than in the family. causal:
-    whether the family's encoder is a decoder in this class.
-    """
+    """A class of transformers: the trunk of its family with a head."""
 
     head: HeadConfig
+    # the head's tensors; {base} is the trunk's prefix
     key_mapping: KeyMapping = dataclasses.field(default_factory=dict)
-    config_mapping: tuple[Option, ...] = ()
+    config_mapping: tuple[Option, ...] = ()  # options of the head, by paths in it
+    # tensors that repeat others if the embeddings are tied, each with the name of the original
     tied_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    prefixed: bool = True
-    base: str = ""
-    labelled: bool = True
-    without: str = ""
-    trunk: KeyMapping | None = None
-    unused_keys: tuple[str, ...] = ()
+    prefixed: bool = True  # the trunk's tensors have the family's prefix
+    base: str = ""  # this class's prefix, if it differs from the family's
+    labelled: bool = True  # number of labels and dropout come from the configuration
+    without: str = ""  # the stack that this class lacks, "encoder" or "decoder"
+    trunk: KeyMapping | None = None  # the trunk's key mapping if it differs from the family's
+    unused_keys: tuple[str, ...] = ()  # patterns of tensors that the class has but does not use
+    # options with another value in this class than in the family
     required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    causal: bool = False
+    causal: bool = False  # the family's encoder is a decoder in this class
 
     def covers(self, option: Option) -> bool:
         """Return whether an option describes a part that this class has."""
@@ -51,49 +44,39 @@ class Task:
 
 
 class FamilyTables:
-    """The tables of a family, as class attributes, and the functions for all that a table cannot express.
+    """The tables of a family, as class attributes, and the functions for all that a table cannot express."""
 
-    Of transformers' classes:
-        class_prefix: the start of their names. tasks: the classes, by the end of their name.
-        base_model_prefix: the prefix of the trunk's tensors, "" for none.
-    Of the configuration:
-        template: a model of the family, in which the options are set. config_mapping: the options that are
-        ours under another name. aliases: other names of options, in addition to `usual_aliases`. required:
-        options with a single supported value. other_options: options of `read_other_options` and
-        `write_other_options`, with their defaults. ignored_options: options without effect on the outputs.
-        image_options: options of `config_mapping` that are in preprocessor_config.json, not in config.json.
-        head_dropouts: options of the dropout of a labelled head; the first that is set counts. num_labels:
-        the default number of labels.
-    Of the tensors:
-        key_mapping: the trunk's tensors. ignored_keys: patterns of tensors without weights.
-    Of ours:
-        removed: the first version of transformers without the family, "" for none.
-        sizes: the presets. model: the class that is built from the template's configuration.
-    """
-
+    # The classes of transformers, by the end of their name.
     model_type: ClassVar[str]
-    class_prefix: ClassVar[str]
-    removed: ClassVar[str] = ""
+    class_prefix: ClassVar[str]  # the start of their names
+    tasks: ClassVar[Mapping[str, Task]]
+    base_model_prefix: ClassVar[str] = ""  # of the trunk's tensors, "" for none
+    removed: ClassVar[str] = ""  # the first version of transformers without the family, "" for none
     paper: ClassVar[str]
     objective: ClassVar[str]
-    base_model_prefix: ClassVar[str] = ""
-    template: ClassVar[ModelConfig]
-    config_mapping: ClassVar[tuple[Option, ...]]
-    aliases: ClassVar[Mapping[str, str]] = {}
-    required: ClassVar[Mapping[str, Any]] = {}
-    other_options: ClassVar[Mapping[str, Any]] = {}
-    ignored_options: ClassVar[tuple[str, ...]] = ()
-    key_mapping: ClassVar[KeyMapping]
-    ignored_keys: ClassVar[tuple[str, ...]] = ()
-    image_options: ClassVar[tuple[str, ...]] = ()
-    head_dropouts: ClassVar[tuple[str, ...]] = ()
-    num_labels: ClassVar[int] = 2
-    tasks: ClassVar[Mapping[str, Task]]
-    sizes: ClassVar[tuple[str, ...]] = ()
-    model: ClassVar[type[Any]] = Transformer
+
+    # The configuration.
+    template: ClassVar[ModelConfig]  # a model of the family, in which the options are set
+    config_mapping: ClassVar[tuple[Option, ...]]  # options that are ours under another name
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of options, in addition to `usual_aliases`
+    required: ClassVar[Mapping[str, Any]] = {}  # options with a single supported value
+    other_options: ClassVar[Mapping[str, Any]] = {}  # of `read_other_options`, with their defaults
+    ignored_options: ClassVar[tuple[str, ...]] = ()  # without effect on the outputs
+    image_options: ClassVar[tuple[str, ...]] = ()  # in preprocessor_config.json, not in config.json
+    head_dropouts: ClassVar[tuple[str, ...]] = ()  # dropout of a labelled head: the first that is set counts
+    num_labels: ClassVar[int] = 2  # the default
+
+    # The tensors.
+    key_mapping: ClassVar[KeyMapping]  # the trunk's
+    ignored_keys: ClassVar[tuple[str, ...]] = ()  # patterns of tensors without weights
+
+    # Our side.
+    sizes: ClassVar[tuple[str, ...]] = ()  # the presets
+    model: ClassVar[type[Any]] = Transformer  # built from the template's configuration
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # Sizes have the same usual names in all families.
         if "config_mapping" in vars(cls):
             cls.aliases = {**usual_aliases(cls.config_mapping), **cls.aliases}
 

@@ -18,8 +18,8 @@ from polyformer.core.files import read_json, reading, refuse_pickle
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LONGEST_NAME = 255  # bytes of a file name, the limit of common file systems
+# Suffixes of norms in the oldest files.
 RENAMED = {".gamma": ".weight", ".beta": ".bias"}
-"""Suffixes of norms in the oldest files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +145,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
                 f"{path} contains more than tensors and is refused: {refused(error)}; if you trust it, "
                 f"load it with torch and save only model.state_dict()"
             ) from error
+        # An error of the disk is no damage of the file.
         except OSError:
             raise
         except Exception as error:  # any error of the unpickler for bytes that are no pickle

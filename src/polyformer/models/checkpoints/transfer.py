@@ -73,6 +73,7 @@ def place(name: str, old: HeadConfig, new: HeadConfig) -> str | None:
         return name
     parts = new.reusable_modules()
     for part, path in old.reusable_modules().items():
+        # A pooler, for example, has another path in another kind of head.
         start = f"head.{path}." if path else "head."
         if part in parts and name.startswith(start):
             return ".".join(filter(None, ("head", parts[part], name.removeprefix(start))))
@@ -92,6 +93,7 @@ def position_tables(model: Transformer) -> dict[str, int]:
 def repeated(table: Tensor, length: int, offset: int) -> Tensor:
     """Return a table [offset + n, E] as [length, E], its n positions repeated."""
     first, positions = table[:offset], table[offset:]
+    # Rounded up; the last repetition is cut.
     times = -(-(length - offset) // len(positions))
     return torch.cat([first, positions.repeat(times, 1)])[:length].clone()
 

@@ -70,6 +70,9 @@ OPTIONS = Values("an object of options", lambda value: isinstance(value, dict))
 LABELS = Values("an object of numbers to names", _are_labels)
 REPEATS = Values("a list of pairs, kinds of layers and how often they come", _are_repeats)
 
+# Places in our configuration, with the values and the names of their options.
+#
+# A family's stacks replace `{stack}`. The first name of a size is the usual name.
 PLACES = (
     ("vocab_size", POSITIVE, "vocab_size"),
     ("hidden_size", POSITIVE, "hidden_size d_model dim emb_dim n_embd"),
@@ -108,11 +111,8 @@ PLACES = (
     ("encoder.layerdrop", RATE, "encoder_layerdrop"),
     ("decoder.layerdrop", RATE, "decoder_layerdrop"),
 )
-"""Places in our configuration, with the values and the names of their options.
 
-A family's stacks replace `{stack}`. The first name of a size is the usual name.
-"""
-
+# The values of the options that only one family has, or that have no fixed place.
 OTHERS = (
     (LAYER, "inner_group_num num_hidden_groups"),
     (LAYER | NULL, "num_decoder_layers"),
@@ -152,7 +152,6 @@ OTHERS = (
     (_listed(NUMBER), "image_mean image_std"),
     (_listed(FLAG) | NULL, "tie_projs"),
 )
-"""The values of the options that only one family has, or that have no fixed place."""
 
 VALUES = {
     name: values for values, names in (*((row[1:]) for row in PLACES), *OTHERS) for name in names.split()
@@ -162,12 +161,12 @@ SIZES = (
     *("hidden_size", "max_position_embeddings"),
     *("{stack}.num_hidden_layers", "{stack}.attention.num_attention_heads"),
 )
+# The usual names of sizes that some families name otherwise.
 USUAL = {name: names.split()[0] for path, _, names in PLACES if path in SIZES for name in names.split()[1:]}
-"""The usual names of sizes that some families name otherwise."""
 
 
 def options(stacks: str, *entries: Mapping[str, Any] | Option) -> tuple[Option, ...]:
-    """Return a family's options: tables of names with their defaults, and options with a place of their own.
+    """Return a family's options: tables of names with their defaults, and single options.
 
     stacks: the stacks of the family, such as "encoder decoder"; an option of both sets both.
     """

@@ -5,6 +5,18 @@
 Each step extends every beam by every token and keeps the best. Among the 2 num_beams best extensions (more if
 several tokens end a text), those that end are set aside if they are among the first num_beams; the best
 num_beams that do not end continue. Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
+
+Diverse beam search has groups of beams, each penalized for the tokens of earlier groups:
+
+    score_g(Y) = sum_t [log P(y_t | y_<t, X) - diversity_penalty count_g(t, y_t)]  /  divisor(|Y|)
+
+count_g(t, v) is the number of beams of the groups before g that continue with token v at step t. The groups
+take their steps one after another; each is a beam search of num_beams / num_beam_groups beams, and the best
+texts of all groups are returned. Vijayakumar et al. 2018 (Diverse beam search), section 4, with Hamming
+diversity. Plain beam search is a single group.
+
+A finished group (`BeamConfig.early_stopping`) no longer takes part; an input leaves the batch when all its
+groups are finished.
 """
 
 import dataclasses
@@ -65,9 +77,8 @@ class Beams:
         [R, count].
         """
         vocabulary = log_probabilities.shape[1]
-        totals = (self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)).flatten(
-            1
-        )
+        totals = self.scores.unsqueeze(2) + log_probabilities.view(*self.scores.shape, vocabulary)
+        totals = totals.flatten(1)  # [R, K V]
         scores, index = blockwise_topk(totals, min(count, totals.shape[1]))
         parents = index // vocabulary
         tokens = torch.cat([_pick(self.tokens, parents), (index % vocabulary).unsqueeze(2)], 2)
@@ -79,6 +90,65 @@ class Beams:
         return Beams(scores, _pick(self.tokens, index)), index
 
 
+class BeamGroup:
+    """A group of beams of all active inputs, with its finished texts."""
+
+    def __init__(
+        self, start: DecodingStart[DecodingState], rules: SearchSettings, config: BeamConfig, wanted: int
+    ):
+        inputs, self.device = len(start.logits), start.logits.device
+        self.rules, self.config, self.size = rules, config, config.num_beams // config.num_beam_groups
+        # log P of a long text needs more than half precision
+        self.dtype = torch.promote_types(start.logits.dtype, torch.float32)
+        self.owners = [FinishedTexts(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
+        # a single beam at first: equal beams would have equal extensions
+        zeros = torch.zeros(inputs, 1, dtype=self.dtype, device=self.device)
+        self.beams = Beams(zeros, start.history.new_empty(inputs, 1, 0))
+        self.finished = torch.zeros(inputs, dtype=torch.bool, device=self.device)
+
+    def step(self, logits: Tensor, history: Tensor, counts: Tensor | None, length: int) -> Tensor:
+        """Extend the beams by the logits [R K, V]; add its tokens to `counts` [R, V] for later groups.
+
+        Returns the parent beam [R, size] of each beam.
+        """
+        rules, last = self.rules, length == self.rules.max_new_tokens
+        width = self.beams.scores.shape[1]
+        log_probabilities = logits.log_softmax(-1, dtype=self.dtype)
+        if rules.processors:
+            texts = torch.cat([history.repeat_interleave(width, 0), self.beams.tokens.flatten(0, 1)], 1)
+            log_probabilities = process(rules.processors, log_probabilities, texts)
+        if counts is not None:
+            penalty = self.config.diversity_penalty * counts.repeat_interleave(width, 0)
+            log_probabilities = log_probabilities - penalty
+        # so many that `size` of them do not end: each beam has one extension per end token
+        many = (1 + max(1, len(rules.stopping.eos))) * self.size
+        candidates, parents = self.beams.extended(log_probabilities, many)
+        ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
+        active = ~self.finished.unsqueeze(1)
+        self._collect(candidates, (ended | last) & active, last)
+        self.beams, chosen = candidates.without(ended, self.size)
+        if counts is not None:
+            continuing = (self.beams.scores.isfinite() & active).to(counts.dtype)
+            counts.scatter_add_(1, self.beams.tokens[..., -1], continuing)
+        best = self.beams.scores[:, 0].tolist()
+        now = [owner.is_done(score, length) for owner, score in zip(self.owners, best)]
+        self.finished = self.finished | torch.tensor(now, dtype=torch.bool, device=self.device)
+        return parents.gather(1, chosen)
+
+    def _collect(self, candidates: Beams, ended: Tensor, last: bool) -> None:
+        """Give every ended candidate among the first `size` to its owner, at the `last` step all of them."""
+        scores = candidates.scores[:, : self.size]
+        # a forbidden text has log P of -inf; at the last step it may be the only one
+        counts = (ended[:, : self.size] & (scores.isfinite() | last)).nonzero()
+        for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
+            self.owners[row].add(score, candidates.tokens[row, rank])
+
+    def keep(self, rows: list[int], index: Tensor) -> None:
+        """Keep only these inputs, given both as numbers and as an index tensor."""
+        self.beams = Beams(self.beams.scores[index], self.beams.tokens[index])
+        self.owners, self.finished = [self.owners[row] for row in rows], self.finished[index]
+
+
 def beam_search(
     decoder: Decoder,
     start: DecodingStart[DecodingState],
@@ -86,41 +156,39 @@ def beam_search(
     config: BeamConfig,
     wanted: int,
 ) -> SearchResult:
-    """Return the `wanted` best texts of every input. Finished inputs leave the batch."""
+    """Return the `wanted` best texts of all groups of every input."""
     inputs, device = len(start.logits), start.logits.device
-    many = num_extensions(rules, config.num_beams)
-    finished = [FinishedTexts(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
-    dtype = torch.promote_types(start.logits.dtype, torch.float32)
-    beams = Beams(torch.zeros(inputs, 1, dtype=dtype, device=device), start.history.new_empty(inputs, 1, 0))
-    logits, state, history, owners = start.logits, start.state, start.history, finished
+    groups = [BeamGroup(start, rules, config, wanted) for _ in range(config.num_beam_groups)]
+    finished = [[group.owners[row] for group in groups] for row in range(inputs)]
+    state, history, counts = start.state, start.history, None
+    logits = start.logits.unsqueeze(1).expand(-1, len(groups), -1)  # [R, groups * beams, V]
     for length in range(1, rules.max_new_tokens + 1):
-        width = beams.scores.shape[1]
-        log_probabilities = logits.log_softmax(-1, dtype=dtype)
-        if rules.processors:
-            texts = torch.cat([history.repeat_interleave(width, 0), beams.tokens.flatten(0, 1)], 1)
-            log_probabilities = process(rules.processors, log_probabilities, texts)
-        candidates, parents = beams.extended(log_probabilities, many)
-        ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
-        if length == rules.max_new_tokens:
-            ended = torch.ones_like(ended)
-        collect_finished(owners, candidates, ended, config.num_beams, last=length == rules.max_new_tokens)
-        beams, chosen = candidates.without(ended, config.num_beams)
-        best = beams.scores[:, 0].tolist()
-        stay = [row for row, owner in enumerate(owners) if not owner.is_done(best[row], length)]
+        rows, beams = len(history), logits.shape[1] // len(groups)
+        if len(groups) > 1:
+            counts = torch.zeros(rows, logits.shape[2], dtype=groups[0].dtype, device=device)
+        origins = []
+        for number, (group, own) in enumerate(zip(groups, logits.split(beams, 1))):
+            parents = group.step(own.flatten(0, 1), history, counts, length)
+            origins.append(parents if length == 1 else parents + number * beams)
+        ended = torch.stack([group.finished for group in groups]).all(0).tolist()
+        stay = [row for row in range(rows) if not ended[row]]
         if length == rules.max_new_tokens or not stay:
             break
-        rows = torch.tensor(stay, device=device)
-        origin = (rows.unsqueeze(1) * width + parents.gather(1, chosen)[rows]).flatten()
-        state = reorder_state(state, origin, spread=width < config.num_beams or len(stay) < len(owners))
-        beams, history = Beams(beams.scores[rows], beams.tokens[rows]), history[rows]
-        owners = [owners[row] for row in stay]
-        logits, state = decoder.step(beams.tokens[..., -1].flatten(), state)
-    return padded_result([owner.best[:wanted] for owner in finished], rules, beams.scores)
-
-
-def num_extensions(rules: SearchSettings, num_beams: int) -> int:
-    """Return the number of extensions to consider, so that `num_beams` of them do not end."""
-    return (1 + max(1, len(rules.stopping.eos))) * num_beams
+        index = torch.tensor(stay, device=device)
+        places = 1 if length == 1 else len(groups) * beams  # rows of the state for each input
+        origin = (index.unsqueeze(1) * places + torch.cat(origins, 1)[index]).flatten()
+        state = reorder_state(state, origin, spread=length == 1 or len(stay) < rows)
+        for group in groups:
+            group.keep(stay, index)
+        history = history[index]
+        tokens = torch.cat([group.beams.tokens[..., -1] for group in groups], 1)
+        following, state = decoder.step(tokens.flatten(), state)
+        logits = following.view(len(stay), tokens.shape[1], -1)
+    best = [
+        sorted((text for group in own for text in group.best), key=lambda text: -text[0])[:wanted]
+        for own in finished
+    ]
+    return padded_result(best, rules, groups[0].beams.scores)
 
 
 def reorder_state(state: DecodingState, origin: Tensor, spread: bool) -> DecodingState:
@@ -130,6 +198,7 @@ def reorder_state(state: DecodingState, origin: Tensor, spread: bool) -> Decodin
     """
     if spread:
         return state.reorder(origin)
+    # most steps keep the order of the beams, and then nothing is copied
     if torch.equal(origin, torch.arange(len(origin), device=origin.device)):
         return state
     return state.reorder_beams(origin)
@@ -138,16 +207,6 @@ def reorder_state(state: DecodingState, origin: Tensor, spread: bool) -> Decodin
 def _pick(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the rows index [R, K] of tokens [R, K', L]."""
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
-
-
-def collect_finished(
-    finished: list[FinishedTexts], candidates: Beams, ended: Tensor, num_beams: int, last: bool
-) -> None:
-    """Give every ended candidate among the first `num_beams` to its owner, at the `last` step all of them."""
-    scores = candidates.scores[:, :num_beams]
-    counts = (ended[:, :num_beams] & (scores.isfinite() | last)).nonzero()
-    for (row, rank), score in zip(counts.tolist(), scores[counts[:, 0], counts[:, 1]].tolist()):
-        finished[row].add(score, candidates.tokens[row, rank])
 
 
 def padded_result(

@@ -30,9 +30,7 @@ NewTokens = Annotated[int, Interval(ge=1, le=NEW_TOKENS)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
-    """Sampling: the model's distribution is shaped by these options in this order, and each token drawn from
-    it.
-    """
+    """Sampling: these options shape the model's distribution in this order; each token is drawn from it."""
 
     do_sample: bool = False
     # Logits are divided by it.
@@ -63,7 +61,7 @@ class BeamConfig(Config):
     "never": stop when no later text can win.
 
     With groups, each has num_beams / num_beam_groups of the beams, and is penalized for the tokens of earlier
-    groups (`generation/diverse_beam_search.py`).
+    groups (`generation/beam_search.py`).
     """
 
     num_beams: Ways = 1

@@ -10,11 +10,10 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt
 
+# (logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
+#
+# The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""(logits [N, V], the text so far [N, T]) -> logits [N, V]; the input is not modified.
-
-The text begins with the prompt, padding as -1, or with the start token of an encoder-decoder's output.
-"""
 
 Token = NonNegativeInt
 
@@ -72,6 +71,7 @@ def no_bad_words(words: tuple[tuple[int, ...], ...], device: torch.device) -> Pr
     """Forbid tokens that would complete one of the `words`."""
     groups = []
     for size in sorted({len(word) for word in words}):
+        # Words of one length are compared at once: [words, size].
         tokens = torch.tensor([word for word in words if len(word) == size], device=device)
         groups.append((size - 1, tokens[:, :-1], tokens[:, -1]))
 

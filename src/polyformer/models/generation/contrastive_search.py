@@ -31,6 +31,7 @@ def contrastive_search(
     while True:
         probabilities = distribution(process(rules.processors, logits, texts.tokens))
         confidence, candidates = probabilities.topk(count)  # [N, k]
+        # One pass reads the candidates of all texts: [N k].
         copies = torch.arange(len(logits), device=logits.device).repeat_interleave(count)
         following, looked = decoder.step(candidates.flatten(), state.reorder(copies))
         hidden = F.normalize(decoder.hidden, dim=-1).view(len(logits), count, -1)
@@ -38,6 +39,7 @@ def contrastive_search(
         stay = texts.add(candidates.gather(1, choice).squeeze(1), logits)
         if stay is None:
             return texts.result()
+        # The rows of the chosen candidates that are read already.
         rows = (choice.squeeze(1) + count * torch.arange(len(logits), device=logits.device))[stay]
         past = torch.cat([past[stay], hidden.flatten(0, 1)[rows].unsqueeze(1)], 1)
         logits, state = following[rows], looked.reorder(rows)

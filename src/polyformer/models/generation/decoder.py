@@ -18,24 +18,21 @@ from polyformer.nn.depth import full_depth
 from polyformer.nn.stack import Stack
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 
+# Weights are packed if at least this many tokens may be generated; fewer would not repay the copies.
 PACK_FOR_STEPS = 16
-"""Weights are packed if at least this many tokens may be generated; fewer would not repay the copies."""
 
 
+# Inputs that every new token of a decoder-only model copies from the last prompt token.
+#
+# The state continues positions, documents and segments.
 COPIED_INPUTS = "token_type_ids", "langs"
-"""Inputs that every new token of a decoder-only model copies from the last prompt token.
-
-The state continues positions, documents and segments.
-"""
 
 
 S = TypeVar("S", bound=State)
 
 
 class GenerativeModel(Protocol):
-    """The interface that generation requires of a model; `polyformer.models.architectures.Transformer`
-    implements it.
-    """
+    """The interface that generation requires of a model; `architectures.Transformer` implements it."""
 
     encoder: Stack | None
     decoder: Stack | None
@@ -70,9 +67,7 @@ class GenerativeModel(Protocol):
         ...
 
     def logits_at(self, output: ModelOutput, places: slice, neighbour_ids: Tensor | None) -> Tensor:
-        """Return the logits [B, K, V] of the next tokens at these places, given the ids of
-        their neighbours.
-        """
+        """Return the logits [B, K, V] of the next tokens at these places, given their neighbours' ids."""
         ...
 
     def __call__(self, *arguments: Any, **named: Any) -> ModelOutput: ...
@@ -80,29 +75,22 @@ class GenerativeModel(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DecodingStart(Generic[S]):
-    """The state after reading the input, before generating.
+    """The state after reading the input, before generating."""
 
-    logits: [B, V], of the first new token. history: [B, T], the text that the new tokens continue, padding as
-    -1; for an encoder-decoder, with a separate source text, the start token of its output.
-    """
-
-    logits: Tensor
+    logits: Tensor  # [B, V], of the first new token
     state: S
+    # [B, T], the text that the new tokens continue, padding as -1; an encoder-decoder's is its start token
     history: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodingState(State):
-    """The model's state during generation.
-
-    numbers: [N, 1] by argument in `names`, inputs that are the same for every new token. retrieval: the state
-    of the model that finds neighbours.
-    """
+    """The model's state during generation."""
 
     model: ModelState
-    names: tuple[str, ...] = ()
-    numbers: tuple[Tensor, ...] = ()
-    retrieval: ModelState | None = None
+    names: tuple[str, ...] = ()  # of arguments with the same value for every new token
+    numbers: tuple[Tensor, ...] = ()  # their values, [N, 1]
+    retrieval: ModelState | None = None  # of the model that finds neighbours
 
     def truncated_(self, count: int) -> "DecodingState | None":
         """Remove the last `count` tokens."""
@@ -128,15 +116,11 @@ class Retrieval(Protocol):
     def start(
         self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
     ) -> tuple[Tensor, ModelState]:
-        """Return the neighbours of the last token of a prompt [N, T], [N, 1, k], and a state that has read
-        the prompt.
-        """
+        """Return the neighbours [N, 1, k] of a prompt's last token, and a state that has read the prompt."""
         ...
 
     def read(self, tokens: Tensor, state: ModelState, last: int) -> tuple[Tensor, ModelState]:
-        """Return the neighbours of the `last` tokens of the tokens [N, T], [N, last, k], and
-        the next state.
-        """
+        """Return the neighbours [N, last, k] of the `last` tokens of [N, T], and the next state."""
         ...
 
 
@@ -159,18 +143,15 @@ class Decoder:
         retrieval: Retrieval | None = None,
         dola: Dola | None = None,
     ):
-        self.model, self.max_new_tokens, self.mixture, self.retrieval = (
-            model,
-            max_new_tokens,
-            mixture,
-            retrieval,
-        )
+        self.model, self.max_new_tokens = model, max_new_tokens
+        self.mixture, self.retrieval = mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
             raise InputError("retrieval: requires a decoder-only model with the head 'semiparametric'")
         self.dola = dola
         self.last: LastFeedForwardInput | None = None
         if mixture is not None and model.decoder is not None:
             self.last = LastFeedForwardInput(model.decoder)
+        # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
         self.packed = PackedWeights(None)
 
@@ -194,6 +175,7 @@ class Decoder:
                 PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
             )
         if self.model.encoder is None:
+            # Reserved at once, because a growing cache would be copied again and again.
             state = self.model.new_state(input_ids.shape[1] + self.max_new_tokens)
             neighbours, retrieval_state = None, None
             if self.retrieval is not None:
@@ -205,6 +187,7 @@ class Decoder:
                 logits, state = self._last_logits(output, neighbours)
             history = input_ids
             if attention_mask is not None:
+                # Processors must not count padding as text.
                 history = input_ids.masked_fill(attention_mask == 0, -1)
             copied = {name: numbers[:, -1:] for name, numbers in inputs.items() if name in COPIED_INPUTS}
             progress = DecodingState(state, tuple(copied), tuple(copied.values()), retrieval_state)
@@ -222,9 +205,7 @@ class Decoder:
         return logits.squeeze(1), after
 
     def read(self, tokens: Tensor, state: DecodingState, last: int) -> tuple[Tensor, DecodingState]:
-        """Read tokens [N, T] after `state`: return the next-token logits [N, K, V] of the `last` K tokens,
-        and the next state.
-        """
+        """Read tokens [N, T]; return the next-token logits [N, K, V] of the `last` K, and the next state."""
         name = "input_ids" if self.model.encoder is None else "decoder_input_ids"
         copied = {name: numbers.expand(tokens.shape) for name, numbers in zip(state.names, state.numbers)}
         neighbours, retrieval_state = None, None
@@ -311,7 +292,9 @@ def check_inputs(
         raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {shape}")
     prompt = 0
     if model.encoder is None:
+        # Padding takes no positions.
         prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
+        # New tokens follow the last column of every row.
         if attention_mask is not None and not bool(attention_mask[:, -1].all()):
             raise InputError(
                 "attention_mask: a row ends in padding; pad on the left, so that its text can go on"

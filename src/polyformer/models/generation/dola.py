@@ -21,8 +21,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 
+# The least share of the highest probability that another token must have.
 PLAUSIBLE = 0.1
-"""The least share of the highest probability that another token must have."""
 
 
 def candidate_layers(
@@ -48,29 +48,27 @@ def candidate_layers(
 
 
 def contrasted(last: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """Return F as log-probabilities, from the logits `last` [..., V] and the logits of the
-    candidate layers.
-    """
+    """Return F as log-probabilities from the logits `last` [..., V] and those of the candidate layers."""
     final = last.log_softmax(-1)
     layers = torch.stack([logits.log_softmax(-1) for logits in earlier])  # [J, ..., V]
     if len(earlier) > 1:
         chosen = torch.stack([divergence(final, layer) for layer in layers]).argmax(0)
         index = chosen[None, ..., None].expand(1, *last.shape)
+        # M differs between tokens.
         layers = layers.gather(0, index)
+    # 0.1 max p, in log space.
     plausible = final >= final.amax(-1, keepdim=True) + torch.tensor(PLAUSIBLE, dtype=final.dtype).log()
     return (final - layers[0]).masked_fill(~plausible, -torch.inf).log_softmax(-1)
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence [...] of two distributions, given as
-    log-probabilities [..., V].
-    """
+    """Return the Jensen-Shannon divergence [...] of two distributions of log-probabilities [..., V]."""
     mean = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, dtype=p.dtype, device=p.device))
     return ((p.exp() * (p - mean)).nansum(-1) + (q.exp() * (q - mean)).nansum(-1)) / 2
 
 
+# Hidden states [N, K, E] before the head to logits [N, K, V].
 Predict = Callable[[Tensor], Tensor]
-"""Hidden states [N, K, E] before the head to logits [N, K, V]."""
 
 
 class Dola:

@@ -11,9 +11,7 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.generation.config import GenerationConfig, SpeculationConfig
 from polyformer.models.generation.constraints import Processor
 from polyformer.models.generation.decoder import GenerativeModel, check_inputs
-from polyformer.models.generation.draft_model import DraftModel
-from polyformer.models.generation.drafter import Drafter
-from polyformer.models.generation.lookup import Lookup
+from polyformer.models.generation.drafter import Drafter, DraftModel, Lookup
 from polyformer.models.generation.search import Choose
 
 Draft: TypeAlias = GenerativeModel | Drafter | Literal["lookup"]

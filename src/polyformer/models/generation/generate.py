@@ -21,7 +21,6 @@ from polyformer.models.generation.decoder import (
     check_shape,
     prompt_or_start_token,
 )
-from polyformer.models.generation.diverse_beam_search import group_beam_search
 from polyformer.models.generation.dola import Dola, candidate_layers
 from polyformer.models.generation.draft import Draft, check_draft, in_evaluation_mode, make_drafter
 from polyformer.models.generation.processors import processors
@@ -32,16 +31,11 @@ from polyformer.models.generation.speculation import Speculator
 from polyformer.models.generation.stopping import Decode, Stopping
 from polyformer.models.generation.topk import blockwise_argmax
 
+# Optional inputs per token of a prompt or source.
 INPUTS = (
-    "position_ids",
-    "document_ids",
-    "token_type_ids",
-    "langs",
-    "segment_ids",
-    "global_attention_mask",
-    "relation_ids",
+    *("position_ids", "document_ids", "token_type_ids", "langs"),
+    *("segment_ids", "global_attention_mask", "relation_ids"),
 )
-"""Optional inputs per token of a prompt or source."""
 
 
 def generate(
@@ -67,10 +61,10 @@ def generate(
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
             decoder-only model begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
-        config: by default 64 tokens, greedy; options by name, such as `max_new_tokens=20`, override it.
+        config: by default 64 tokens, greedy; options by name (`max_new_tokens=20`) override it.
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
         decode: token ids to text, as in a tokenizer; needed for `config.stop`.
-        generator: for sampling, instead of a `seed`; by default torch's for the device.
+        generator: for sampling, instead of a `seed`; by default torch's.
         draft: proposes `draft_tokens` tokens per pass, for speed (see `models.generation.speculation`):
             a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
             Greedy texts stay the same up to rounding, samples follow the same distribution.
@@ -85,13 +79,13 @@ def generate(
     right of a prompt, too many tokens for the positions or `max_length`, stop strings without `decode`, a
     streamer or draft with beams, ids outside the vocabulary, an unknown setting, and unsuitable models.
     """
-    inputs, config = _inputs_and_settings(inputs_and_settings, config)
+    inputs = {name: x for name in INPUTS if (x := inputs_and_settings.pop(name, None)) is not None}
+    config = with_settings(config or GenerationConfig(), inputs_and_settings)
     special = _special_ids(model, config)
     input_ids = prompt_or_start_token(model, input_ids, special.start)
     check_shape(model, input_ids)
-    width = input_ids.shape[1] if model.encoder is None else 1
-    _, max_new_tokens = config.lengths(width)
-    beginning = input_ids, attention_mask, special.start
+    width = input_ids.shape[1] if model.encoder is None else 1  # with an encoder: the start token
+    max_new_tokens, beginning = config.lengths(width)[1], (input_ids, attention_mask, special.start)
     check_inputs(model, *beginning, max_new_tokens)
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, *beginning, max_new_tokens)
@@ -106,16 +100,8 @@ def generate(
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
 
 
-def _inputs_and_settings(
-    more: dict[str, Any], config: GenerationConfig | None
-) -> tuple[dict[str, Tensor], GenerationConfig]:
-    """Return the inputs per token, and `config` with the settings among `more`."""
-    inputs = {name: tensor for name in INPUTS if (tensor := more.pop(name, None)) is not None}
-    return inputs, with_settings(config or GenerationConfig(), more)
-
-
+# The arguments of `Decoder.start`.
 Reads: TypeAlias = tuple[Tensor, Tensor | None, int | None, Mapping[str, Tensor]]
-"""The arguments of `Decoder.start`."""
 
 
 def _search(
@@ -129,10 +115,10 @@ def _search(
     """Return the result of the search that `config` selects, and the statistics of a draft."""
     count = config.num_return_sequences
     if config.method == "beam":
-        by_beams = beam_search if config.beam.num_beam_groups == 1 else group_beam_search
-        return by_beams(decoder, decoder.start(*reads), rules, config.beam, count), None
+        return beam_search(decoder, decoder.start(*reads), rules, config.beam, count), None
     if config.method == "contrastive":
         return contrastive_search(decoder, decoder.start(*reads), rules, config.contrastive), None
+    # Beam search and contrastive search draw no numbers.
     choose = sampler(generator) if config.method == "sample" else blockwise_argmax
     if draft is None:
         return search(decoder, decoder.start(*reads), rules, choose, count), None
@@ -145,9 +131,7 @@ def _search(
 def _layer_contrast(
     model: GenerativeModel, config: GenerationConfig, mixes: Mixture | Retrieval | None
 ) -> Dola | None:
-    """Return the contrast of the layers in `config`, if any; `mixes`: another change of the
-    logits, if any.
-    """
+    """Return the contrast of layers in `config`, if any; `mixes`: another change of the logits."""
     layers, stack = config.dola.dola_layers, model.decoder
     if layers is None or stack is None:
         return None
@@ -197,6 +181,7 @@ def _special_ids(model: GenerativeModel, config: GenerationConfig) -> _SpecialId
     own, asked = model.config.special, config.special
     eos = asked.eos
     if eos is None:
+        # Some config.json name an id beyond their table.
         eos = () if own.eos is None or own.eos >= model.config.vocab_size else (own.eos,)
     fill = next((token for token in (asked.pad, own.pad, *eos) if token is not None), 0)
     return _SpecialIds(own.bos if asked.start is None else asked.start, eos, fill)
@@ -222,5 +207,6 @@ def _check_options(
     for name, ids in named.items():
         if any(not 0 <= token < vocabulary for token in ids):
             raise InputError(f"{name}: expected ids from 0 to {vocabulary - 1}, got {list(ids)}")
+    # Every step needs num_beams extensions that do not end.
     if beams + max(1, len(special.eos)) > vocabulary:
         raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")

@@ -6,95 +6,47 @@ change it (caches, additional outputs, exact speculation) are ignored. Defaults 
 5.23: 20 new tokens, and 50 for `top_k` when sampling.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.models.generation.config import BeamConfig, GenerationConfig
+from polyformer.models.generation.constraints import ConstraintConfig
 
 LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 SPECIAL = {"decoder_start_token_id": "start", "eos_token_id": "eos", "pad_token_id": "pad"}
-CONSTRAINTS = (
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-)
+CONSTRAINTS = tuple(field.name for field in dataclasses.fields(ConstraintConfig))
+# Options of sampling, with the hub's value for no limit.
 NO_LIMIT = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-"""Options of sampling, with the hub's value for no limit."""
 
 SUPPORTED_FIELDS = {
     *LENGTHS,
     *SPECIAL,
     *CONSTRAINTS,
     *NO_LIMIT,
-    "do_sample",
-    "temperature",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "penalty_alpha",
-    "dola_layers",
-    "early_stopping",
-    "length_penalty",
-    "num_return_sequences",
-    "repetition_penalty",
-    "stop_strings",
+    *("do_sample", "temperature", "num_beams", "num_beam_groups", "diversity_penalty", "penalty_alpha"),
+    *("dola_layers", "early_stopping", "length_penalty", "num_return_sequences", "repetition_penalty"),
+    *("stop_strings",),
 }
 
+# Fields that would change the generated text, with the values (besides null) that do not.
 UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "constraints": (),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": (),
-    "guidance_scale": (1,),
-    "max_time": (),
-    "prefill_chunk_size": (),
-    "remove_invalid_values": (False,),
-    "renormalize_logits": (False,),
-    "sequence_bias": (),
-    "token_healing": (False,),
-    "top_h": (),
-    "watermarking_config": (),
+    **dict.fromkeys(("constraints", "exponential_decay_length_penalty", "force_words_ids", "max_time"), ()),
+    **dict.fromkeys(("prefill_chunk_size", "sequence_bias", "top_h", "watermarking_config"), ()),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), (0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("remove_invalid_values", "renormalize_logits", "token_healing"), (False,)),
 }
-"""Fields that would change the generated text, with the values (besides null) that do not."""
 
 IGNORED_FIELDS = {
-    "_commit_hash",
-    "_from_model_config",
-    "_original_object_hash",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "bos_token_id",
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "continuous_batching_config",
-    "disable_compile",
-    "is_assistant",
-    "low_memory",
-    "max_cache_len",
-    "max_matching_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "prompt_lookup_num_tokens",
-    "return_dict_in_generate",
-    "speculation_type",
-    "target_lookbehind",
-    "transformers_version",
-    "use_cache",
-    "use_mtp",
+    *("_commit_hash", "_from_model_config", "_original_object_hash", "assistant_confidence_threshold"),
+    *("assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id"),
+    *("cache_config", "cache_implementation", "compile_config", "continuous_batching_config"),
+    *("disable_compile", "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states"),
+    *("output_logits", "output_scores", "prompt_lookup_num_tokens", "return_dict_in_generate"),
+    *("speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp"),
 }
 
 
@@ -205,6 +157,7 @@ def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
     for name in fields:
         if name not in known and not of_model:
             raise unknown("field of generation_config.json", name, known)
+    # The former name, in config.json of BART.
     if of_model and fields.get("force_bos_token_to_be_generated"):
         fields.setdefault("forced_bos_token_id", fields.get("bos_token_id"))
     return {name: value for name, value in fields.items() if name in known and value is not None}
@@ -217,6 +170,7 @@ def _lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
         whole = None
     elif whole is None:
         most = 20
+    # As in transformers, new tokens take precedence.
     least_new, least = fields.get("min_new_tokens", 0), fields.get("min_length", 0)
     return {
         "max_new_tokens": most,
@@ -226,6 +180,7 @@ def _lengths(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    # Transformers' default when it samples.
     values = {"top_k": 50, **fields}
     limits = {name: values[name] for name, none in NO_LIMIT.items() if values.get(name, none) != none}
     return {"do_sample": True, "temperature": fields.get("temperature", 1.0), **limits}

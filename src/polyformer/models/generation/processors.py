@@ -46,9 +46,7 @@ def top_k(count: int) -> Processor:
 
 
 def top_p(mass: float) -> Processor:
-    """Keep only the fewest most likely tokens with total probability `mass`. Holtzman et al. 2020, section
-    3.1.
-    """
+    """Keep only the fewest most likely tokens of total probability `mass`. Holtzman et al. 2020, 3.1."""
 
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         ranked, order = logits.sort(descending=True)
@@ -81,6 +79,7 @@ def typical_p(mass: float) -> Processor:
     def apply(logits: Tensor, history: Tensor) -> Tensor:
         log_p = logits.log_softmax(-1)
         entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)  # 0 log 0 of a forbidden token counts as 0
+        # |-log p - H|, equation 9.
         distance = (-log_p - entropy).abs()
         ranked, order = distance.sort()
         reached = log_p.exp().gather(1, order).cumsum(1)
@@ -106,8 +105,10 @@ def processors(
     """Return all processors of `config`, in transformers' order, for texts that begin with `width` tokens."""
     asked = config.constraints
     least, most = config.lengths(width)
+    # As in transformers, an end token among the bad words is no error and has no effect.
     words = tuple(word for word in asked.bad_words_ids if not (len(word) == 1 and word[0] in eos))
     first = asked.forced_bos_token_id
+    # After the forced token.
     begin = width + (width == 1 and first is not None)
     chosen = [repetition_penalty(config.repetition_penalty)] if config.repetition_penalty != 1.0 else []
     chosen += [no_repeat(asked.no_repeat_ngram_size)] if asked.no_repeat_ngram_size else []

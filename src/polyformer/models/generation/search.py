@@ -16,8 +16,8 @@ from polyformer.models.generation.stopping import Stopping
 
 S = TypeVar("S", bound=State)
 
+# Processed logits [N, V] to one token per row [N].
 Choose = Callable[[Tensor], Tensor]
-"""Processed logits [N, V] to one token per row [N]."""
 
 
 def distribution(logits: Tensor) -> Tensor:
@@ -32,9 +32,7 @@ def sampler(generator: torch.Generator | None) -> Choose:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SearchSettings:
-    """Settings that hold at every step. `pad` fills finished texts; `streamer` receives each step's tokens
-    [N].
-    """
+    """Settings of all steps. `pad` fills finished texts; `streamer` receives each step's tokens [N]."""
 
     max_new_tokens: int
     pad: int
@@ -78,6 +76,7 @@ class GrowingTexts:
         self.text[:, now] = token
         self.output[self.alive, step] = token
         self.lengths[self.alive] += 1
+        # Of the model's own distribution, before the processors.
         self.scores[self.alive] += log_probability(logits.to(self.scores.dtype), token)
         if self.rules.streamer is not None:
             self.rules.streamer(self.output[:, step])
@@ -103,6 +102,7 @@ def search(
     """Generate `copies` texts for every input, each token by `choose`. A finished row leaves the batch."""
     logits, state, history = start.logits, start.state, start.history
     if copies > 1:
+        # The prompt is read once for all samples.
         rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
         logits, state, history = logits[rows], state.reorder(rows), history[rows]
     texts = GrowingTexts(history, rules, logits.dtype)
@@ -111,6 +111,7 @@ def search(
         stay = texts.add(token, logits)
         if stay is None:
             return texts.result()
+        # Nothing is copied while all rows continue.
         if not isinstance(stay, slice):
             token, state = token[stay], state.reorder(stay)
         logits, state = decoder.step(token, state)

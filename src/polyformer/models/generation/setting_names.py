@@ -8,13 +8,13 @@ from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, unknown
 from polyformer.models.generation.config import GenerationConfig
 
+# Names in transformers that differ from the names here.
 HUB_NAMES = {
     "decoder_start_token_id": "start",
     "eos_token_id": "eos",
     "pad_token_id": "pad",
     "stop_strings": "stop",
 }
-"""Names in transformers that differ from the names here."""
 
 
 def _setting_paths() -> dict[str, tuple[str, ...]]:

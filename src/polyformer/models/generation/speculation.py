@@ -24,37 +24,31 @@ on.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyformer.core.state import State
 from polyformer.models.generation.decoder import Decoder, DecodingStart
-from polyformer.models.generation.draft_state import DraftState
-from polyformer.models.generation.drafter import Drafter, Drafts
+from polyformer.models.generation.drafter import Drafter, Drafts, DraftState
 from polyformer.models.generation.results import DraftStatistics
 from polyformer.models.generation.search import Choose, distribution
 
+# The most tokens that a pass reads again together with drafts; more are read in a separate pass.
 MAX_REREAD_TOKENS = 16
-"""The most tokens that a pass reads again together with drafts; more are read in a separate pass."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation(State):
-    """The state of speculative decoding.
+    """The state of speculative decoding."""
 
-    text: [N, T]. reading: the model's state for a part of the text. logits: [N, K + 1, V], the model's logits
-    after the text and after each draft; the next token uses the logits at `place`. memory: the drafter's
-    memory.
-    """
-
-    text: Tensor
-    reading: DraftState
-    logits: Tensor
+    text: Tensor  # [N, T]
+    reading: DraftState  # of the model, for a part of the text
+    logits: Tensor  # [N, K + 1, V], of the model after the text and after each draft
     drafts: Drafts
-    place: int
-    memory: State
+    place: int  # the next token uses the logits here
+    memory: State  # the drafter's
 
 
 class Speculator:
@@ -78,16 +72,10 @@ class Speculator:
         self.proposed: tuple[Tensor, Tensor] | None = None
         self.drafted = DraftStatistics()
 
-    def start(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        first: int | None,
-        inputs: Mapping[str, Tensor],
-    ) -> DecodingStart[Speculation]:
+    def start(self, *reads: Any) -> DecodingStart[Speculation]:
         """Read the inputs as `Decoder.start` does."""
-        start = self.decoder.start(input_ids, attention_mask, first, inputs)
-        memory = self.drafter.start(input_ids, attention_mask, first, inputs)
+        start = self.decoder.start(*reads)
+        memory = self.drafter.start(*reads)
         width = start.history.shape[1]
         self.end = width + self.decoder.max_new_tokens
         drafts = Drafts(start.history[:, :0])
@@ -118,7 +106,9 @@ class Speculator:
     def _pass(self, text: Tensor, state: Speculation) -> Speculation:
         """Propose drafts, and read the unread part of the texts and the drafts."""
         reading, width = state.reading.truncated_to(text.shape[1] - 1), text.shape[1]
+        # The last token of a text needs no draft after it.
         count = min(self.max_drafts, self.end - width - 1)
+        # The next pass only catches up.
         if width - reading.length > MAX_REREAD_TOKENS:
             count = 0
         drafts, memory = self.drafter.propose(text, count, state.memory)
@@ -133,6 +123,7 @@ def accept_or_resample(p: Tensor, drafts: Tensor, q: Tensor, generator: torch.Ge
     """Return tokens [N] distributed as p [N, V], using the `drafts` [N] drawn from q [N, V] if accepted."""
     index = drafts.unsqueeze(1)
     chance = torch.rand(index.shape, generator=generator, dtype=p.dtype, device=p.device)
+    # Chance < min(1, p / q), without a division by 0.
     stays = chance * q.gather(1, index) < p.gather(1, index)
     rest = (p - q).clamp_min(0)
     rest = torch.where(rest.sum(1, keepdim=True) > 0, rest, p)  # equal distributions: every draft is accepted

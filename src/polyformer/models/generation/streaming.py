@@ -8,8 +8,8 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.models.generation.stopping import Decode, cut
 
+# The replacement that decoders use for an incomplete character.
 UNFINISHED = "\ufffd"
-"""The replacement that decoders use for an incomplete character."""
 
 
 class TextStreamer:
@@ -48,6 +48,7 @@ class TextStreamer:
 
 def _unstable_suffix(text: str, stop: Sequence[str]) -> int:
     """Return the number of characters at the end of `text` that may still change or become a stop string."""
+    # Bytes of an incomplete character decode to U+FFFD.
     unfinished = len(text) - len(text.rstrip(UNFINISHED))
     starts = (size for string in stop for size in range(1, len(string)) if text.endswith(string[:size]))
     return max(unfinished, max(starts, default=0))

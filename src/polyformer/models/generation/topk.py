@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+# The size of a block, which has a fast maximum; and the least input length for which blocks pay off.
 BLOCK, MIN_LENGTH = 128, 1 << 13
-"""The size of a block, which has a fast maximum; and the least input length for which blocks pay off."""
 
 
 def blockwise_topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:

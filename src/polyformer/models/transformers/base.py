@@ -24,34 +24,32 @@ from polyformer.models.transformers.config import TRAJECTORY, PolyformerConfig
 from polyformer.models.transformers.inputs import (
     OTHER_TEXT_INPUTS,
     OUTPUT_ARGUMENTS,
-    SOURCE,
-    STATE,
     TEXT,
     Arguments,
     accepts,
+    accepts_text,
     resolve_text_inputs,
 )
 from polyformer.models.transformers.offload import shared_weights_loaded
-from polyformer.models.transformers.output_matrix import output_matrix, replace_output_matrix
-from polyformer.models.transformers.remote import auto_map, write_module
-from polyformer.models.transformers.resize import check_resizable, resize
-from polyformer.models.transformers.upload import card_of, push
+from polyformer.models.transformers.saved_folder import auto_map, card_of, push, write_module
+from polyformer.models.transformers.vocabulary import (
+    check_resizable,
+    output_matrix,
+    replace_output_matrix,
+    resize,
+)
 
+# Arguments that `save_pretrained` accepts; transformers ignores all other names.
 SAVE_ARGUMENTS = {
     *inspect.signature(transformers.PreTrainedModel.save_pretrained).parameters,
     *inspect.signature(transformers.PreTrainedModel.push_to_hub).parameters,
     "safe_serialization",
     "save_function",
 } - {"self", "kwargs", "save_directory"}
-"""Arguments that `save_pretrained` accepts; transformers ignores all other names."""
 
-UPLOAD_ARGUMENTS = {*inspect.signature(push).parameters, "push_to_hub"} - {
-    "model",
-    "card",
-    "max_shard_size",
-    "token",
-}
-"""Arguments that `save_pretrained` passes to an upload."""
+SHARED_ARGUMENTS = {"max_shard_size", "token"}  # of saving and of an upload
+# Arguments that `save_pretrained` passes to an upload.
+UPLOAD_ARGUMENTS = {*inspect.signature(push).parameters, "push_to_hub"} - {"model", "card", *SHARED_ARGUMENTS}
 
 OUTPUT_OPTIONS = ("output_attentions", "output_hidden_states")
 
@@ -75,6 +73,7 @@ class PolyformerModel(transformers.PreTrainedModel):
     def __new__(cls, config: PolyformerConfig | None = None, *options: Any, **more: Any) -> Any:
         """Return an instance of the class for `config`, which is missing in copying and unpickling."""
         tree = config.polyformer if cls is PolyformerModel and config is not None else None
+        # AutoModel knows a single class for the model_type.
         kind: Any = cls.for_trajectories if TRAJECTORY in (tree or {}) else cls
         return super().__new__(kind)
 
@@ -140,17 +139,16 @@ class PolyformerModel(transformers.PreTrainedModel):
         self.config.polyformer = self.model.config.to_dict()
         return table
 
-    @accepts(*TEXT, *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS)
+    @accepts_text(source=True)
     def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' models; the arguments are the same, see
-        `polyformer.models.transformers.inputs`.
-        """
+        """Return the result of transformers' models, with the same arguments (`transformers.inputs`)."""
         return self._run(arguments)
 
     def _run(self, arguments: Arguments) -> Any:
         """Return the model's output for `arguments`, as the result class of transformers."""
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         items = arguments.pop("num_items_in_batch", None)
+        # An argument takes precedence over the configuration.
         for name in OUTPUT_OPTIONS:
             arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
         resolve_text_inputs(arguments, self.model, self.config.pad_token_id)
@@ -161,6 +159,7 @@ class PolyformerModel(transformers.PreTrainedModel):
             result, predictions = self._call(arguments)
             fields = {**self._fields(result), **predictions}
         if items is not None and result.loss is not None:  # the batch consists of several microbatches
+            # The Trainer sums losses over microbatches, so each must be a part of the mean.
             share = self._num_labelled(arguments).to(result.loss.device) / items
             fields["loss"] = result.loss * share
         if cache is not None and result.state is not None:
@@ -177,6 +176,7 @@ class PolyformerModel(transformers.PreTrainedModel):
                 raise InputError("past_key_values: an encoder has no cache; leave it out")
             return None
         if past is None:
+            # As in transformers, a cache is also returned unasked, but not in training.
             quietly = self.config.use_cache and not self.training and "labels" not in arguments
             if not (wanted or (wanted is None and quietly and supports_kv_cache(self.model))):
                 return None
@@ -194,6 +194,7 @@ class PolyformerModel(transformers.PreTrainedModel):
                 raise InputError("encoder_outputs: this model has no cross-attention; leave them out")
             return None
         past = None if cache is None else cache.state
+        # The cache contains the projected source.
         if past is not None and past.source_length:
             for name in (*TEXT, *OTHER_TEXT_INPUTS):
                 arguments.pop(name, None)
@@ -276,6 +277,7 @@ class PolyformerModel(transformers.PreTrainedModel):
             raise InputError("safe_serialization: weights are always written as safetensors; leave it out")
         upload = {name: options.pop(name) for name in UPLOAD_ARGUMENTS & options.keys()}
         self.config.auto_map = auto_map(type(self))
+        # The first positional argument is is_main_process.
         writes = arguments[0] if arguments else options.get("is_main_process", True)
         super().save_pretrained(save_directory, *arguments, **options)
         folder = Path(save_directory)
@@ -284,14 +286,14 @@ class PolyformerModel(transformers.PreTrainedModel):
         write_module(folder, self.config.auto_map)
         write_card(folder, card_of(self, folder.absolute().name, measured="state_dict" not in options))
         if upload.pop("push_to_hub", False):
-            size = {name: options[name] for name in ("max_shard_size", "token") if name in options}
+            size = {name: options[name] for name in SHARED_ARGUMENTS & options.keys()}
             push(self, upload.pop("repo_id", folder.absolute().name), card=folder / CARD, **size, **upload)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload like transformers' models and return the address of the commit.
 
         Our card is added unless the repository has a card that somebody wrote. Options: see
-        `polyformer.models.transformers.upload.push`.
+        `polyformer.models.transformers.saved_folder.push`.
         """
         return push(self, repo_id, **options)
 

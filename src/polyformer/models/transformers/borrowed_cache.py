@@ -27,8 +27,8 @@ from polyformer.models.transformers.inputs import Arguments
 from polyformer.nn.stack import LayerState
 from polyformer.nn.stack.multihead import ProjectedSource
 
+# Layers of a cache with unmodified keys and values.
 PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer)
-"""Layers of a cache with unmodified keys and values."""
 
 
 class BorrowedCache(PolyformerCache):
@@ -84,6 +84,7 @@ class BorrowedCache(PolyformerCache):
             raise InputError(
                 f"past_key_values: expected keys of (rows, heads, head size) {expected}, got {shape}"
             )
+        # The tokens that a sliding layer has dropped.
         self.dropped[index] = self.seen - keys.shape[2]
         keys, values = (F.pad(part, (0, 0, self.dropped[index], 0)) for part in (keys, values))
         return KeyValueCache(keys, values, self.seen, [self.seen])
@@ -99,6 +100,7 @@ class BorrowedCache(PolyformerCache):
         layers = tuple(
             LayerState(layer.self_attention, source) for layer, source in zip(layers, read, strict=True)
         )
+        # Attention without a mask has faster kernels.
         valid = None if mask is None or bool(mask.all()) else mask.bool()
         return ModelState(tokens, layers, None, valid, length)
 
@@ -110,6 +112,7 @@ class BorrowedCache(PolyformerCache):
         dropped, or if a static layer is too short.
         """
         new = state.tokens.seen - self.seen
+        # All layers are checked before any is changed.
         for index in range(len(state.layers)):
             self._check(index, new)
         for index, layer in enumerate(state.layers):
@@ -130,6 +133,7 @@ class BorrowedCache(PolyformerCache):
             mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.for_layer(index)
             pattern = mechanism.pattern if isinstance(mechanism, SoftmaxConfig) else None
             needed = (pattern or Full()).keys(Context(new, total, causal=True), 0, new).some
+            # Zeros replace dropped keys, and must not be read.
             if needed and needed[0][0] < dropped:
                 raise InputError(
                     f"past_key_values: layer {index} of the cache has dropped its first {dropped} tokens, "

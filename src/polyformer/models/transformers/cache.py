@@ -95,6 +95,7 @@ def supports_kv_cache(model: Transformer) -> bool:
     if model.decoder is None:
         return False
     try:
+        # A mechanism without a state refuses to make one.
         model.decoder.new_states(0)
     except InputError:
         return False

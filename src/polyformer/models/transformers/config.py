@@ -8,15 +8,15 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.config import ModelConfig
 
+# Our names for the kinds of labels, and the names in transformers.
 PROBLEMS = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-"""Our names for the kinds of labels, and the names in transformers."""
 
+# The option that identifies a `TrajectoryConfig`.
 TRAJECTORY = "max_timesteps"
-"""The option that identifies a `TrajectoryConfig`."""
 
 Tree = dict[str, Any]
 
@@ -56,6 +56,7 @@ class PolyformerConfig(transformers.PreTrainedConfig):
         if self.problem_type is None:
             self.problem_type = PROBLEMS.get(head.get("problem"))  # type: ignore[assignment]
         self.is_encoder_decoder = all(tree.get(side) for side in ("encoder", "decoder"))
+        # Tools read sizes here, but cannot change them.
         both = {**options, **hub_attributes(tree)}
         if self.is_encoder_decoder:
             both["decoder_start_token_id"] = special.get("bos")
@@ -126,6 +127,7 @@ def config_of(model: Any) -> PolyformerConfig:
     """Return the configuration for our `model`, with the label names of its checkpoint."""
     tree = model.config.to_dict()
     origin = tree.get("origin") or {}
+    # Keys in JSON are texts.
     names = {int(i): name for i, name in (origin.get("fields", {}).get("id2label") or {}).items()}
     known = {}
     if names and len(names) == tree["head"].get("num_labels"):

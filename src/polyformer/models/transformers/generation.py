@@ -19,14 +19,15 @@ from polyformer.models.transformers.inputs import (
     TEXT,
     Arguments,
     accepts,
+    accepts_text,
 )
 
+# Inputs with a number per token; new tokens get the number of the last token.
 GROWING = ("langs", "segment_ids", "document_ids")
-"""Inputs with a number per token; new tokens get the number of the last token."""
 
 
+# Families with a decoder, without an encoder, that takes shifted `labels`: the target of each token.
 UNSHIFTED = ("bart",)
-"""Families whose decoder without an encoder takes shifted `labels`: the target of each token."""
 
 
 class GenerativeWrapper(PolyformerModel, GenerationMixin):
@@ -74,7 +75,7 @@ class PolyformerForCausalLM(GenerativeWrapper):
 
     result: ClassVar[Any] = outputs.CausalLMOutputWithCrossAttentions
 
-    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS, "logits_to_keep")
+    @accepts_text("labels", at_end=("logits_to_keep",))
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' causal language models; the arguments are the same."""
         origin = self.model.config.origin
@@ -106,6 +107,7 @@ class PolyformerForCausalLM(GenerativeWrapper):
         length = (arguments["inputs_embeds"] if ids is None else ids).shape[1]
         for name in (*GROWING, "global_attention_mask"):
             if arguments.get(name) is not None:
+                # The tokens before are in the cache.
                 arguments[name] = arguments[name][:, -length:]
         return arguments
 
@@ -116,6 +118,7 @@ class PolyformerForCausalLM(GenerativeWrapper):
         new = options.get("num_new_tokens", 1)
         for name in (*GROWING, "global_attention_mask"):
             if more.get(name) is not None:
+                # An assistant may accept several tokens at once.
                 last = more[name][:, -1:].expand(-1, new)
                 more[name] = torch.cat([more[name], last if name in GROWING else 0 * last], 1)
         return more

@@ -16,20 +16,17 @@ Arguments = dict[str, Any]
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 OTHER_TEXT_INPUTS = (
-    "inputs_embeds",
-    "global_attention_mask",
-    "langs",
-    "document_ids",
-    "segment_ids",
-    "relation_ids",
+    *("inputs_embeds", "global_attention_mask", "langs"),
+    *("document_ids", "segment_ids", "relation_ids"),
 )
 STATE = ("past_key_values", "use_cache")
 SOURCE = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "decoder_inputs_embeds")
 OUTPUT_ARGUMENTS = ("output_attentions", "output_hidden_states", "return_dict")
 
+# Arguments that are used but not in the signature, from which transformers' tools read column names.
 UNLISTED_ARGUMENTS = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
-"""Arguments that are used but not in the signature, from which transformers' tools read column names."""
 
+# Arguments of transformers' models that ours cannot use, with the alternative.
 UNSUPPORTED_ARGUMENTS = {
     "encoder_hidden_states": "a single stack has no cross-attention; wrap an encoder-decoder",
     "encoder_attention_mask": "a single stack has no cross-attention; wrap an encoder-decoder",
@@ -40,13 +37,22 @@ UNSUPPORTED_ARGUMENTS = {
     "output_router_logits": "the loss in training includes the load balancing of experts; leave it out",
     "is_causal": "a decoder is causal and an encoder is not; leave it out",
 }
-"""Arguments of transformers' models that ours cannot use, with the alternative."""
 
+# Arguments of `UNSUPPORTED_ARGUMENTS` that are allowed if they are false.
 ALLOWED_IF_FALSE = ("output_router_logits",)
-"""Arguments of `UNSUPPORTED_ARGUMENTS` that are allowed if they are false."""
 
+# Arguments without effect: other arguments determine the same, or transformers' own model ignores them.
 IGNORED_ARGUMENTS = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
-"""Arguments without effect: other arguments determine the same, or transformers' own model ignores them."""
+
+
+# Families that use token types as token ids, and add their embeddings.
+ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
+
+# Families that derive padding from the ids if there is no mask.
+FIND_PADDING = ("xlm",)
+
+# Families with positions from the padding token's id plus 1 on; padding has the position before.
+OFFSET = ("roberta", "xlm-roberta", "longformer")
 
 
 def accepts(*names: str, var_keyword: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -76,6 +82,17 @@ def accepts(*names: str, var_keyword: bool = True) -> Callable[[Callable[..., An
         return forward
 
     return decorate
+
+
+def accepts_text(
+    *names: str, source: bool = False, state: bool = True, at_end: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for models of texts, in the order of transformers: text, `names`, and the rest.
+
+    source: whether the model may be an encoder-decoder. state: whether it may continue from a cache.
+    """
+    rest = (*OTHER_TEXT_INPUTS, *(SOURCE if source else ()), *(STATE if state else ()), *OUTPUT_ARGUMENTS)
+    return accepts(*TEXT, *names, *rest, *at_end)
 
 
 def _checked(arguments: Arguments, names: tuple[str, ...]) -> Arguments:
@@ -116,9 +133,11 @@ def resolve_text_inputs(arguments: Arguments, model: Transformer, pad: int | Non
     if model.encoder is None:
         _resolve_documents(arguments, ids)
         unmasked = "attention_mask" not in arguments and "input_ids" in arguments
-        if unmasked and pad is not None and _pools_last(model):
+        # Transformers pools the last token that is not padding.
+        if unmasked and pad is not None and getattr(model.config.head, "pooling", None) == "last":
             arguments["attention_mask"] = _mask_up_to_last(arguments["input_ids"] != pad)
     marks = arguments.get("global_attention_mask")
+    # Tools pass zeros to every model.
     if marks is not None and not bool(marks.any()) and not _reads_global_tokens(model):
         del arguments["global_attention_mask"]
     _resolve_token_types(arguments, model)  # last, since it may replace the ids by their embeddings
@@ -145,18 +164,6 @@ def _resolve_token_types(arguments: Arguments, model: Transformer) -> None:
     del arguments["token_type_ids"]
 
 
-ADD_TOKENS = ("gpt2", "openai-gpt", "ctrl", "gpt_neo", "gptj", "xlm")
-"""Families that use token types as token ids, and add their embeddings."""
-
-
-FIND_PADDING = ("xlm",)
-"""Families that derive padding from the ids if there is no mask."""
-
-
-OFFSET = ("roberta", "xlm-roberta", "longformer")
-"""Families whose positions start at the padding token's id plus 1, with padding at the position before."""
-
-
 def _positions_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Tensor:
     counted = positions - offset
     real = counted if mask is None else counted.masked_fill(mask == 0, 0)
@@ -177,9 +184,11 @@ def _resolve_documents(arguments: Arguments, ids: Tensor) -> None:
         arguments["document_ids"] = numbers.long()
     elif starts is not None:
         places = torch.arange(ids.shape[1], device=starts.device)
+        # Cumulative lengths [0, n1, n1 + n2, ...].
         documents = torch.searchsorted(starts[1:].contiguous().long(), places, right=True)
         arguments["document_ids"] = documents.expand(ids.shape[:2])
     elif positions is not None and "attention_mask" not in arguments and "past_key_values" not in arguments:
+        # Flash attention's convention: a position of 0 begins another document.
         documents = packed_documents(positions.expand(ids.shape[:2]))
         if documents is not None:
             arguments["document_ids"] = documents
@@ -189,10 +198,6 @@ def packed_documents(positions: Tensor) -> Tensor | None:
     """Return documents [B, T], which start where positions [B, T] do not rise by 1; None for one per row."""
     breaks = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
     return breaks.cumsum(-1) if bool(breaks.any()) else None
-
-
-def _pools_last(model: Transformer) -> bool:
-    return getattr(model.config.head, "pooling", None) == "last"
 
 
 def _mask_up_to_last(real: Tensor) -> Tensor | None:

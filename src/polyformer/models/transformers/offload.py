@@ -14,11 +14,11 @@ from torch import nn
 
 from polyformer.core.ops.linear import Linear
 
+# Modules with weights that no other module reads, unless they are part of `READ`.
 CALLED = (Linear, nn.LayerNorm, nn.Conv1d)
-"""Modules with weights that no other module reads, unless they are part of `READ`."""
 
+# Parts of a model with weights that other modules read.
 READ = ("tokens", "decoder_tokens", "head", "encoder.position", "decoder.position")
-"""Parts of a model with weights that other modules read."""
 
 
 @contextlib.contextmanager

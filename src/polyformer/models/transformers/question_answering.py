@@ -17,25 +17,16 @@ from transformers import modeling_outputs as outputs
 from polyformer.attention.positions.learned import Learned
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.inputs import (
-    OFFSET,
-    OTHER_TEXT_INPUTS,
-    OUTPUT_ARGUMENTS,
-    SOURCE,
-    STATE,
-    TEXT,
-    Arguments,
-    accepts,
-)
+from polyformer.models.transformers.inputs import OFFSET, Arguments, accepts_text
 
+# Families with zero hidden states at padding.
 ZEROED = ("xlm",)
-"""Families with zero hidden states at padding."""
 
+# Families in which padded tokens attend to no token.
 BLIND = ("longformer",)
-"""Families in which padded tokens attend to no token."""
 
+# Families in which the embedding of the padding token has gradients, like any other.
 LEARN_PADDING = ("gpt2", "gptj", "gpt_neo", "t5")
-"""Families in which the embedding of the padding token has gradients, like any other."""
 
 
 class PolyformerForQuestionAnswering(PolyformerModel):
@@ -47,9 +38,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
     result = outputs.QuestionAnsweringModelOutput
     both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
 
-    @accepts(
-        *TEXT, "start_positions", "end_positions", *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS
-    )
+    @accepts_text("start_positions", "end_positions", source=True)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         places = [arguments.pop(name, None) for name in ("start_positions", "end_positions")]
@@ -61,6 +50,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         answers = arguments.pop("answers", None)
+        # Padding must be computed, see the module.
         self.model.unpads = False
         mask = arguments.get("attention_mask")
         self._resolve_question(arguments)
@@ -92,6 +82,7 @@ class PolyformerForQuestionAnswering(PolyformerModel):
         """Set positions and the attention of padding as in transformers' `family`."""
         ids, mask, pad = arguments.get("input_ids"), arguments.get("attention_mask"), self.config.pad_token_id
         if pad is not None and family not in LEARN_PADDING:
+            # Torch then gives this row no gradient, as in transformers.
             self.model.tokens.padding_idx = pad
         unwritten = not {"decoder_input_ids", "decoder_inputs_embeds"} & arguments.keys()
         if self.config.is_encoder_decoder and ids is not None and unwritten:
@@ -128,9 +119,8 @@ class PolyformerForQuestionAnswering(PolyformerModel):
 
 
 def _loss(logits: Tensor, places: Tensor) -> Tensor:
-    """Return the loss of logits [B, T] with padding: the mean over the positions [B] or [B, 1] in the
-    text.
-    """
+    """Return the mean loss of logits [B, T], with padding, at the positions [B] or [B, 1] in the text."""
     length = logits.shape[1]
+    # Positions beyond the text become the ignored index.
     goals = places.flatten().clamp(0, length).to(logits.device)
     return F.cross_entropy(logits, goals, ignore_index=length)

@@ -23,6 +23,7 @@ from polyformer.models.transformers.tasks import (
 )
 from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
 
+# The class for each kind of head; for a language model it depends on its stacks.
 BY_HEAD: dict[str, type[PolyformerModel]] = {
     "embed": PolyformerModel,
     "masked": PolyformerForMaskedLM,
@@ -34,7 +35,6 @@ BY_HEAD: dict[str, type[PolyformerModel]] = {
     "pretraining": PolyformerForPreTraining,
     "detect": PolyformerForPreTraining,
 }
-"""The class for each kind of head; for a language model it depends on its stacks."""
 
 AUTO = {
     transformers.AutoModel: PolyformerModel,
@@ -65,6 +65,7 @@ def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = No
         )
     config = config_of(model)
     config.license = license
+    # Only the shell; the weights are the model's.
     with torch.device("meta"):
         wrapped = _class_of(model)(config)
     wrapped.model = model
@@ -102,5 +103,5 @@ def _class_of(model: Transformer | TrajectoryTransformer) -> type[Any]:
 transformers.AutoConfig.register("polyformer", PolyformerConfig)
 for auto, wrapper in AUTO.items():
     auto.register(PolyformerConfig, wrapper)
+# The table from which the Trainer knows the models with labels to shift in label smoothing.
 modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["polyformer"] = PolyformerForCausalLM.__name__
-"""The table from which the Trainer knows the models with labels to shift in label smoothing."""

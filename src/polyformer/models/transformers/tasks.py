@@ -14,15 +14,7 @@ from transformers.models.openai.modeling_openai import OpenAIGPTDoubleHeadsModel
 from polyformer.core.errors import InputError
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.inputs import (
-    OTHER_TEXT_INPUTS,
-    OUTPUT_ARGUMENTS,
-    SOURCE,
-    STATE,
-    TEXT,
-    Arguments,
-    accepts,
-)
+from polyformer.models.transformers.inputs import OTHER_TEXT_INPUTS, TEXT, Arguments, accepts_text
 from polyformer.nn.heads.problem_types import mean_cross_entropy
 
 
@@ -31,7 +23,7 @@ class Labelled(PolyformerModel):
 
     result: ClassVar[Any] = outputs.MaskedLMOutput
 
-    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *SOURCE, *STATE, *OUTPUT_ARGUMENTS)
+    @accepts_text("labels", source=True)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         return self._run(arguments)
@@ -43,7 +35,7 @@ class Labelled(PolyformerModel):
 class PolyformerForMaskedLM(Labelled):
     """A model that predicts masked tokens; also an encoder that predicts every token (XLM)."""
 
-    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS, "logits_to_keep")
+    @accepts_text("labels", at_end=("logits_to_keep",))
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         return self._run(arguments)
@@ -67,8 +59,8 @@ class PolyformerForSequenceClassification(Labelled):
         return dataclasses.replace(result, loss=loss), {"logits": result.logits}
 
 
+# Families that interpret several labels as probabilities of one label, without a `problem_type`.
 SOFT = ("deberta", "deberta-v2")
-"""Families that interpret several labels as probabilities of one label, without a `problem_type`."""
 
 
 class PolyformerForTokenClassification(Labelled):
@@ -82,7 +74,7 @@ class PolyformerForMultipleChoice(Labelled):
 
     result = outputs.MultipleChoiceModelOutput
 
-    @accepts(*TEXT, "labels", *OTHER_TEXT_INPUTS, *OUTPUT_ARGUMENTS)
+    @accepts_text("labels", state=False)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         return self._of_choices(arguments)
@@ -117,7 +109,7 @@ class PolyformerDoubleHeadsModel(PolyformerForMultipleChoice):
     separately.
     """
 
-    @accepts(*TEXT, "mc_token_ids", "labels", "mc_labels", *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS)
+    @accepts_text("mc_token_ids", "labels", "mc_labels")
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         if "mc_token_ids" in arguments:
@@ -151,9 +143,7 @@ class PolyformerForPreTraining(Labelled):
     `next_sentence_label` and `sentence_order_label` are two names of the text's label.
     """
 
-    @accepts(
-        *TEXT, "labels", "next_sentence_label", "sentence_order_label", *OTHER_TEXT_INPUTS, *OUTPUT_ARGUMENTS
-    )
+    @accepts_text("labels", "next_sentence_label", "sentence_order_label", state=False)
     def forward(self, arguments: Arguments) -> Any:
         """Return the result of transformers' models for this task; the arguments are the same."""
         for name in ("next_sentence_label", "sentence_order_label"):

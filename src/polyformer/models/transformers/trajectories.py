@@ -31,9 +31,7 @@ class PolyformerDecisionTransformer(PolyformerModel):
         "states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *OUTPUT_ARGUMENTS
     )
     def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' model; the arguments are the same, and `rewards` are not
-        used.
-        """
+        """Return the result of transformers' model; the same arguments, without use of `rewards`."""
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         arguments.pop("rewards", None)
         for name in OUTPUT_OPTIONS:

@@ -56,8 +56,8 @@ def stack_tables(base: str) -> dict[str, str]:
     return {f"{base}{side}.embed_tokens.weight": f"{base}shared.weight" for side in ("encoder", "decoder")}
 
 
+# A token table that no untied model reads.
 SHARED = ("{base}shared.weight",)
-"""A token table that no untied model reads."""
 
 TIED = {"lm_head.weight": "model.shared.weight", **stack_tables("model.")}
 MODEL = Task(EmbedConfig(normalize=False), tied_keys=stack_tables(""), prefixed=False, unused_keys=SHARED)
@@ -129,6 +129,7 @@ class Bart(Family):
 
     def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
         """Return whether a token table is of a model that shares it, or of one that does not."""
+        # A model has either the shared table or the encoder's own.
         other = "encoder.embed_tokens" if config.embedding.shared else "shared"
         return bool(self.tasks[task].without) or theirs.removeprefix("model.") != f"{other}.weight"
 

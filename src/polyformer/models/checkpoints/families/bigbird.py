@@ -40,8 +40,8 @@ from polyformer.models.presets.bigbird import bigbird_pattern
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig, ResidualConfig, SpanConfig, TagConfig
 
 PATTERN = "encoder.attention.mechanism.pattern"
+# Tensors of the pooler in classes without pooling.
 UNPOOLED = ("{base}pooler.*",)
-"""Tensors of the pooler in classes without pooling."""
 
 
 @register
@@ -119,9 +119,7 @@ class BigBird(BertFamily):
     sizes = ("bigbird-base",)
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` also for other kinds of attention, and for block-sparse attention in decoders or
-        without random blocks.
-        """
+        """Raise `InputError` also for unknown attention, and for unsupported block-sparse attention."""
         super().check(hub)
         kind = hub["attention_type"]
         if kind not in ("block_sparse", "original_full"):
@@ -147,6 +145,7 @@ class BigBird(BertFamily):
         text = get_path(tree, PATTERN)
         if text is None:
             return {"attention_type": "original_full"}
+        # A pattern is text in our trees.
         block = re.search(r"BlockWindow\(size=(\d+)", text)
         random = re.search(r"Random\(blocks=(\d+)", text)
         return {

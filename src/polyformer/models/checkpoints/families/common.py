@@ -11,13 +11,13 @@ LAST_TOKEN = Task(EmbedConfig(pooling="last", normalize=False), prefixed=False)
 TOKEN_CLASSIFICATION = Task(TagConfig(), {"classifier": "head.output"})
 QUESTION_ANSWERING = Task(SpanConfig(), {"qa_outputs": "head.output"})
 
+# The classifier of decoders: only their last token has seen the whole text.
 LAST_TOKEN_SCORES = ClassifyConfig(pooling="last", hidden=False, bias=False, dropout=0.0)
-"""The classifier of decoders: only their last token has seen the whole text."""
 
 SCORED = Task(LAST_TOKEN_SCORES, {"score": "head.output"})
 
+# The dropout of decoders that label tokens; transformers falls back on 0.1, not on another option.
 TAG_DROPOUT = Option("classifier_dropout", None, ("dropout",), lambda p: 0.1 if p is None else p)
-"""The dropout of decoders that label tokens; transformers falls back on 0.1, not on another option."""
 
 
 def pooled(pooler: str, *options: Option) -> Task:
@@ -27,9 +27,7 @@ def pooled(pooler: str, *options: Option) -> Task:
 
 
 def multiple_choice(pooler: str, text: HeadConfig | None = None, *options: Option, **more: Any) -> Task:
-    """Return a task with a score for each choice by the head `text`; `pooler` is its hidden layer in
-    files.
-    """
+    """Return a task with a score for each choice by the head `text`; `pooler`: its hidden layer in files."""
     keys = {pooler: "head.text.dense", "classifier": "head.text.output"}
     return Task(ChooseConfig(text=text or ClassifyConfig(num_labels=1)), keys, options, **more)
 

@@ -141,9 +141,7 @@ class DebertaFamily(Family):
     tasks = TASKS
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for embeddings and poolers of another width, and for terms that do not go with
-        `relative_attention`.
-        """
+        """Raise `InputError` for parts of another width, and for terms without `relative_attention`."""
         width = hub["hidden_size"]
         for name in ("embedding_size", "pooler_hidden_size"):
             if hub.get(name) not in (None, width):
@@ -221,6 +219,7 @@ def _terms(hub: Tree) -> tuple[str, ...]:
     """Return the terms in `pos_att_type`, a list or text such as "c2p|p2c", in our order."""
     terms = hub["pos_att_type"] or ()
     names = [name.strip() for name in terms.lower().split("|")] if isinstance(terms, str) else terms
+    # Content to position, then position to content: their order has no effect.
     return tuple(sorted(names))
 
 
@@ -285,9 +284,7 @@ class DebertaV2(DebertaFamily):
     sizes = ("deberta-v3-small", "deberta-v3-base")
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` also for another width of heads, other norms of the distances and other
-        kernels.
-        """
+        """Raise `InputError` also for other widths of heads, norms of distances, and kernels."""
         super().check(hub)
         width, heads, size = hub["hidden_size"], hub["num_attention_heads"], hub.get("attention_head_size")
         if size is not None and size * heads != width:

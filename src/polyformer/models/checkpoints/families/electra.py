@@ -29,8 +29,8 @@ GENERATOR = {
     "generator_lm_head": "head",
 }
 DISCRIMINATOR = {"discriminator_predictions.[dense|dense_prediction]": "head.[dense|output]"}
+# The supported options of multiple choice.
 SUMMARY = {"summary_type": "first", "summary_use_proj": True}
-"""The supported options of multiple choice."""
 
 COPIES = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 
@@ -71,11 +71,10 @@ class Electra(BertFamily):
     sizes = ("electra-small", "electra-base", "electra-large", "electra-base-generator")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the width of the embeddings, if it differs from the model's; refuse other layers of a
-        choice.
-        """
+        """Set the width of the embeddings if it differs; refuse other layers of a choice."""
         if tree["head"]["kind"] == "choose":
             check_required(SUMMARY, hub)
+        # There is no matrix if both widths are equal.
         size = hub["embedding_size"]
         tree["embedding"]["size"] = None if size == tree["hidden_size"] else size
 

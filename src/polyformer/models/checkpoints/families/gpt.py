@@ -26,6 +26,7 @@ from polyformer.nn.heads import (
 MECHANISM = "decoder.attention.mechanism"
 SCALE = choice("scale_attn_weights", True, {True: None, False: 1.0}, f"{MECHANISM}.scale")
 
+# Options of the class with two heads, each with the value that makes a score of a text.
 SUMMARY = {
     "summary_type": "cls_index",
     "summary_use_proj": True,
@@ -33,12 +34,11 @@ SUMMARY = {
     "summary_proj_to_labels": True,
     "summary_last_dropout": 0,
 }
-"""Options of the class with two heads, each with the value that makes a score of a text."""
 
 SUMMARY_OPTIONS = (*SUMMARY, "summary_first_dropout")
 
+# Causal masks, which old files contain.
 BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
-"""Causal masks, which old files contain."""
 
 TIED_KEYS = {"lm_head.weight": "transformer.wte.weight"}
 

@@ -16,9 +16,7 @@ from polyformer.nn.heads import LanguageModelConfig, TagConfig
 
 @register
 class GptNeo(GptFamily):
-    """A decoder with local layers that attend to `window_size` tokens, the query's included, in every
-    backend.
-    """
+    """A decoder with local layers of `window_size` tokens, the query's included, in every backend."""
 
     model_type = "gpt_neo"
     class_prefix = "GPTNeo"
@@ -90,9 +88,7 @@ def _kinds(hub: Tree) -> list[str]:
 
 @register
 class GptJ(GptFamily):
-    """A decoder with attention parallel to the feed-forward layer, and `rotary_dim` rotated channels of each
-    head, in adjacent pairs.
-    """
+    """A decoder with attention parallel to the feed-forward, and `rotary_dim` rotated channels in pairs."""
 
     model_type = "gptj"
     class_prefix = "GPTJ"
@@ -148,6 +144,7 @@ class GptJ(GptFamily):
 
 def rotary_fraction(rotary_dim: int, head_size: int) -> float:
     """Return the fraction of a head that gives `rotary_dim` channels again after rounding down."""
+    # In floating point the product may end just below the integer.
     fraction = rotary_dim / head_size
     return fraction if int(head_size * fraction) == rotary_dim else math.nextafter(fraction, 1)
 

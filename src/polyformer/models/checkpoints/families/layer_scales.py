@@ -9,6 +9,7 @@ def divide_by_layer(tree: Tree) -> None:
     """Divide the scores of layer i (from 0) by i + 1, with a mechanism for each layer."""
     attention = tree["decoder"]["attention"]
     mechanism = attention["mechanism"]
+    # None stands for 1 / sqrt(D).
     scale = mechanism["scale"] or _scale(tree)
     layers = range(tree["decoder"]["num_hidden_layers"])
     attention["mechanism"] = {

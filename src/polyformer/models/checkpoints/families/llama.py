@@ -72,6 +72,7 @@ class LlamaFamily(Family):
             return super().config(hub, task, head)
         for end in ends:
             check_values({"eos_token_id": end})
+        # Only generation stops at the others; `origin` keeps them.
         config = super().config({**hub, "eos_token_id": ends[0]}, task, head)
         assert config.origin is not None
         fields = {**config.origin.fields, "eos_token_id": ends}
@@ -122,9 +123,7 @@ class Llama(LlamaFamily):
 
 @register
 class Mistral(LlamaFamily):
-    """A decoder with a window of `sliding_window` tokens, the query's included, in all layers; null for
-    none.
-    """
+    """A decoder with a window of `sliding_window` tokens, the query's included, in all layers, or without."""
 
     model_type = "mistral"
     class_prefix = "Mistral"
@@ -148,6 +147,7 @@ class Mistral(LlamaFamily):
 
     def fits(self, config: ModelConfig) -> bool:
         """Return whether the model fits; without windows only if it was loaded as a Mistral."""
+        # Without windows it is a Llama, which more libraries read.
         return super().fits(config) and (
             config.origin is not None or any(get_windows(config.to_dict()) or ())
         )
@@ -187,9 +187,7 @@ class Qwen2(LlamaFamily):
     sizes = ("qwen2-0.5b", "qwen2-7b")
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for unknown kinds of layers, a wrong number of them, and windows without a
-        size.
-        """
+        """Raise `InputError` for unknown kinds of layers, a wrong number, and windows without a size."""
         super().check(hub)
         kinds = _kinds(hub)
         check_kinds("layer_types", kinds, KINDS, "num_hidden_layers", hub)

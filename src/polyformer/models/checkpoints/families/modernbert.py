@@ -1,6 +1,4 @@
-"""ModernBERT: layers with windows between layers of full attention, each with its base. Warner et al.
-2024.
-"""
+"""ModernBERT: windows between layers of full attention, each with its base. Warner et al. 2024."""
 
 from typing import Any, ClassVar
 
@@ -40,8 +38,8 @@ from polyformer.nn.heads import (
     TransformConfig,
 )
 
+# The name of the rotary base in older files, and its default, for each kind of layer.
 THETAS = {FULL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
-"""The name of the rotary base in older files, and its default, for each kind of layer."""
 
 LAYER = {
     "attn_norm": "block.norms.0",
@@ -145,9 +143,7 @@ class ModernBert(Family):
     sizes = ("modernbert-base", "modernbert-large")
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for other kinds of layers, a wrong number of them, and extended rotary
-        positions.
-        """
+        """Raise `InputError` for other kinds of layers, a wrong number, and extended rotary positions."""
         check_kinds("layer_types", _kinds(hub), KINDS, "num_hidden_layers", hub)
         for kind in KINDS:
             _base(hub, kind)
@@ -171,6 +167,7 @@ class ModernBert(Family):
             for kind in KINDS
             if kind in kinds
         }
+        # Half of the window on each side.
         reach = next((window.before for window in windows if window is not None), 64)
         return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": max(2 * reach, 1)}
 

@@ -142,6 +142,7 @@ class Reformer(Family):
             "kind": "alternate",
             "mechanisms": [mechanisms[kind] for kind in kinds],
         }
+        # One table instead of a grid.
         position = LearnedConfig()
         if hub["axial_pos_embds"]:
             grid, widths = hub["axial_pos_shape"], hub["axial_pos_embds_dim"]
@@ -164,11 +165,10 @@ class Reformer(Family):
         return hub
 
     def hub_config(self, config: ModelConfig) -> tuple[Tree, str]:
-        """Return the configuration as for every family, with the number of buckets as factors, or open as
-        before.
-        """
+        """Return the configuration, with the number of buckets as factors, or open as before."""
         hub, task = super().hub_config(config)
         if config.origin is not None and "num_buckets" in hub:
+            # Factors, such as [64, 128], as a product, and null for the default.
             buckets = config.origin.fields.get("num_buckets")
             if _buckets({**hub, "num_buckets": buckets}) == hub["num_buckets"]:
                 hub["num_buckets"] = buckets

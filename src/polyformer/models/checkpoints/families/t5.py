@@ -118,15 +118,14 @@ class T5(Family):
     sizes = ("t5-small", "t5-base", "t5-large", "t5-v1_1-base")
 
     def task(self, hub: Tree, head: str | HeadConfig | None) -> str:
-        """Return the task as for every family; the oldest checkpoints, such as t5-large, have an old class
-        name.
-        """
+        """Return the task; the oldest checkpoints, such as t5-large, have an old class name."""
         if hub.get("architectures") == ["T5WithLMHeadModel"]:
             hub = {**hub, "architectures": ["T5ForConditionalGeneration"]}
         return super().task(hub, head)
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Return the configuration as for every family, with defaults for the options that theirs omits."""
+        # Version 1.1 is untied, and its outputs are not scaled by d_model ** -0.5.
         hub = {"scale_decoder_outputs": hub.get("tie_word_embeddings") is not False, **hub}
         if hub.get("decoder_start_token_id") is None:
             hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)

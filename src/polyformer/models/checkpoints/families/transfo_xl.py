@@ -77,8 +77,8 @@ OUTPUT = {
     "crit.cluster_weight": "head.cluster.weight",
     "crit.cluster_bias": "head.cluster.bias",
 }
+# The frequencies of the sinusoids, which are computed.
 FREQUENCIES = ("{base}pos_emb.inv_freq",)
-"""The frequencies of the sinusoids, which are computed."""
 
 
 @register
@@ -139,9 +139,7 @@ class TransfoXL(Family):
     removed = "4.36"
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for sampled softmax, sinusoids without pairs, and memories with all tokens
-        hidden.
-        """
+        """Raise `InputError` for sampled softmax, odd widths, and memories with all tokens hidden."""
         if hub.get("sample_softmax", -1) > 0:
             raise InputError("config.json: sample_softmax is above 0, which transformers refuses too; set -1")
         if hub["d_model"] % 2:
@@ -156,6 +154,7 @@ class TransfoXL(Family):
         """Set the attended pairs, the order of norms, and the projections shared by output and embeddings."""
         stack = tree["decoder"]
         length = stack["memory"]["length"]
+        # Same_length: every token sees the same number of keys.
         window = Window(length - 1, 0) if hub["same_length"] else None
         stack["attention"]["mechanism"]["pattern"] = SoftmaxConfig(pattern=window).to_dict()["pattern"]
         pre = hub["pre_lnorm"]
@@ -180,6 +179,7 @@ class TransfoXL(Family):
 
     def layers(self, config: ModelConfig) -> int:
         """Return the number of layers or of clusters, which number tensors too and may be more."""
+        # {i} counts clusters in emb_layers.{i}.
         adaptive = config.embedding.adaptive
         return max(super().layers(config), 0 if adaptive is None else len(adaptive.cutoffs) + 1)
 

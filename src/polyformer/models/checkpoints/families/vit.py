@@ -56,6 +56,7 @@ def _size(theirs: str, default: int, ours: str) -> Option:
     """Return an option that is one number for squares, or [height, width]."""
 
     def read(value: Any) -> list[int]:
+        # A number stands for squares.
         pair = [value, value] if isinstance(value, int) else list(value)
         if len(pair) != 2:
             raise InputError(f"config.json: {theirs} is {quote(value)}, expected a number or [height, width]")
@@ -130,6 +131,7 @@ class ViT(Family):
     def fitted(self, config: Any, stored: Collection[str]) -> Any:
         """Return the configuration without a pooler if the files have none."""
         pooled = isinstance(config.head, EmbedConfig) and config.head.hidden
+        # Public classifiers are saved without the pooler that config.json describes.
         if not pooled or any(name.endswith("pooler.dense.weight") for name in stored):
             return config
         return dataclasses.replace(config, head=dataclasses.replace(config.head, hidden=False))

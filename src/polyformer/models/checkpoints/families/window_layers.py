@@ -12,8 +12,8 @@ from polyformer.models.checkpoints.config_mapping import Tree, get_path
 
 T = TypeVar("T")
 
+# The kinds of layers in `layer_types`.
 FULL, LOCAL = KINDS = "full_attention", "sliding_attention"
-"""The kinds of layers in `layer_types`."""
 
 
 def check_kinds(name: str, kinds: Sequence[str], known: Sequence[str], count: str, hub: Tree) -> None:
@@ -43,6 +43,7 @@ def get_windows(tree: Tree) -> list[int | None] | None:
 
 def set_patterns(tree: Tree, side: str, windows: Sequence[Window | None]) -> None:
     """Set a stack's pattern: each layer's window, or None for the whole text."""
+    # The shortest form, as in presets, so that equal models compare equal.
     parts: list[Pattern] = [Full() if window is None else window for window in period(windows)]
     pattern = parts[0] if len(parts) == 1 else PerLayer(tuple(parts))
     config = SoftmaxConfig(pattern=None if parts == [Full()] else pattern)

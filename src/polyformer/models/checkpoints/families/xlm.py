@@ -15,13 +15,13 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import ClassifyConfig, LanguageModelConfig, TagConfig
 
+# The supported options of a head that classifies texts.
 SUMMARY = {
     "summary_type": "first",
     "summary_use_proj": True,
     "summary_activation": None,
     "summary_proj_to_labels": True,
 }
-"""The supported options of a head that classifies texts."""
 
 
 @register
@@ -95,7 +95,9 @@ class Xlm(Family):
         """Set the inner width, the languages, and the stack, which is a decoder if it is causal."""
         if tree["head"]["kind"] == "classify":
             check_required(SUMMARY, hub)
+        # The inner width is not an option.
         tree["encoder"]["feedforward"]["intermediate_size"] = 4 * tree["hidden_size"]
+        # A single language has no vector, since all tokens would get the same.
         languages = hub.get("n_langs", 1) if hub["use_lang_emb"] else 1
         tree["embedding"]["num_languages"] = languages if languages > 1 else 0
         if hub["causal"]:

@@ -1,12 +1,39 @@
-"""The card of a wrapped model, and its upload to the hub."""
+"""The saved folder of a wrapped model: its module and card, and its upload to the hub.
+
+config.json names, for each Auto class, a class of a module in the folder (`auto_map`), which transformers
+imports with `trust_remote_code=True`. So `AutoModel` loads the folder if polyformer is installed but not
+imported. The module contains only one import: the code is in the package.
+"""
 
 import tempfile
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from polyformer.core.files import atomic_write
 from polyformer.models.architectures.model_card import CARD, Card, is_generated
 from polyformer.models.architectures.training_record import TrainingRecord
-from polyformer.models.transformers.remote import auto_map
+
+MODULE = "modeling_polyformer"
+
+
+def auto_map(kind: type[Any]) -> dict[str, str]:
+    """Return the classes by the names of transformers' Auto classes, for a model of the class `kind`."""
+    task = kind.__name__.removeprefix("Polyformer")
+    names = {"AutoConfig": "PolyformerConfig", "AutoModel": "PolyformerModel"}
+    if task.startswith("For"):
+        names[f"AutoModel{task}"] = kind.__name__
+    return {auto: f"{MODULE}.{name}" for auto, name in names.items()}
+
+
+def write_module(folder: str | PathLike[str], names: dict[str, str]) -> None:
+    """Write the module that `names`, an `auto_map`, refers to."""
+    classes = ", ".join(sorted({name.removeprefix(f"{MODULE}.") for name in names.values()}))
+    text = (
+        '"""Read by transformers with trust_remote_code=True. It needs `pip install polyformer`."""\n\n'
+        f"from polyformer.models.transformers import {classes}\n"
+    )
+    atomic_write(Path(folder) / f"{MODULE}.py", text.encode())
 
 
 def card_of(model: Any, name: str, *, measured: bool = True, tags: tuple[str, ...] = ()) -> Card:
@@ -64,6 +91,7 @@ def push(
     more = (tags,) if isinstance(tags, str) else tuple(tags or ())
     with tempfile.TemporaryDirectory() as place:
         folder, fetched = Path(place, "model"), Path(place, "fetched")
+        # A card that somebody wrote in the repository takes precedence.
         own = _user_card(_remote_card(hub, name, revision, fetched))
         own = _user_card(card) if own is None else own
         model.save_pretrained(folder, max_shard_size=max_shard_size)
