@@ -1,8 +1,12 @@
-"""A pattern as data to draw: the mask, the computed parts of the layout, and the keys of each query."""
+"""A pattern as data to draw (the mask, the layout, and the keys of each query) and as a figure of them."""
 
 import dataclasses
+import textwrap
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
@@ -10,6 +14,8 @@ from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Layout, count
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
+from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.core.sequence.context import Context
 
 LIMIT = 4096
@@ -152,3 +158,57 @@ def painted(layout: Layout, context: Context) -> Tensor:
             for start, stop in intervals:
                 work[row.start : row.stop, start:stop] = state
     return work
+
+
+COLOURS = {
+    SKIPPED: ("skipped", (1.0, 1.0, 1.0)),
+    MASKED: ("computed with a mask", (0.97, 0.78, 0.47)),
+    FULL: ("computed in full", (0.30, 0.55, 0.75)),
+}
+MOST = 320
+"""The most points per side, fewer than a panel has pixels; in longer pictures a point is a mean of pairs."""
+
+FAINT = 0.2
+"""The minimum darkness of a point with a single allowed pair."""
+
+
+def draw_pattern(panels: list[PatternPicture], path: Path) -> None:
+    """Draw a row per panel into `path`, by its suffix. Raises `InputError` without matplotlib."""
+    figure = new_figure(9.5, 3.6 * len(panels) + 0.4)
+    rows = figure.subplots(len(panels), 3, squeeze=False, gridspec_kw={"width_ratios": (3, 3, 1.4)})
+    for axes, panel, label in zip(rows, panels, labels(panels)):
+        _row(axes, panel, label)
+    title = dict.fromkeys(panel.text for panel in panels)
+    figure.suptitle("\n".join(line for text in title for line in textwrap.wrap(text, 100)), fontsize=10)
+    save_figure(figure, path, write_output)
+
+
+def _row(axes: Any, panel: PatternPicture, label: str) -> None:
+    """Draw one panel in three axes."""
+    mask, layout, counts = axes
+    queries, keys = panel.mask.shape
+    edges = {"extent": (-0.5, keys - 0.5, queries - 0.5, -0.5), "aspect": "auto", "interpolation": "nearest"}
+    allowed = smaller(panel.mask[..., None].double())[..., 0]
+    shown = allowed.where(allowed == 0, FAINT + (1 - FAINT) * allowed)
+    mask.imshow(shown.numpy(), cmap="Greys", vmin=0, vmax=1, **edges)
+    mask.set_title(f"{label + ': ' if label else ''}mask, {100 * panel.density:.3g} % allowed", fontsize=9)
+    mask.set_ylabel("query")
+    colours = torch.tensor([COLOURS[state][1] for state in range(len(COLOURS))])
+    layout.imshow(smaller(colours[panel.work.long()]).numpy(), **edges)
+    computed = 100 * int((panel.work != SKIPPED).sum()) / panel.work.numel()
+    layout.set_title(f"layout, {computed:.3g} % computed", fontsize=9)
+    for name, colour in COLOURS.values():
+        layout.plot([], [], "s", color=colour, markeredgecolor="grey", label=name)
+    layout.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3, frameon=False)
+    counts.fill_betweenx(range(queries), panel.counts, step="mid", color="0.4")
+    counts.set_ylim(queries - 0.5, -0.5)
+    counts.set_xlim(0, None)
+    counts.set_title("keys per query", fontsize=9)
+    for axis in (mask, layout):
+        axis.set_xlabel("key")
+
+
+def smaller(picture: Tensor) -> Tensor:
+    """Return a picture [n, m, channels] with at most `MOST` points per side, each the mean of its pixels."""
+    step = -(-max(picture.shape[:2]) // MOST)
+    return F.avg_pool2d(picture.movedim(-1, 0), step, ceil_mode=True, count_include_pad=False).movedim(0, -1)
