@@ -16,7 +16,15 @@ from polyformer.data.compressed_files import lines_of, opened
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
 from polyformer.data.minari_source import PREFIX, is_minari
-from polyformer.data.origins import SPLITS, has_validation, is_parallel, is_saved, open_source, source_files
+from polyformer.data.origins import (
+    SPLITS,
+    are_files,
+    has_validation,
+    is_saved,
+    open_source,
+    parallel_files,
+    source_files,
+)
 from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.tables import first_records
 
@@ -83,7 +91,7 @@ def _look_into(folder: Path, guessed: Guess) -> None:
 
 def _sample(path: str) -> Path | None:
     """Return the file to inspect: the first that `path` names or matches; None for parallel files."""
-    if is_parallel(path) or is_minari(path) or Path(path).is_dir():
+    if parallel_files(path) or is_minari(path) or Path(path).is_dir():
         return None
     return next(iter(source_files(path)), None)
 
@@ -188,7 +196,7 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
     if not path.startswith(("hub:", PREFIX)) and name.startswith("train."):
         for role in ("validation", "test"):
             beside = [other + name.removeprefix("train") for other in SPLITS[role]]
-            there = [name for name in beside if _exists(str(Path(path).with_name(name)))]
+            there = [name for name in beside if are_files(str(Path(path).with_name(name)))]
             if there and role not in options:
                 guessed.data[role] = str(Path(path).with_name(there[0]))
     for role in ("validation", "test"):
@@ -215,10 +223,3 @@ def _several_articles(path: str, format: str) -> bool:
     names = (row["article"] for row in open_source(path, "train", format, None))
     first = next(names, None)
     return any(name != first for name in names)
-
-
-def _exists(path: str) -> bool:
-    head, brace, rest = path.partition("{")
-    inside, _, tail = rest.partition("}")
-    names = [head + choice + tail for choice in inside.split(",")] if brace else [path]
-    return all(Path(name).is_file() for name in names)

@@ -53,9 +53,8 @@ def open_source(
         return read_minari(path)
     if Path(path).is_dir():
         return _directory_rows(Path(path), split)
-    if not is_remote(path) and (pair := _PAIR.fullmatch(path)):
-        head, first, second, tail = pair.groups()
-        return read_pairs(existing_file(head + first + tail), existing_file(head + second + tail))
+    if not is_remote(path) and (sides := parallel_files(path)):
+        return read_pairs(*map(existing_file, sides))
     return _file_rows(path, format, header)
 
 
@@ -64,9 +63,10 @@ def source_name(path: str | None) -> str:
     return "the default text" if path is None else path
 
 
-def is_parallel(path: str) -> bool:
-    """Return whether `path` names two parallel files."""
-    return _PAIR.fullmatch(path) is not None
+def parallel_files(path: str) -> list[str]:
+    """Return the names of two parallel files "a.{b,c}"; an empty list for any other path."""
+    pair = _PAIR.fullmatch(path)
+    return [pair[1] + pair[2] + pair[4], pair[1] + pair[3] + pair[4]] if pair else []
 
 
 def source_files(path: str) -> list[Path]:
@@ -82,9 +82,7 @@ def source_files(path: str) -> list[Path]:
     if Path(path).is_dir():
         return sorted(file for file in Path(path).rglob("*") if file.is_file())
     names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    if pair := _PAIR.fullmatch(path):
-        head, first, second, tail = pair.groups()
-        names = [head + first + tail, head + second + tail]
+    names = parallel_files(path) or names
     return [Path(name) for name in names if Path(name).is_file()]
 
 
@@ -97,6 +95,11 @@ def has_validation(path: str | None) -> bool:
     if path is not None and Path(path).is_dir() and not is_minari(path):
         return bool(_chosen(_directory_splits(Path(path)), "validation"))
     return False
+
+
+def are_files(name: str) -> bool:
+    """Return whether the file exists, or both of two parallel files "a.{b,c}"."""
+    return all(Path(file).is_file() for file in parallel_files(name) or [name])
 
 
 def existing_file(name: str) -> Path:

@@ -17,8 +17,16 @@ from polyformer.cli.plots.characters import (
     reduced,
     work_cells,
 )
-from polyformer.cli.plots.pattern import FULL, LIMIT, MASKED, SKIPPED, PatternPicture, labels, pictures
-from polyformer.cli.plots.pattern_figure import draw_pattern
+from polyformer.cli.plots.pattern import (
+    FULL,
+    LIMIT,
+    MASKED,
+    SKIPPED,
+    PatternPicture,
+    draw_pattern,
+    labels,
+    pictures,
+)
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 

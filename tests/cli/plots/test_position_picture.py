@@ -15,8 +15,7 @@ from polyformer.attention.positions import (
     sinusoids,
 )
 from polyformer.cli.plots.characters import ASCII, position_text
-from polyformer.cli.plots.position import WIDTH, position_picture
-from polyformer.cli.plots.position_figure import draw_position
+from polyformer.cli.plots.position import WIDTH, draw_position, position_picture
 from polyformer.core.errors import InputError
 
 

@@ -6,7 +6,7 @@ the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
 `input_lines` (reads input texts), `training_run` (for train and distill),
-`model_and_texts` (for explore, spectrum and calibrate), `show_pictures`, `show_prediction` and `evaluate_*`.
+`model_and_texts` (for explore, spectrum and calibrate), `show_pictures` and `evaluate_*`.
 """
 
 import typing

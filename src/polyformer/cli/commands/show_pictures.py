@@ -35,9 +35,9 @@ def show_pattern(
     """
     import polyformer.attention.mechanisms  # noqa: F401, the patterns must be known
     from polyformer.attention.patterns.base import Pattern
-    from polyformer.cli.plots.characters import characters, path_text, pattern_text
-    from polyformer.cli.plots.pattern import path_picture, pictures
-    from polyformer.cli.plots.pattern_figure import draw_paths, draw_pattern
+    from polyformer.cli.plots.characters import characters, pattern_text
+    from polyformer.cli.plots.pattern import draw_pattern, pictures
+    from polyformer.cli.plots.pattern_paths import draw_paths, path_picture, path_text
     from polyformer.core.sequence.context import Context
 
     if expression is None:
@@ -93,8 +93,7 @@ def show_position(
     """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
     from polyformer.attention.positions import PositionConfig
     from polyformer.cli.plots.characters import characters, position_text
-    from polyformer.cli.plots.position import position_picture
-    from polyformer.cli.plots.position_figure import draw_position
+    from polyformer.cli.plots.position import draw_position, position_picture
 
     if scheme is None:
         raise InputError(

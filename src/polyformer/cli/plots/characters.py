@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.cli.plots.pattern import FULL, SKIPPED, PathPicture, PatternPicture, labels, span
+from polyformer.cli.plots.pattern import FULL, SKIPPED, PatternPicture, labels, span
 from polyformer.cli.plots.position import PositionPicture
 
 LEAST = 16
@@ -60,12 +60,6 @@ def pattern_text(panels: list[PatternPicture], width: int, signs: Characters = B
         legend = f"layout ({full} computed in full, {masked} with a mask, {skipped} skipped)"
         lines += ["", *wrapped(legend, width), *place.beside(work_cells(panel.work, place.step, signs)), ""]
     return "\n".join(line.rstrip() for line in lines[:-1])
-
-
-def path_text(picture: PathPicture) -> str:
-    """Return the pairs that are connected after each layer, a line for each layer."""
-    bars = [f"{layer:>6} {100 * share:>5.1f} %" for layer, share in enumerate(picture.shares(), 1)]
-    return "\n".join([picture.text, picture.summary(), "", "layers  pairs", *bars])
 
 
 class Margins:

@@ -7,8 +7,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import PositionConfig
 from polyformer.cli.plots.gallery import gallery_svg
 from polyformer.cli.plots.pattern import pictures
-from polyformer.cli.plots.position import position_picture
-from polyformer.cli.plots.position_figure import position_svg
+from polyformer.cli.plots.position import position_picture, position_svg
 from polyformer.cli.plots.svg import pattern_svg
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package

@@ -1,23 +1,26 @@
-"""A pattern as data to draw: the mask, the computed parts of the layout, and the keys of each query."""
+"""A pattern as data to draw (the mask, the layout, and the keys of each query) and as a figure of them."""
 
 import dataclasses
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Layout, count
-from polyformer.attention.patterns.paths import path_lengths
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
+from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.core.sequence.context import Context
 
 LIMIT = 4096
 """The most tokens: a picture is dense."""
-
-PATHS_LIMIT = 1024
-"""The most tokens with paths: each layer multiplies two matrices of this size."""
 
 MOST_HEADS = 64
 ROWS = 256  # queries per call of the mask function: its indices require eight bytes per pair
@@ -90,38 +93,6 @@ def pictures(
     return panels
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PathPicture:
-    """Picture of the paths of a pattern through layers: lengths [T, T], as `path_lengths` returns them."""
-
-    text: str
-    lengths: Tensor
-    causal: bool
-
-    def shares(self) -> list[float]:
-        """Return the fraction of all pairs that 1, 2, ... layers connect; the last is the highest."""
-        pairs = self.lengths.numel() - len(self.lengths)
-        counts = torch.bincount(self.lengths[self.lengths > 0]).cumsum(0)[1:]
-        return (counts / (pairs / 2 if self.causal else pairs)).tolist()
-
-    def summary(self) -> str:
-        """Return the numbers in a sentence."""
-        shares, lengths = self.shares(), self.lengths[self.lengths > 0]
-        if not shares:
-            return "No pair of tokens is connected."
-        layers = f"{len(shares)} layer{'s' * (len(shares) > 1)} ({lengths.double().mean():.3g} on average)"
-        if shares[-1] == 1:
-            return f"Every pair is connected within {layers}."
-        return f"{100 * shares[-1]:.3g} % of the pairs are connected, within {layers}."
-
-
-def path_picture(pattern: Pattern, context: Context, heads: int) -> PathPicture:
-    """Return the picture of the paths between the tokens of a text through layers with `heads` heads."""
-    check("length", context.q_len, PATHS_LIMIT)
-    check("heads", heads, MOST_HEADS)
-    return PathPicture(pattern.to_text(), path_lengths(pattern, context, heads), context.causal)
-
-
 def check(name: str, value: int, most: int | None) -> None:
     """Raise `InputError` unless 1 <= value <= most."""
     if value < 1 or (most is not None and value > most):
@@ -188,3 +159,61 @@ def painted(layout: Layout, context: Context) -> Tensor:
             for start, stop in intervals:
                 work[row.start : row.stop, start:stop] = state
     return work
+
+
+COLOURS = {
+    SKIPPED: ("skipped", (1.0, 1.0, 1.0)),
+    MASKED: ("computed with a mask", (0.97, 0.78, 0.47)),
+    FULL: ("computed in full", (0.30, 0.55, 0.75)),
+}
+MOST = 320
+"""The most points per side, fewer than a panel has pixels; in longer pictures a point is a mean of pairs."""
+
+FAINT = 0.2
+"""The minimum darkness of a point with a single allowed pair."""
+
+
+def draw_pattern(panels: list[PatternPicture], path: Path) -> None:
+    """Draw a row per panel into `path`, by its suffix. Raises `InputError` without matplotlib."""
+    figure = new_figure(9.5, 3.6 * len(panels) + 0.4)
+    rows = figure.subplots(len(panels), 3, squeeze=False, gridspec_kw={"width_ratios": (3, 3, 1.4)})
+    for axes, panel, label in zip(rows, panels, labels(panels)):
+        _row(axes, panel, label)
+    write_title(figure, dict.fromkeys(panel.text for panel in panels))
+    save_figure(figure, path, write_output)
+
+
+def write_title(figure: Any, lines: Iterable[str]) -> None:
+    """Write lines above a figure, wrapped."""
+    figure.suptitle("\n".join(line for text in lines for line in textwrap.wrap(text, 100)), fontsize=10)
+
+
+def _row(axes: Any, panel: PatternPicture, label: str) -> None:
+    """Draw one panel in three axes."""
+    mask, layout, counts = axes
+    queries, keys = panel.mask.shape
+    edges = {"extent": (-0.5, keys - 0.5, queries - 0.5, -0.5), "aspect": "auto", "interpolation": "nearest"}
+    allowed = smaller(panel.mask[..., None].double())[..., 0]
+    shown = allowed.where(allowed == 0, FAINT + (1 - FAINT) * allowed)
+    mask.imshow(shown.numpy(), cmap="Greys", vmin=0, vmax=1, **edges)
+    mask.set_title(f"{label + ': ' if label else ''}mask, {100 * panel.density:.3g} % allowed", fontsize=9)
+    mask.set_ylabel("query")
+    colours = torch.tensor([COLOURS[state][1] for state in range(len(COLOURS))])
+    layout.imshow(smaller(colours[panel.work.long()]).numpy(), **edges)
+    computed = 100 * int((panel.work != SKIPPED).sum()) / panel.work.numel()
+    layout.set_title(f"layout, {computed:.3g} % computed", fontsize=9)
+    for name, colour in COLOURS.values():
+        layout.plot([], [], "s", color=colour, markeredgecolor="grey", label=name)
+    layout.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3, frameon=False)
+    counts.fill_betweenx(range(queries), panel.counts, step="mid", color="0.4")
+    counts.set_ylim(queries - 0.5, -0.5)
+    counts.set_xlim(0, None)
+    counts.set_title("keys per query", fontsize=9)
+    for axis in (mask, layout):
+        axis.set_xlabel("key")
+
+
+def smaller(picture: Tensor) -> Tensor:
+    """Return a picture [n, m, channels] with at most `MOST` points per side, each the mean of its pixels."""
+    step = -(-max(picture.shape[:2]) // MOST)
+    return F.avg_pool2d(picture.movedim(-1, 0), step, ceil_mode=True, count_include_pad=False).movedim(0, -1)

@@ -18,7 +18,7 @@ from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.data.compressed_files import plain_name
 from polyformer.data.library_text import LIBRARY
 from polyformer.data.minari_source import PREFIX
-from polyformer.data.origins import is_source
+from polyformer.data.origins import are_files, is_source
 from polyformer.data.prepared.manifest import is_prepared
 from polyformer.data.remote import is_remote
 from polyformer.models.architectures import VisionConfig, decode_config
@@ -246,7 +246,7 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
     names, folder = named_files(data), Path(path)
     if names and folder.is_dir() and not is_prepared(path):
         inside = {role: _in_folder(folder, name) for role, name in names.items()}
-        if all(map(_is_there, inside.values())) or not is_source(folder):
+        if all(map(are_files, inside.values())) or not is_source(folder):
             return {**data, **inside}
     replaced = {*names}
     if names and _suffix(path) != _suffix(names["path"]):
@@ -281,22 +281,10 @@ def _in_folder(folder: Path, name: str) -> str:
     name = Path(name).name if Path(name).is_absolute() else name  # from the recipe of a run
     other = name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
     for candidate in (name, other):
-        if _is_there(str(folder / candidate)):
+        if are_files(str(folder / candidate)):
             return str(folder / candidate)
     return str(folder / name)  # the reader raises an error for the missing file
 
 
 def _suffix(path: str) -> str:
     return Path(plain_name(path)).suffix
-
-
-def _is_there(name: str) -> bool:
-    """Return whether the file exists, or both of two parallel files."""
-    return all(Path(file).is_file() for file in _alternatives(name))
-
-
-def _alternatives(name: str) -> list[str]:
-    """Expand "a.{b,c}" to "a.b" and "a.c"."""
-    head, brace, rest = name.partition("{")
-    inside, _, tail = rest.partition("}")
-    return [head + choice + tail for choice in inside.split(",")] if brace else [name]
