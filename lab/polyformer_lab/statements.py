@@ -181,7 +181,7 @@ def _row(
         verdict, shown = f"[{verdict}]({link})", shown or [f"[{PAGE[language]['errata']}]({link})"]
     if row.note.en:
         verdict = f"{verdict}. {row.note.of(language)}"
-    cells = row.statement.of(language), "<br>".join(shown) or "–", verdict
+    cells = row.statement.of(language), "<br>".join(shown) or "-", verdict
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
