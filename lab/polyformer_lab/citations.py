@@ -15,7 +15,7 @@ CLAIM, PRESET, COMMAND, EXAMPLE = "claim:", "preset:", "polyformer ", "examples/
 
 
 class Citations:
-    """What can be cited in a checkout.
+    """The things that a page of a checkout can cite.
 
     Args:
         root: the folder of the checkout.

@@ -16,6 +16,7 @@ from polyformer_lab.measures.attention import received
 from polyformer_lab.measures.exits import at
 from polyformer_lab.measures.long_texts import slowed
 from polyformer_lab.measures.passages import cut_out, documents_of, ranked, vectors
+from polyformer_lab.measures.senses import SPECIAL, separated, within
 
 BOOK = "".join(f"Line {i} of the book, and all was quiet.\n" for i in range(200))
 
@@ -57,6 +58,42 @@ def test_trained_attention_is_measured_by_layer(tmp_path: Path):
         rows(tmp_path / "d", "singular-values", model=decoder, **sizes)
     with pytest.raises(InputError, match="model: expected a decoder"):
         rows(tmp_path / "e", "first-token", model=encoder, **sizes)
+
+
+def test_largest_keys_are_those_of_later_queries(tmp_path: Path):
+    decoder = checkpoint(tmp_path / "decoder", "decoder-tiny")
+    sizes = {"text": text(tmp_path), "texts": 2, "length": 12, "model": decoder}
+    few, every = (rows(tmp_path / str(k), "largest-keys", keys=k, **sizes) for k in (3, 12))
+    assert [row["layer"] for row in few] == [1, 2, 3]
+    assert all(3 / 12 < row["share"] < 1 for row in few)
+    assert [row["share"] for row in every] == pytest.approx([1, 1, 1])
+
+
+def test_vectors_belong_to_the_nearer_mean_of_the_others():
+    """With a vector of its own in the mean, each group of two would be told apart."""
+    first, second = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[8.0], [9.0], [1.0]])
+    assert separated(first, second) == pytest.approx(5 / 6)
+    assert separated(first[:1].repeat(3, 1), first[:1].repeat(3, 1)) == 0, "equal vectors tell nothing"
+
+
+def test_words_attend_within_their_sentence():
+    """Weights on the token itself and on special tokens do not count."""
+    sides = torch.tensor([SPECIAL, 0, 0, 1, 1])
+    weights = torch.zeros(1, 5, 5)
+    weights[0, :, 0] = 0.9
+    weights[0, 1, 1], weights[0, 1, 2] = 0.06, 0.04
+    weights[0, 2, 3], weights[0, 3, 4], weights[0, 4, 2] = 0.1, 0.1, 0.1
+    assert within(weights, sides) == pytest.approx(2 / 4)
+
+
+def test_senses_are_of_a_word_in_sentences(tmp_path: Path):
+    encoder = checkpoint(tmp_path / "encoder", "encoder-tiny")
+    (row,) = rows(
+        tmp_path, "senses", model=encoder, word="fly", first=["a fly", "the fly"], second=["I fly", "we fly"]
+    )
+    assert row.keys() == {"accuracy", "same"}
+    with pytest.raises(InputError, match="'a cat': the word or sentence is cut into other tokens there"):
+        rows(tmp_path / "a", "senses", model=encoder, word="fly", first=["a cat"], second=["I fly"])
 
 
 def test_a_text_is_read_in_pieces_by_longer_models(tmp_path: Path):

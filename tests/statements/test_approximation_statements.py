@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.attention.mechanisms import LSHConfig, RFAConfig
 from polyformer.core.sequence.context import Context
@@ -24,6 +25,32 @@ def test_near_vectors_share_buckets():
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.8
     assert shares[-1] < 0.02
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that are dispatched one after another."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_more_rounds_are_more_operations_in_sequence():
+    counts = []
+    for rounds in (1, 2, 4, 8):
+        torch.manual_seed(0)
+        mechanism = LSHConfig(rounds=rounds, buckets=8, window=16).build(2, 8).eval()
+        q, context = torch.randn(1, 2, 256, 8), Context(256, 256, causal=True)
+        with Counted() as counted:
+            mechanism(q, q, q, context, None, None)
+        counts.append(counted.count)
+    assert counts == sorted(counts)
+    assert counts[-1] > 2 * counts[0]
 
 
 def estimated_kernel(x: Tensor, y: Tensor, deviation: float, features: int) -> float:

@@ -1,6 +1,8 @@
 """The code of the chapter on anatomy (docs/seeds.md), with its errors corrected, and what it prints."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Causal
 from polyformer.core.sequence.context import Context
+from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model, model_config
 
@@ -61,6 +64,11 @@ class ChapterEncoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+def test_the_sentence_has_the_ids_of_the_chapter(shared_data: Callable[[str], Path]):
+    tokenizer = load_tokenizer(shared_data("tokenizers") / "bert-base-uncased-vocab.txt")
+    assert tokenizer.encode("time flies like an arrow") == IDS[0].tolist()
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """The attention of a checkpoint by layer, and of fresh weights of its shape."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
+
+T = TypeVar("T")
 
 
 @measurement("layer")
@@ -32,7 +35,7 @@ def singular_values(
         length: tokens of each row.
         fresh: whether fresh weights are measured.
     """
-    encoder = _loaded(cell, model, fresh)
+    encoder = loaded(cell, model, fresh)
     if encoder.encoder is None:
         raise InputError("model: expected an encoder; a causal matrix is of full rank whatever it holds")
     rows = [{"input_ids": ids} for ids in _rows(model, text, texts, length)]
@@ -52,16 +55,41 @@ def first_token(
 
     The options are the same as in `singular_values`.
     """
-    decoder = _loaded(cell, model, fresh)
-    if decoder.decoder is None or decoder.encoder is not None:
-        raise InputError("model: expected a decoder")
-    rows = _rows(model, text, texts, length)
-    by_text = [
-        [received(layer) for layer in matrices(decoder, {"input_ids": ids})["decoder"]] for ids in rows
-    ]
-    for number, own in enumerate(zip(*by_text), 1):
+    for number, own in enumerate(_layers(cell, model, fresh, _rows(model, text, texts, length), received), 1):
         first, other, heads = map(statistics.fmean, zip(*own))
         yield {"layer": number, "first": first, "other": other, "heads": heads}
+
+
+@measurement("layer")
+def largest_keys(
+    cell: Cell, model: str, text: str, texts: int, length: int, keys: int, fresh: bool = False
+) -> Iterator[Row]:
+    """Yield the share of a decoder's attention in each layer on the `keys` largest weights of a query.
+
+    The other options are the same as in `singular_values`. The queries are the later half of each row.
+    """
+
+    def share(weights: Tensor) -> float:
+        return float(_later(weights).topk(keys).values.sum(-1).mean())
+
+    for number, own in enumerate(_layers(cell, model, fresh, _rows(model, text, texts, length), share), 1):
+        yield {"layer": number, "share": statistics.fmean(own)}
+
+
+def _layers(
+    cell: Cell, model: str, fresh: bool, rows: list[Tensor], read: Callable[[Tensor], T]
+) -> list[tuple[T, ...]]:
+    """Return `read` of the attention [H, n, n] of each layer of a decoder, for each row."""
+    decoder = loaded(cell, model, fresh)
+    if decoder.decoder is None or decoder.encoder is not None:
+        raise InputError("model: expected a decoder")
+    by_row = [[read(layer) for layer in matrices(decoder, {"input_ids": ids})["decoder"]] for ids in rows]
+    return list(zip(*by_row))
+
+
+def _later(weights: Tensor) -> Tensor:
+    """Return the weights [H, n / 2, n] of the later half of the queries."""
+    return weights[:, weights.shape[1] // 2 :].float()
 
 
 def received(weights: Tensor) -> tuple[float, float, float]:
@@ -71,12 +99,13 @@ def received(weights: Tensor) -> tuple[float, float, float]:
         The share of the first token and the largest share of any other token, means over heads, and the
         share of the heads in which the first token gets the most.
     """
-    shares = weights[:, weights.shape[1] // 2 :].float().mean(1)  # [H, n]
+    shares = _later(weights).mean(1)  # [H, n]
     first, other = shares[:, 0], shares[:, 1:].max(1).values
     return float(first.mean()), float(other.mean()), float((first > other).float().mean())
 
 
-def _loaded(cell: Cell, folder: str, fresh: bool) -> Transformer:
+def loaded(cell: Cell, folder: str, fresh: bool) -> Transformer:
+    """Return a checkpoint for evaluation; with `fresh`, weights of the cell's seed in its shape."""
     model = from_pretrained(folder)
     if fresh:
         torch.manual_seed(cell.seed or 0)
