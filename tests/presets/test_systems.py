@@ -19,6 +19,7 @@ SYSTEMS = (
     "da-transformer",
     "depth-adaptive",
     "image-transformer",
+    "image-transformer-super-resolution",
     "knn-lm",
     "linformer",
     "memorizing-transformer",

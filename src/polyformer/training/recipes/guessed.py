@@ -22,6 +22,7 @@ BASES = {
     "tag": "tag",
     "qa": "answer",
     "image": "image",
+    "super_resolution": "super-resolution",
     "classify_image": "classify-image",
     "act": "dt",
 }
@@ -63,8 +64,8 @@ def guessed_recipe(
     recipe["data"] = {**(recipe.get("data") or {}), **guessed.data}
     if guessed.kind == "lm" and is_prepared_source(path):
         recipe = merged(recipe, {"task": {"ngram_order": 0}})  # n-grams are counted in memory
-    if guessed.kind == "image":
-        recipe = for_pixels(recipe, options, guessed)
+    if guessed.kind in ("image", "super_resolution"):
+        recipe = for_pixels(recipe, options, guessed, task if isinstance(task, dict) else {})
     if guessed.kind == "classify_image" and pretrained is not None:
         recipe = for_checkpoint(recipe, guessed, pretrained)
     elif guessed.kind == "classify_image":

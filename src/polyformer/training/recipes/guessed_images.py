@@ -12,7 +12,7 @@ from polyformer.data.image_decoding import SUFFIXES
 from polyformer.data.origins import source_files
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
-from polyformer.training.recipes.recipe import merged
+from polyformer.training.recipes.recipe import ModelChoice, merged
 
 SIDE = 32
 """Side of the square to which large images, or images of several sizes, are scaled, for a model of pixels."""
@@ -27,8 +27,13 @@ SAMPLE = 20
 """Number of images that are inspected."""
 
 
-def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) -> dict[str, Any]:
-    """Return the recipe of a model of pixels for the shape of the images: positions, pattern, batch size."""
+def for_pixels(
+    recipe: dict[str, Any], options: dict[str, Any], guessed: Guess, task: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the recipe of a model of pixels for the shape of the images: positions, pattern, batch size.
+
+    `task`: the options of the task that the user sets.
+    """
     sizes, modes = _sampled(recipe, options)
     height, width = min(sizes)
     channels = modes[0]
@@ -45,13 +50,23 @@ def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) 
     shape = [height, width, *([channels] if channels > 1 else [])]
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
+    model: dict[str, Any] = {"position": {"kind": "grid", "shape": shape}}
+    if "Local2D(" in str(ModelChoice.from_dict(recipe["model"]).config().to_dict()):
+        model["pattern"] = pattern
+    if guessed.kind == "super_resolution":
+        factor = {**recipe["task"], **task}["factor"]
+        small = {"kind": "grid", "shape": [height // factor, width // factor, *shape[2:]]}
+        model = {
+            "encoder": {"position": small},
+            "decoder": {"position": model["position"], "attention": pattern},
+        }
     row_length = math.prod(shape) + 1
     guessed.explain("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
     return merged(
         recipe,
         {
             "task": {"levels": 16, "batch_tokens": max(2048 // row_length, 4) * row_length},
-            "model": {"position": {"kind": "grid", "shape": shape}, "pattern": pattern},
+            "model": model,
         },
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.labels import IGNORED
 from polyformer.data import Splits
 from polyformer.models.architectures import Transformer
 from polyformer.training.tasks import ImageModelling
@@ -16,7 +17,6 @@ from polyformer.training.tasks.base import Rows
 Row = tuple[str, dict[str, float]]
 
 IMAGES = 10
-ROWS = "real", "half", "completed"
 GAP = 1  # pixels between images
 
 
@@ -41,12 +41,12 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
 
 
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:
-    """Draw the first held-out images, their upper halves, and their completions by the model, into `path`.
+    """Draw the first held-out images, what the model reads of them, and what it generates, into `path`.
 
     Raises `InputError` if matplotlib is not installed.
     """
     held = next(rows for rows in (splits.test, splits.validation, splits.train) if rows is not None)
-    write_pictures(path, dict(zip(ROWS, task.complete(model, held, IMAGES, seed))), task.levels)
+    write_pictures(path, dict(zip(task.pictures, task.complete(model, held, IMAGES, seed))), task.levels)
 
 
 def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:
@@ -73,4 +73,5 @@ def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> Non
 
 def _levels(task: ImageModelling, rows: Rows) -> np.ndarray:
     """Return the levels [images, pixels]."""
-    return np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])
+    labels = np.stack([row["labels"] for row in task.prepare(list(rows))])
+    return labels[:, labels[0] != IGNORED]

@@ -24,6 +24,7 @@ from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, Sentenc
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
+from polyformer.training.tasks.super_resolution import SuperResolution, SuperResolutionConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
 from polyformer.training.tasks.task_with_data import TaskWithData
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
@@ -71,6 +72,8 @@ __all__ = [
     "SpanCorruptionConfig",
     "Summarization",
     "SummarizationConfig",
+    "SuperResolution",
+    "SuperResolutionConfig",
     "Tagging",
     "TaggingConfig",
     "Task",
