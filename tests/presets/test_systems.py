@@ -12,6 +12,7 @@ from polyformer.nn.stack import StackConfig
 SYSTEMS = (
     "adaptive-span",
     "alibi",
+    "bertsum",
     "blockwise-bert",
     "calm",
     "char-transformer",

@@ -40,6 +40,8 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(WORDS)
     for language in ("de", "en"):
         Path(f"text.{language}").write_text("\n".join(WORDS.splitlines()[:20]))
+    pairs = [f"{line}. {line[4:]} again.,{line}" for line in WORDS.splitlines()[:12]]
+    Path("pairs.csv").write_text("\n".join(["source,target", *pairs]) + "\n")
     rows = [f"{line},{number % 2}" for number, line in enumerate(WORDS.splitlines())]
     Path("text.csv").write_text("\n".join(["text,label", *rows]) + "\n")
 
@@ -54,6 +56,10 @@ def tiny(name: str) -> Recipe:
         "classify": {"task": {"batch_tokens": 512}, "data": {"path": "text.csv", "format": "csv"}},
         "image": {"task": {"batch_tokens": 130}, "data": {"path": None, "format": None}},
         "super_resolution": {"task": {"batch_tokens": 130}, "data": {"path": None, "format": None}},
+        "extract": {
+            "task": {"batch_tokens": 512},
+            "data": {"path": "pairs.csv", "format": "csv", "test": None},
+        },
         "lm": {"task": {"batch_tokens": max(length, 256), "ngram_order": 2}, "data": {"test": None}},
     }
     own = changes.get(kind, {"task": {"batch_tokens": max(length, 256)}})

@@ -19,6 +19,7 @@ BASES = {
     "choose": "classify",
     "translate": "translate",
     "summarize": "summarize",
+    "extract": "bertsum",
     "tag": "tag",
     "qa": "answer",
     "image": "image",

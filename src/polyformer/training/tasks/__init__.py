@@ -15,6 +15,7 @@ from polyformer.training.tasks.classify_image import ImageClassification, ImageC
 from polyformer.training.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.training.tasks.electra import Electra, ElectraConfig
+from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import ImageConfig, ImageModelling
 from polyformer.training.tasks.labels import SingleLabelTask
 from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
@@ -46,6 +47,8 @@ __all__ = [
     "DenoisingConfig",
     "Electra",
     "ElectraConfig",
+    "ExtractConfig",
+    "Extraction",
     "HeldOut",
     "ImageClassification",
     "ImageClassificationConfig",
