@@ -1,15 +1,18 @@
 """Extractive summarization: the labels, the layout of a text, and the chosen sentences."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from polyformer import InputError
+from polyformer.cli.main import main
 from polyformer.core.labels import IGNORED
 from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
+from polyformer.training.recipes import Recipe, fit
 from polyformer.training.tasks import ExtractConfig, Extraction
 from polyformer.training.tasks.extract import distinct, oracle
 
@@ -79,6 +82,22 @@ def test_sentences_with_three_shared_words_are_left_out():
     texts = ["the men of the north came", "men of the north left", "a boat"]
     assert distinct(texts, [1, 0, 2], 3) == [texts[1], texts[2]]
     assert distinct(texts, [2, 0, 1], 1) == [texts[2]]
+
+
+def test_a_run_prints_the_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "pairs.csv").write_text("source,target\n" + f"{ROWS[0]['source']},{ROWS[0]['target']}\n" * 8)
+    recipe = {
+        "task": {"kind": "extract", "max_length": 64, "batch_tokens": 128, "sentences": 1},
+        "model": {"preset": "bertsum-small", "hidden_size": 16, "num_hidden_layers": 1},
+        "data": {"path": str(tmp_path / "pairs.csv"), "validation_fraction": 0.2},
+        "tokenizer": {"algorithm": "wordpiece", "vocab_size": 120},
+        "training": {"steps": 1, "engine": {"device": "cpu"}},
+    }
+    fit(Recipe.from_dict(recipe), tmp_path / "run")
+    assert main(["translate", str(tmp_path / "run"), ROWS[0]["source"]]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] in SENTENCES
+    assert main(["translate", str(tmp_path / "run"), "A text.", "--num-beams", "2"]) == 2
+    assert "sentences are chosen, not generated; leave out --num-beams" in capsys.readouterr().err
 
 
 def test_what_is_refused():
