@@ -54,6 +54,7 @@ SHARED = {
     "training.tasks": {
         "base",
         "cached_results",
+        "image",
         "labels",
         "masking",
         "metrics",

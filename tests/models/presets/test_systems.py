@@ -12,6 +12,7 @@ from polyformer.nn.stack import StackConfig
 SYSTEMS = (
     "adaptive-span",
     "alibi",
+    "bertsum",
     "blockwise-bert",
     "calm",
     "char-transformer",
@@ -19,6 +20,7 @@ SYSTEMS = (
     "da-transformer",
     "depth-adaptive",
     "image-transformer",
+    "image-transformer-super-resolution",
     "knn-lm",
     "linformer",
     "memorizing-transformer",

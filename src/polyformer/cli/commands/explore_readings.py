@@ -64,6 +64,11 @@ def by_image_run(options: Any, run: "Run") -> Read:
 
     check_images(options)
     task = run.task_of(ImageModelling)
+    if task.stacks != "decoder":
+        raise InputError(
+            f"{run.folder}: images are explored in a decoder of pixels or a classifier, got "
+            f"an {task.stacks}; train a decoder by the recipe image"
+        )
     height, width, *colours = task.shape
     images = PolyformerImages(str(run.folder), run.model(options.device), task.levels)
     conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}

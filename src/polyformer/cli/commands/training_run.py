@@ -89,7 +89,7 @@ def try_out_if_possible(fitted: Any) -> str:
 
 
 def draw_images(fitted: Any, seed: int) -> str:
-    """Draw completed images into the run's folder; return a line with the path, or the error."""
+    """Draw generated images into the run's folder; return a line with the path, or the error."""
     from polyformer.training.recipes.report import write_sheet
 
     path = fitted.run.folder / "images.png"
@@ -97,4 +97,4 @@ def draw_images(fitted: Any, seed: int) -> str:
         write_sheet(path, fitted.task, fitted.model, fitted.splits, seed)
     except InputError as error:  # matplotlib is missing; the run is complete without it
         return f"No image sheet: {error}"
-    return f"Held-out images, their upper halves, and the completed images: {path}"
+    return f"Held-out images in rows ({', '.join(fitted.task.pictures)}): {path}"

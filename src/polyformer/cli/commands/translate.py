@@ -1,10 +1,12 @@
 """Translate or summarize texts with a trained model.
 
-The texts are arguments, or the lines of standard input. A run generates for each text the kind of output that
-it was trained on: a translation or a summary.
+The texts are arguments, or the lines of standard input. A run writes for each text the kind of output that it
+was trained on: a translation, a generated summary, or the sentences that summarize it.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
@@ -22,7 +24,7 @@ class TranslateOptions:
     """Options of `polyformer translate`."""
 
     run: str = argument(
-        "folder of a trained run of the task translate or summarize, or of an encoder-decoder checkpoint",
+        "folder of a run of the task translate, summarize or extract, or of an encoder-decoder checkpoint",
         metavar="RUN",
     )
     text: tuple[str, ...] = argument(
@@ -44,6 +46,18 @@ def run(options: TranslateOptions) -> None:
     """Print the translations."""
     from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.cpu_threads import model_threads
+
+    translate, model = _extractor(options) or _translator(options)
+    with model_threads(model):
+        for batch in input_lines(options.text):
+            print("\n".join(translate(batch)), flush=True)
+
+
+Translator = tuple[Callable[[Sequence[str]], list[str]], Any]
+"""The function from texts to their outputs, and its model."""
+
+
+def _translator(options: TranslateOptions) -> Translator:
     from polyformer.models.generation import BeamConfig
     from polyformer.training.recipes.run import writer
     from polyformer.training.recipes.writer import Writer
@@ -58,6 +72,21 @@ def run(options: TranslateOptions) -> None:
             f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
         )
     beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    with model_threads(model):
-        for batch in input_lines(options.text):
-            print("\n".join(task.translate(model, batch, beam)), flush=True)
+    return lambda texts: task.translate(model, texts, beam), model
+
+
+def _extractor(options: TranslateOptions) -> Translator | None:
+    """Return the extractor of sentences, or None if the model generates its output."""
+    from polyformer.training.recipes.run import Run, is_checkpoint
+    from polyformer.training.tasks import ExtractConfig, Extraction
+
+    if is_checkpoint(options.run) or not isinstance(Run.open(options.run).recipe.task, ExtractConfig):
+        return None
+    if options.num_beams or options.source_language or options.target_language:
+        raise InputError(
+            f"{options.run}: sentences are chosen, not generated; leave out --num-beams, --source-language "
+            "and --target-language"
+        )
+    run = Run.open(options.run)
+    task, model = run.task_of(Extraction), run.model(options.device)
+    return lambda texts: task.extract(model, texts), model

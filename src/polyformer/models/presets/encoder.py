@@ -1,12 +1,14 @@
 """Encoders: for classification, tagging, question answering, embedding."""
 
+import dataclasses
+
 from polyformer.attention.positions import LearnedConfig
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets.base import register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import ClassifyConfig, MaskedConfig
+from polyformer.nn.heads import ClassifyConfig, MaskedConfig, TagConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 BERT = {
@@ -16,6 +18,12 @@ BERT = {
 CLASSIFIERS = {  # layers, width, heads, vocabulary, positions
     "encoder-small": ((2, 128, 4, 8000, 512), "a CPU: an encoder with 2 layers of 128"),
     "encoder-tiny": ((1, 32, 2, 300, 64), "tests: an encoder with one layer of 32"),
+}
+
+
+BERTSUM = {  # layers, width, heads, vocabulary
+    "bertsum": ((12, 768, 12, 30522), "12 layers of 768", ", section 2"),
+    "bertsum-small": ((4, 256, 8, 8000), "for a CPU: 4 layers of 256", ""),
 }
 
 
@@ -38,6 +46,13 @@ def bert(layers: int, width: int, heads: int) -> ModelConfig:
         head=MaskedConfig(),
         initializer_range=0.02,
     )
+
+
+@register_sizes("BertSum extractive summarizer, {} (Liu 2019{}).", BERTSUM)
+def bertsum(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
+    """Return BERT with a score for each token, of which the first tokens of sentences are read."""
+    config = bert(layers, width, heads)
+    return dataclasses.replace(config, vocab_size=vocab, head=TagConfig(num_labels=2))
 
 
 @register_sizes("Text classifier for {}.", CLASSIFIERS)

@@ -127,6 +127,36 @@ IMAGE = {
         "",
     ),
 }
+SUPER_RESOLUTION = {
+    "image-transformer-super-resolution": (
+        (
+            "transformer-base",
+            {
+                **pixels(32, 32, 3),
+                "encoder.position": GridConfig(shape=(8, 8, 3)),
+                "encoder.num_hidden_layers": 4,
+                "decoder.num_hidden_layers": 12,
+                "decoder.attention": Local1D(256, 256),
+            },
+        ),
+        "from 8 x 8 to 32 x 32 pixels: 4 + 12 layers of 512",
+        ", section 5.3",
+    ),
+    "image-transformer-super-resolution-small": (
+        (
+            "transformer-small",
+            {
+                **size_options(2, 128, 4),
+                **pixels(8, 8, 1, 17),
+                "encoder.position": GridConfig(shape=(4, 4)),
+                "decoder.attention": Local2D((8, 8), (2, 4), (3, 2, 2)),
+                "dropout": 0.0,
+            },
+        ),
+        "from 4 x 4 to 8 x 8 pixels for a CPU: 2 + 2 layers of 128",
+        "",
+    ),
+}
 BLOCKWISE = {
     "blockwise-bert": (
         ("bert-base", {"attention": blockwise(512, (10, 2))}),
@@ -214,6 +244,7 @@ SPANS = {
 
 register_sizes("Sparse Transformer {} (Child et al. 2019{}).", SPARSE)(model_config)
 register_sizes("Image Transformer {} (Parmar et al. 2018{}).", IMAGE)(model_config)
+register_sizes("Image Transformer {} (Parmar et al. 2018{}).", SUPER_RESOLUTION)(model_config)
 register_sizes("Blockwise BERT (BlockBERT) {} (Qiu et al. 2020{}).", BLOCKWISE)(model_config)
 register_sizes("Routing Transformer {} (Roy et al. 2021{}).", ROUTING)(model_config)
 register_sizes("Sinkhorn Transformer {} (Tay et al. 2020{}).", SINKHORN)(model_config)

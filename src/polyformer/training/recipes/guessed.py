@@ -25,9 +25,11 @@ BASES = {
     "choose": "classify",
     "translate": "translate",
     "summarize": "summarize",
+    "extract": "bertsum",
     "tag": "tag",
     "qa": "answer",
     "image": "image",
+    "super_resolution": "super-resolution",
     "classify_image": "classify-image",
     "act": "dt",
 }
@@ -69,8 +71,8 @@ def guessed_recipe(
     recipe["data"] = {**(recipe.get("data") or {}), **guessed.data}
     if guessed.kind == "lm" and is_prepared_source(path):
         recipe = merged(recipe, {"task": {"ngram_order": 0}})  # n-grams are counted in memory
-    if guessed.kind == "image":
-        recipe = for_pixels(recipe, options, guessed)
+    if guessed.kind in ("image", "super_resolution"):
+        recipe = for_pixels(recipe, options, guessed, task if isinstance(task, dict) else {})
     if guessed.kind == "classify_image" and pretrained is not None:
         recipe = for_checkpoint(recipe, guessed, pretrained)
     elif guessed.kind == "classify_image":
@@ -122,8 +124,13 @@ SAMPLE = 20
 """Number of images that are inspected."""
 
 
-def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) -> dict[str, Any]:
-    """Return the recipe of a model of pixels for the shape of the images: positions, pattern, batch size."""
+def for_pixels(
+    recipe: dict[str, Any], options: dict[str, Any], guessed: Guess, task: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the recipe of a model of pixels for the shape of the images: positions, pattern, batch size.
+
+    `task`: the options of the task that the user sets.
+    """
     sizes, modes = _sampled(recipe, options)
     height, width = min(sizes)
     channels = modes[0]
@@ -140,13 +147,23 @@ def for_pixels(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) 
     shape = [height, width, *([channels] if channels > 1 else [])]
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
+    model: dict[str, Any] = {"position": {"kind": "grid", "shape": shape}}
+    if "Local2D(" in str(ModelChoice.from_dict(recipe["model"]).config().to_dict()):
+        model["pattern"] = pattern
+    if guessed.kind == "super_resolution":
+        factor = {**recipe["task"], **task}["factor"]
+        small = {"kind": "grid", "shape": [height // factor, width // factor, *shape[2:]]}
+        model = {
+            "encoder": {"position": small},
+            "decoder": {"position": model["position"], "attention": pattern},
+        }
     row_length = math.prod(shape) + 1
     guessed.explain("shape", " x ".join(map(str, shape)), "as the first images are", "--model.position.shape")
     return merged(
         recipe,
         {
             "task": {"levels": 16, "batch_tokens": max(2048 // row_length, 4) * row_length},
-            "model": {"position": {"kind": "grid", "shape": shape}, "pattern": pattern},
+            "model": model,
         },
     )
 

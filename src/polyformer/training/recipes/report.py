@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.labels import IGNORED
 from polyformer.data import Splits
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
@@ -63,7 +64,6 @@ def number(value: float) -> str:
 
 
 IMAGES = 10
-ROWS = "real", "half", "completed"
 GAP = 1  # pixels between images
 
 
@@ -74,10 +74,11 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
     """
     if splits.validation is None:
         return []
-    train, held = (
-        np.stack([row["input_ids"][1:] for row in task.prepare(list(rows))])
+    labels = (
+        np.stack([row["labels"] for row in task.prepare(list(rows))])
         for rows in (splits.train, splits.validation)
     )
+    train, held = (rows[:, rows[0] != IGNORED] for rows in labels)  # levels [images, pixels]
     place = np.arange(train.shape[1])
     counts = np.ones((train.shape[1], task.levels))
     for image in train:
@@ -91,12 +92,12 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
 
 
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:
-    """Draw the first held-out images, their upper halves, and their completions by the model, into `path`.
+    """Draw the first held-out images, what the model reads of them, and what it generates, into `path`.
 
     Raises `InputError` if matplotlib is not installed.
     """
     held = next(rows for rows in (splits.test, splits.validation, splits.train) if rows is not None)
-    write_pictures(path, dict(zip(ROWS, task.complete(model, held, IMAGES, seed))), task.levels)
+    write_pictures(path, dict(zip(task.pictures, task.complete(model, held, IMAGES, seed))), task.levels)
 
 
 def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:

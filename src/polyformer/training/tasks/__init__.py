@@ -15,6 +15,7 @@ from polyformer.training.tasks.classify_image import ImageClassification, ImageC
 from polyformer.training.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig
 from polyformer.training.tasks.electra import Electra, ElectraConfig
+from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import ImageConfig, ImageModelling
 from polyformer.training.tasks.labels import SingleLabelTask
 from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
@@ -24,6 +25,7 @@ from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, Sentenc
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
 from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
+from polyformer.training.tasks.super_resolution import SuperResolution, SuperResolutionConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
@@ -43,6 +45,8 @@ __all__ = [
     "DenoisingConfig",
     "Electra",
     "ElectraConfig",
+    "ExtractConfig",
+    "Extraction",
     "HeldOut",
     "ImageClassification",
     "ImageClassificationConfig",
@@ -69,6 +73,8 @@ __all__ = [
     "SpanCorruptionConfig",
     "Summarization",
     "SummarizationConfig",
+    "SuperResolution",
+    "SuperResolutionConfig",
     "Tagging",
     "TaggingConfig",
     "Task",

@@ -73,6 +73,8 @@ class ImageModelling(TextTask, config=ImageConfig):
 
     stacks = "decoder"
     head: HeadConfig = LanguageModelConfig()
+    pictures: ClassVar[tuple[str, ...]] = ("real", "half", "completed")
+    """The names of the images that `complete` returns."""
 
     def __init__(self, config: ImageConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
@@ -92,13 +94,12 @@ class ImageModelling(TextTask, config=ImageConfig):
 
     def adapt(self, config: ModelConfig) -> ModelConfig:
         """Return the config for this task; raise `InputError` for another image shape."""
-        for shape in shapes(config):
-            if (shape[:-1] if len(shape) == 3 and shape[-1] == 1 else shape) != self.shape:
-                raise InputError(
-                    f"model: it is made for images of {by(shape)}, and the data's are {by(self.shape)}; "
-                    "give this shape to Local2D and to the grid of positions"
-                )
+        self.check_shapes(config)
         return super().adapt(config)
+
+    def check_shapes(self, config: ModelConfig) -> None:
+        """Raise `InputError` if the model is made for another image shape."""
+        check_shapes(config, self.shape)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return the start token and the levels of each image."""
@@ -112,6 +113,10 @@ class ImageModelling(TextTask, config=ImageConfig):
                 f"{by(size)} and {len(row['image'])} bytes; bring the images to one size "
                 "with data.image_size, and to grey or colours with data.image_mode (grey, rgb)"
             )
+        return self.levels_of(row)
+
+    def levels_of(self, row: Row) -> Row:
+        """Return the start token and the levels of an image, with each level as the label of its place."""
         ids = np.concatenate([[self.start], quantised(row["image"], self.levels)])
         return {"input_ids": ids, "labels": np.concatenate([[IGNORED], ids[1:]])}
 
@@ -139,6 +144,16 @@ class ImageModelling(TextTask, config=ImageConfig):
         # A start token within an image is very improbable after training; it is shown as white.
         completed = completed.clamp_max(self.levels - 1)
         return torch.stack([real, half, completed])[:, :, 1:].reshape(3, len(real), *self.shape)
+
+
+def check_shapes(config: object, wanted: tuple[int, ...]) -> None:
+    """Raise `InputError` if a part of `config` is made for images of another shape."""
+    for shape in shapes(config):
+        if (shape[:-1] if len(shape) == 3 and shape[-1] == 1 else shape) != wanted:
+            raise InputError(
+                f"model: it is made for images of {by(shape)}, and the data's are {by(wanted)}; "
+                "give this shape to Local2D and to the grid of positions"
+            )
 
 
 def by(shape: tuple[int, ...]) -> str:
