@@ -122,9 +122,7 @@ def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         parts: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            parts.setdefault((parameter.device_mesh if isinstance(parameter, DTensor) else None), []).append(
-                parameter
-            )
+            parts.setdefault(_mesh(parameter), []).append(parameter)
         groups += [{**group, "params": part} for part in parts.values()]
     optimizer.param_groups[:] = groups
 
@@ -172,6 +170,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of `tensor`, detached. Collective over the processes that have shards of it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _mesh(tensor: Tensor) -> DeviceMesh | None:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
