@@ -19,17 +19,15 @@ import torch
 from torch import nn
 
 from polyformer.core.labels import IGNORED
+from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
-from polyformer.data.rouge import UNKNOWN, RougeTokenizer, rouge, scorer
 from polyformer.data.structured import split_sentences
-from polyformer.data.summaries import lead
+from polyformer.data.summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, TagConfig
-from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, with_tables
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,7 @@ class ExtractConfig(TextTaskConfig):
     """Extractive summarization: choose the sentences that summarize a text."""
 
     max_length: int = 512  # tokens of a text; sentences that do not fit are left out
-    sentences: int = 3  # of a summary
+    sentences: PositiveInt = 3  # of a summary
 
     needs: ClassVar[tuple[str, ...]] = ("source", "target")
     text_columns: ClassVar[tuple[str, ...]] = ("source",)
@@ -46,16 +44,8 @@ class ExtractConfig(TextTaskConfig):
     kind: ClassVar[str] = "extract"
     paper: ClassVar[str] = "Liu 2019 (BertSum), section 2"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, sentences=self.sentences)
 
-    def build(self, tokenizer: Tokenizer) -> "Extraction":
-        """Return the task with `tokenizer`."""
-        return Extraction(self, tokenizer)
-
-
-class Extraction(EncoderTask):
+class Extraction(EncoderTask, config=ExtractConfig):
     """Extractive summarization, with the metric loss: nats per sentence.
 
     `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of the chosen sentences, lead3_... of the first

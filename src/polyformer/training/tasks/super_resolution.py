@@ -8,10 +8,11 @@ Transformer), sections 3.3 and 5.3: from 8 x 8 to 32 x 32 pixels.
 import dataclasses
 import math
 from itertools import islice
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
@@ -21,10 +22,8 @@ from polyformer.data.images import quantised
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig
-from polyformer.training.config import at_least
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.image import ImageConfig, ImageModelling, check_shapes
-from polyformer.training.tasks.workers import SINGLE_PROCESS, Workers
 
 SCORED = 16
 """Number of held-out images that `finish` generates."""
@@ -34,21 +33,13 @@ SCORED = 16
 class SuperResolutionConfig(ImageConfig):
     """Super-resolution: predict the pixels of an image from a smaller copy of it."""
 
-    factor: int = 4  # pixels of a side for each pixel of the small image
+    factor: Annotated[int, Ge(2)] = 4  # pixels of a side for each pixel of the small image
 
     kind: ClassVar[str] = "super_resolution"
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 5.3"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(2, factor=self.factor)
 
-    def build(self, tokenizer: Tokenizer) -> "SuperResolution":
-        """Return the task with `tokenizer`."""
-        return SuperResolution(self, tokenizer)
-
-
-class SuperResolution(ImageModelling):
+class SuperResolution(ImageModelling, config=SuperResolutionConfig):
     """Super-resolution, with the metrics of an image model over the pixels of the large images.
 
     `finish` adds the mean peak signal-to-noise ratio, in decibels, of the first held-out images: `psnr` of
