@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
+from polyformer.core.optional_packages import needs_extra
 from polyformer.training.rl.episode import Episode
 
 SIDE, MARGIN, LINE = 240, 12, 14
@@ -23,10 +23,8 @@ DARK, BRIGHT = np.array([24.0, 20.0, 60.0]), np.array([255.0, 232.0, 80.0])
 
 def draw_gif(path: str | Path, episode: Episode, milliseconds: int = 200) -> None:
     """Write a frame for each step to `path`. Raises `InputError` if Pillow is not installed."""
-    try:
+    with needs_extra("agents", "a GIF needs Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise InputError("a GIF needs Pillow: pip install 'polyformer[agents]'") from error
     frames = [_frame(Image, episode, step) for step in range(len(episode.rewards))]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
