@@ -8,6 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
+from polyformer.core.optional_packages import needs_extra
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, read
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.training.recipes.recipe import with_data
@@ -144,9 +145,5 @@ def bag_of_words(cell: Cell, folder: str) -> Row:
 
 def sklearn(module: str) -> Any:
     """Return a module of scikit-learn; `InputError` where it is not installed."""
-    try:
+    with needs_extra("image", "linear classifiers are scikit-learn's, which is not installed"):
         return importlib.import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise InputError(
-            "linear classifiers are scikit-learn's, which is not installed; pip install 'polyformer[image]'"
-        ) from error

@@ -4,19 +4,15 @@ import io
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError
 from polyformer.core.files import Write, atomic_write
+from polyformer.core.optional_packages import needs_extra
 
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty matplotlib `Figure`, in inches; raises `InputError` if matplotlib is not installed."""
-    try:
+    with needs_extra("plot", "plot: drawing needs matplotlib, which is not installed"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "plot: drawing needs matplotlib, which is not installed; pip install 'polyformer[plot]'"
-        ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -128,7 +128,7 @@ def check_sizes(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, int) and field.name not in SEEDS:
+            if isinstance(item, int) and item > SIZE and field.name not in SEEDS:
                 check_range(field.name, item, Le(SIZE))
             if dataclasses.is_dataclass(item):
                 check_sizes(item)

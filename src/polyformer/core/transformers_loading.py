@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
+from polyformer.core.optional_packages import needs_extra
 
 ADAPTER = "adapter_config.json"
 
@@ -18,10 +19,8 @@ def load_by_transformers(kind: str, name: str | Path, **options: Any) -> Any:
     for names that transformers cannot load, and for checkpoints that would run their own code: Python files,
     kernels of the hub, pickled weights, and an adapter that names its model.
     """
-    try:
+    with needs_extra("hub", f"{name}: needs transformers to be read"):
         import transformers
-    except ImportError as error:
-        raise InputError(f"{name}: needs transformers to be read; pip install 'polyformer[hub]'") from error
     safe: dict[str, Any] = {**options, "trust_remote_code": False}
     try:
         with _only_errors_logged():

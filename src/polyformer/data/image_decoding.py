@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import IMAGE_BYTES, PIXELS
+from polyformer.core.optional_packages import needs_extra
 from polyformer.data.compressed_files import opened_bytes
 from polyformer.data.images import IMAGE
 
@@ -59,12 +60,8 @@ def _fits(row: Row, value: Any, size: tuple[int, int] | None, mode: Mode | None)
 
 
 def _pillow(name: str) -> Any:
-    try:
+    with needs_extra("image", "data: Pillow, which reads PNG and JPEG images, is not installed"):
         return importlib.import_module(f"PIL.{name}")
-    except ImportError as error:
-        raise InputError(
-            "data: Pillow, which reads PNG and JPEG images, is not installed; pip install 'polyformer[image]'"
-        ) from error
 
 
 def _of_pixels(row: Row, value: bytes) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import LABELS, PIXELS
+from polyformer.core.optional_packages import needs_extra
 from polyformer.data.compressed_files import opened_bytes, plain_name
 
 Row = dict[str, Any]
@@ -135,13 +136,9 @@ def default_images() -> Iterator[Row]:
 
     Source: `sklearn.datasets.load_digits`, the test part of Alpaydin and Kaynak 1998 (UCI machine learning).
     """
-    try:
+    reason = "data: scikit-learn, which brings the default images, is not installed"
+    with needs_extra("image", reason, "or name images with --data PATH"):
         digits = importlib.import_module("sklearn.datasets").load_digits()
-    except ImportError as error:
-        raise InputError(
-            "data: scikit-learn, which brings the default images, is not installed; pip install "
-            "'polyformer[image]', or name images with --data PATH"
-        ) from error
     for digit, number in zip(digits.images, digits.target):
         pixels = np.round(digit * ((GREYS - 1) / 16)).astype(np.uint8)
         yield {IMAGE: pixels.tobytes(), "height": 8, "width": 8, "label": str(number)}

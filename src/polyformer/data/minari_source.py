@@ -12,6 +12,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.files import read_json
+from polyformer.core.optional_packages import needs_extra
 
 PREFIX = "minari:"
 METADATA = "metadata.json"
@@ -83,12 +84,8 @@ def is_choice(space: Any) -> bool:
 
 def minari_library() -> Any:
     """Return the module `minari`; raises `InputError` if it is not installed."""
-    try:
+    with needs_extra("agents", "minari: recorded episodes need it, and it is not installed"):
         import minari
-    except ImportError as error:
-        raise InputError(
-            "minari: recorded episodes need it, and it is not installed; pip install 'polyformer[agents]'"
-        ) from error
     return minari
 
 

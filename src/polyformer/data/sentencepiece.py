@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError
+from polyformer.core.optional_packages import needs_extra
 
 NORMAL, UNKNOWN, CONTROL, USER = 1, 2, 3, 4
 _UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
@@ -39,14 +40,10 @@ class Pieces:
 
 def read_pieces(path: Path) -> Pieces:
     """Read the model in `path`; raises `InputError` if it is no model, or if the package is missing."""
-    try:
+    reason = f"{path}: reading a SentencePiece model needs the packages sentencepiece and protobuf"
+    with needs_extra("sentencepiece", reason):
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2 as schema
-    except ImportError as error:
-        raise InputError(
-            f"{path}: reading a SentencePiece model needs the packages sentencepiece and protobuf; "
-            "pip install 'polyformer[sentencepiece]'"
-        ) from error
     model: Any = schema.ModelProto()  # type: ignore[attr-defined]
     try:
         model.ParseFromString(path.read_bytes())

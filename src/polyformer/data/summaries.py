@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from polyformer.core.errors import InputError
+from polyformer.core.optional_packages import needs_extra
 from polyformer.data.structured import split_sentences
 
 Row = dict[str, str]
@@ -49,10 +49,8 @@ class RougeTokenizer:
 
 def scorer(*kinds: str) -> Any:
     """Return the package's scorer of these kinds; raises `InputError` if it is not installed."""
-    try:
+    with needs_extra("rouge", "ROUGE: it needs rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise InputError(f"ROUGE: it needs rouge-score; pip install 'polyformer[rouge]' ({error})") from error
     return RougeScorer([*kinds], tokenizer=RougeTokenizer())
 
 

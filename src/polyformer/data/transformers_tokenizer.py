@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from polyformer.core.errors import InputError
+from polyformer.core.optional_packages import needs_extra
 from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data.hub_files import HubFiles
 from polyformer.data.special_tokens import ROLES
@@ -43,13 +44,9 @@ def _check_files(files: HubFiles) -> None:
 
     In both cases transformers may return a tokenizer with an empty vocabulary.
     """
-    try:
+    reason = f"{files.folder}: a tokenizer without a tokenizer.json needs transformers to be read"
+    with needs_extra("hub", reason):
         from transformers.models.auto import tokenization_auto as auto
-    except ImportError as error:
-        raise InputError(
-            f"{files.folder}: a tokenizer without a tokenizer.json needs transformers to be read; "
-            "pip install 'polyformer[hub]'"
-        ) from error
     names = [auto.TOKENIZER_MAPPING_NAMES.get(name) or name for name in files.names]
     kind = auto.tokenizer_class_from_name(names[0])
     if kind is None:

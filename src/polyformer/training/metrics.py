@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import atomic_write, open_file, reading, writing
+from polyformer.core.optional_packages import needs_extra
 from polyformer.core.parsing import parse_json
 from polyformer.training.config import ReportingConfig
 
@@ -125,13 +126,9 @@ def _table_rows(columns: list[str], rows: list[Any]) -> str:
 
 
 def _summary_writer() -> Any:
-    try:
+    otherwise = "or leave it out: metrics.csv and metrics.jsonl are written anyway"
+    with needs_extra("tensorboard", "tensorboard: not installed", otherwise):
         from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError as error:
-        raise InputError(
-            "tensorboard: not installed; pip install 'polyformer[tensorboard]', "
-            "or leave it out: metrics.csv and metrics.jsonl are written anyway"
-        ) from error
     return SummaryWriter
 
 

@@ -184,5 +184,5 @@ def test_a_server_that_dies_in_the_middle(
 
 def test_without_pymilvus_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(InputError, match=r"pip install polyformer\[datastore\]"):
+    with pytest.raises(InputError, match=r"pip install 'polyformer\[datastore\]'"):
         open_in_milvus(Address("http://127.0.0.1:1", "none"))

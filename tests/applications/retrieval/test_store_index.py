@@ -140,5 +140,5 @@ def test_too_few_keys(store: Path):
 
 def test_without_faiss_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(InputError, match=r"pip install polyformer\[datastore\]"):
+    with pytest.raises(InputError, match=r"pip install 'polyformer\[datastore\]'"):
         indexing.imported_faiss()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pairwise import pairwise
+from polyformer.core.errors import InputError
 from polyformer.nn.memory import search
 from polyformer.nn.memory.search import SEARCHES, search_plain
 
@@ -61,5 +62,5 @@ def test_a_tile_is_the_most_that_is_computed_at_once(monkeypatch: pytest.MonkeyP
 
 def test_without_faiss_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(search.InputError, match=r"pip install polyformer\[datastore\], or take"):
+    with pytest.raises(InputError, match=r"pip install 'polyformer\[datastore\]', or take"):
         SEARCHES["faiss"](*drawn(2, 9, torch.float32), 3)

@@ -24,6 +24,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
 from polyformer.core.limits import SIZE
+from polyformer.core.optional_packages import needs_extra
 from polyformer.core.ranges import PositiveInt, PositiveShare, check_range
 from polyformer.training.lock import sole_writer
 
@@ -128,10 +129,8 @@ class Index:
 
 def imported_faiss() -> Any:
     """Return the module faiss; the `InputError` for a missing installation explains how to install it."""
-    try:
+    with needs_extra("datastore", "an index needs faiss"):
         import faiss
-    except ImportError as error:
-        raise InputError("an index needs faiss: pip install polyformer[datastore]") from error
     return faiss
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from polyformer.applications.retrieval.manifest import MANIFEST
 from polyformer.core.errors import InputError
+from polyformer.core.optional_packages import needs_extra
 
 TIMEOUT, CONNECT = 60.0, 20.0
 SERVER = re.compile(r"(?P<uri>(https?|tcp)://[^/]+)(/(?P<name>\w+))?/?")
@@ -59,10 +60,8 @@ class Server:
 
     def __init__(self, address: Address):
         self.address, self.about = address, f"{address.collection}_about"
-        try:
+        with needs_extra("datastore", f"{address}: needs pymilvus"):
             import pymilvus
-        except ImportError as error:
-            raise InputError(f"{address}: needs pymilvus: pip install polyformer[datastore]") from error
         # Errors are reported by this library, in one line. The latter two belong to the embedded server.
         for name in ("pymilvus", "grpc._server", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)

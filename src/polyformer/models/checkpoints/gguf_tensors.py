@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
+from polyformer.core.optional_packages import needs_extra
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.gguf_config import ROPE_FACTORS, hub_config
 
@@ -160,10 +161,8 @@ def _type_name(quants: Any, kind: int) -> str:
 
 
 def _gguf_package(file: Gguf) -> Any:
-    try:
+    with needs_extra("gguf", f"{file.path}: reading GGUF needs the package gguf"):
         import gguf
-    except ImportError as error:
-        raise InputError(f"{file.path}: GGUF needs a package: pip install 'polyformer[gguf]'") from error
     return gguf
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.core.ops.batched_products import product
 from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.optional_packages import needs_extra
 
 Search = Literal["tiled", "plain", "faiss"]
 Matches = tuple[Tensor, Tensor]
@@ -107,11 +107,8 @@ def gather_entries(vectors: Tensor, places: Tensor) -> Tensor:
 
 def _faiss() -> Any:
     """Return the module; raises `InputError` with the way to install it."""
-    try:
+    with needs_extra("datastore", "memory.search: faiss is not installed", "or take search='tiled'"):
         import faiss
-    except ImportError as error:
-        way = "pip install polyformer[datastore], or take search='tiled'"
-        raise InputError(f"memory.search: faiss is not installed; {way}") from error
     return faiss
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.optional_packages import needs_extra
 from polyformer.models.architectures.policy import Policy
 from polyformer.training.rl.policy_player import PolicyPlayer
 
@@ -115,10 +116,8 @@ def draw_gif(path: str | Path, episode: Episode, milliseconds: int = 200) -> Non
     the left and the current step on the right. If the environment does not render, its observation is shown
     as bars. Raises `InputError` if Pillow is not installed.
     """
-    try:
+    with needs_extra("agents", "a GIF needs Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise InputError("a GIF needs Pillow: pip install 'polyformer[agents]'") from error
     frames = [_frame(Image, episode, step) for step in range(len(episode.rewards))]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
