@@ -147,11 +147,12 @@ def run(
     **engine: Any,
 ) -> tuple[nn.Module, Result]:
     """Train the model of `kind` into `out` on a mesh; the run writes final.safetensors, but of "decoder"."""
+    every = 2 if kind == "decoder" or final != "last" else steps  # of other runs none goes on
     config: Config = TrainingConfig(
         steps=steps,
         accumulate=accumulate,
         clip=0.5,
-        saving=SavingConfig(checkpoint_every=2, keep=9, final=final, background=background),  # type: ignore[arg-type]
+        saving=SavingConfig(checkpoint_every=every, keep=9, final=final, background=background),  # type: ignore[arg-type]
         reporting=ReportingConfig(log_every=1, evaluate_every=2),
     )
     for name, value in {"device": "cpu", "parallel": ParallelConfig(**(mesh or {})), **engine}.items():

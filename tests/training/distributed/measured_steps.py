@@ -123,6 +123,10 @@ def config_of(name: str) -> ModelConfig:
     return model_config(preset, options)
 
 
+PREDICTIONS: dict[str, Prediction] = {}
+"""What was predicted, by model and setting: tracing a model takes longer than its step."""
+
+
 def predicted(case: Case) -> Prediction:
     """What is predicted of it."""
     kind = {"sgd(momentum=0)": "sgd without momentum"}.get(case.optimizer, case.optimizer)
@@ -131,7 +135,10 @@ def predicted(case: Case) -> Prediction:
     setting = TrainingSetup(
         mesh=mesh, batch=BATCH, length=LENGTH, half=case.half, optimizer=kind, passes=passes
     )
-    return predict(config_of(case.model), setting)
+    key = f"{case.model}, {setting}"
+    if key not in PREDICTIONS:
+        PREDICTIONS[key] = predict(config_of(case.model), setting)
+    return PREDICTIONS[key]
 
 
 def sent_as_predicted(prediction: Prediction) -> dict[str, float]:
@@ -193,7 +200,8 @@ class Peak:
 
     def pack(self, tensor: Tensor) -> "Saved":
         """Count a tensor that is no parameter as they are now: those that are gathered come and go."""
-        own = {local_shard(parameter).untyped_storage()._cdata for parameter in self.model.parameters()}
+        shards = (getattr(parameter, "_local_tensor", parameter) for parameter in self.model.parameters())
+        own = {shard.untyped_storage()._cdata for shard in shards}  # to_local() would be recorded by autograd
         return Saved(None if tensor.untyped_storage()._cdata in own else self, tensor)
 
     def add(self, storage: torch.UntypedStorage, number: int, size: int) -> None:
