@@ -54,7 +54,8 @@ def schemes(case: Case) -> list[PositionConfig]:
 
 
 def sdpa_refuses(case: Case) -> bool:
-    return any(scheme.kind in REFUSED_BY_SDPA for scheme in schemes(case))
+    softmax = any(isinstance(part, SoftmaxConfig) for part in parts(case.config))
+    return softmax and any(scheme.kind in REFUSED_BY_SDPA for scheme in schemes(case))
 
 
 def sdpa_takes(case: Case) -> bool:

@@ -209,7 +209,7 @@ def test_config_refuses_what_cannot_be():
     with pytest.raises(InputError, match="vocab_size: expected at least 260 for bpe, got 259"):
         TokenizerConfig(vocab_size=259)
     with pytest.raises(
-        InputError, match="algorithm: expected one of bytes, characters, bpe, unigram, wordpiece, got 'sp'"
+        InputError, match="unknown algorithm 'sp': expected one of 'bpe', 'bytes', 'characters'"
     ):
         TokenizerConfig(algorithm="sp")
     config = TokenizerConfig(algorithm="unigram", vocab_size=500)

@@ -182,7 +182,7 @@ def test_a_long_text_is_computed_by_its_layout():
     ("tokens", "radius", "message"),
     [
         (0, 2, "ETC: global_tokens: expected 1 or more, got 0; without global tokens use Window"),
-        (2, 0, "ETC: radius: expected 1 token or more on each side, got 0"),
+        (2, 0, "ETC: radius: expected 1 or more, got 0"),
     ],
 )
 def test_what_cannot_be_is_named(tokens: int, radius: int, message: str):

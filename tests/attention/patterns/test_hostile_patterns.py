@@ -9,7 +9,7 @@ from polyformer.core.errors import InputError
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Random(1000000000, 1)", "Random: blocks counts blocks of keys, expected 1 to 256, got 1000000000"),
+        ("Random(1000000000, 1)", "Random: blocks: expected 1 to 256, got 1000000000"),
         ("Window(10**21)", r"expected names joined by & and [|], got '10 \*\* 21'"),
         ("Window(1000000000000000000000)", "expected integers of at most 64 bits"),
         ("Window(2147483648)", "Window: before: expected at most 2147483647, got 2147483648"),

@@ -177,19 +177,23 @@ class NaiveT5(Naive, kind="t5"):
 
 
 class NaiveShaw(Naive, kind="shaw"):
-    """Equations 3 to 5 of Shaw et al. 2018."""
+    """Equations 3 to 5 of Shaw et al. 2018; with a single table all layers share it."""
+
+    @property
+    def table(self) -> int:
+        return self.layer % len(self.position.keys)
 
     def entry(self, pair: Pair) -> int:
         clip = self.position.clip
         return max(-clip, min(clip, pair.j - pair.i)) + clip
 
     def score(self, q: Tensor, k: Tensor, pair: Pair) -> Tensor:
-        return super().score(q, k + self.position.keys[self.layer].weight[self.entry(pair)], pair)
+        return super().score(q, k + self.position.keys[self.table].weight[self.entry(pair)], pair)
 
     def value(self, v: Tensor, pair: Pair) -> Tensor:
         if not self.position.values:
             return v
-        return v + self.position.values[self.layer].weight[self.entry(pair)]
+        return v + self.position.values[self.table].weight[self.entry(pair)]
 
 
 class NaiveTransformerXL(Naive, kind="transformer_xl"):

@@ -136,7 +136,7 @@ def test_padding_and_packing_leave_a_structured_document_as_it_is():
 
 @pytest.mark.parametrize("name", ["global_tokens", "max_distance"])
 def test_what_cannot_be_is_named(name: str):
-    with pytest.raises(InputError, match=f"{name}: expected 1 token or more, got 0"):
+    with pytest.raises(InputError, match=f"{name}: expected 1 or more, got 0"):
         EtcLabelsConfig(**{name: 0})
 
 

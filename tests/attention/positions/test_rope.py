@@ -52,7 +52,7 @@ def test_layers_turn_by_bases_of_their_own():
         alone = rope(base=(77.0, 500.0)[layer % 2])
         site = dataclasses.replace(SITE[0], layer=layer)
         assert torch.equal(position.rotate(x, x, context, site)[0], rotated(alone, x))
-    with pytest.raises(InputError, match="bases: expected a wavelength factor above 1, got 1"):
+    with pytest.raises(InputError, match=r"bases\[1\]: expected a number above 1, got 1"):
         rope(bases=[5.0, 1.0])
 
 

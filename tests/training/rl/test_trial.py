@@ -109,7 +109,7 @@ def test_cloning_reads_no_returns(minari_here: Path):
     few = ActionPredictionConfig(best_episodes=0.25).resolve(rows).build()
     windows = few.training_batches(rows, 0)
     assert windows.episodes.starts.tolist() == Episodes.of(kept).starts.tolist()
-    with pytest.raises(InputError, match=r"best_episodes: expected a share above 0, up to 1, got 0"):
+    with pytest.raises(InputError, match=r"best_episodes: expected a share in \(0, 1\], got 0"):
         ActionPredictionConfig(best_episodes=0)
 
 

@@ -53,7 +53,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         """Check the ranges in the fields' types."""
-        check_ranges(self, f"{type(self).__name__}: ")
+        if not torch.compiler.is_compiling():  # a graph cannot contain the cache of the ranges
+            check_ranges(self, f"{type(self).__name__}: ")
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""

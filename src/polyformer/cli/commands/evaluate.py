@@ -71,7 +71,6 @@ class EvaluateOptions:
     tokens: PositiveInt | None = option(
         "for a checkpoint or with --datastore: evaluate on the first N tokens of a text (default: all)",
         most=COUNT,
-        least=1,
     )
     format: str | None = option(
         "for a checkpoint or with --datastore: format of the texts, if their names do not show it"

@@ -50,7 +50,6 @@ class ExploreOptions:
     segment: PositiveInt | None = option(
         "for a model with a memory: read the text in segments of N tokens and show the last segment",
         metavar="N",
-        least=1,
     )
     against: str | None = option(
         "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"

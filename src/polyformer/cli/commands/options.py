@@ -51,14 +51,13 @@ def option(
     metavar: str | None = None,
     output: Output | None = None,
     most: int = SIZE,
-    least: int | None = None,
 ) -> Any:
     """Declare an option --name VALUE; a `bool` is a flag, a tuple takes one or more values.
 
-    most, least: the largest and the smallest accepted `int`.
+    most: the largest accepted `int`.
     """
     metadata = {"help": help, "positional": False, "metavar": metavar, "output": output}
-    metadata |= {"most": most, "least": least}
+    metadata |= {"most": most}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -18,6 +18,7 @@ from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.destinations import is_replaceable
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT, NEW_TOKENS
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.prompting import Example, Sources, Template
@@ -40,7 +41,7 @@ class PromptOptions:
         metavar="RUN",
     )
     file: str = argument("file of questions: JSON lines, CSV, TSV, parquet or text", metavar="FILE")
-    shots: int = option("number of demonstrations before each question (default: 0)", 0, least=0)
+    shots: NonNegativeInt = option("number of demonstrations before each question (default: 0)", 0)
     examples: str | None = option(
         "file to sample demonstrations from (default: FILE, whose other rows are the questions)",
         metavar="FILE",
@@ -68,12 +69,12 @@ class PromptOptions:
     normalize: Literal["none", "tokens", "bytes"] = option(
         "divide the log-likelihood of a choice by its number of tokens or bytes (default: none)", "none"
     )
-    limit: int | None = option(
-        "largest number of questions, sampled with the seed (default: all)", most=COUNT, least=1
+    limit: PositiveInt | None = option(
+        "largest number of questions, sampled with the seed (default: all)", most=COUNT
     )
-    seed: int = option("random seed of the samples (default: 0)", 0, most=COUNT, least=0)
-    max_new_tokens: int = option(
-        "largest number of tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS, least=1
+    seed: NonNegativeInt = option("random seed of the samples (default: 0)", 0, most=COUNT)
+    max_new_tokens: PositiveInt = option(
+        "largest number of tokens of a generated answer (default: 32)", 32, most=NEW_TOKENS
     )
     stop: str = option(r"text that ends a generated answer (default: '\n')", r"\n", "TEXT")
     out: str | None = option(

@@ -9,11 +9,14 @@ cross-attention.
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge
 
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
 from polyformer.core.errors import quote, unknown
+from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.spectrum import Spectrum
@@ -40,8 +43,10 @@ class SpectrumOptions:
         "file or directory of texts (default: the training data of the run, or the default text)",
         metavar="PATH",
     )
-    length: int | None = option("tokens per text (default: 512, or the model's limit if smaller)", least=4)
-    texts: int = option("largest number of texts to average over (default: 8)", 8, least=1)
+    length: Annotated[int, Ge(4)] | None = option(
+        "tokens per text (default: 512, or the model's limit if smaller)"
+    )
+    texts: PositiveInt = option("largest number of texts to average over (default: 8)", 8)
     out: str | None = option(
         "write the curves to this file, .png, .svg or .csv; a figure comes with a .csv file of the same name "
         "(default: spectrum.png in the model's folder; no file for a preset)",

@@ -53,7 +53,7 @@ MEMORIZING = {
                 "vocab_size": 32000,
                 "position": "t5",
                 "activation": "relu",
-                "memory": MemorizingConfig(length=512, store=65536, neighbours=32, layer=8),
+                "memory": MemorizingConfig(length=512, store=65536, neighbours=32),
             },
         ),
         ": 12 layers of 1024, a store of 65,536 tokens, 184M parameters",
