@@ -1,5 +1,6 @@
 """Sphinx configuration; `docs/site/build.py` writes the sources and calls Sphinx."""
 
+import contextlib
 import inspect
 import sys
 import typing
@@ -69,7 +70,8 @@ def without_ranges(app, obj, bound_method):
     """Remove the ranges from the types of a signature; the tables of options word them."""
     function = inspect.unwrap(getattr(obj, "__func__", obj))
     if inspect.isfunction(function):
-        function.__annotations__ |= typing.get_type_hints(function)
+        with contextlib.suppress(NameError):  # names that only type checkers import stay as text
+            function.__annotations__ |= typing.get_type_hints(function)
 
 
 def setup(app):
