@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polyformer.attention.mechanisms import AlternateConfig, RoutingConfig, SoftmaxConfig
+from polyformer.attention.positions import Shape
 from polyformer.cli.documentation import parameters
 from polyformer.models.presets import MODELS, create_model, model_config
 from polyformer.nn.memory import CompressiveConfig, MemorizingConfig
@@ -136,7 +137,9 @@ def test_memories_have_the_papers_lengths():
     assert isinstance(compressive, CompressiveConfig)
     assert (compressive.length, compressive.compressed_length, compressive.rate) == (500, 1500, 4)
     assert isinstance(memorizing, MemorizingConfig)
-    assert (memorizing.store, memorizing.neighbours, memorizing.layer) == (65536, 32, 8)
+    assert (memorizing.store, memorizing.neighbours) == (65536, 32)
+    shape = Shape(hidden_size=8, num_layers=12, num_heads=2, head_size=4)
+    assert memorizing.build(shape).layer == 8
 
 
 def test_names_of_systems_are_presets():
