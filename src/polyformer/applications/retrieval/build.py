@@ -105,11 +105,7 @@ def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Mani
 
     known: other names that the folder may contain.
     """
-    remove_partials(folder)
-    if not (folder / MANIFEST).exists():
-        others = {path.name for path in folder.iterdir()} - {LOCK, MARKER, *known}
-        if others:
-            raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
+    if not is_begun(folder, MANIFEST, known):
         begun = dataclasses.replace(manifest, block=block_entries(manifest.dimension))
         begun.write(folder)
         return begun
@@ -118,6 +114,20 @@ def begin(folder: Path, manifest: Manifest, known: tuple[str, ...] = ()) -> Mani
     if begun.count is not None:
         (folder / PROGRESS).unlink(missing_ok=True)  # left by a build that was killed after its last step
     return begun
+
+
+def is_begun(folder: Path, about: str, known: tuple[str, ...] = ()) -> bool:
+    """Return whether `folder` has its description; raise `InputError` if it has anything else.
+
+    about: the name of the description. known: other names that the folder may contain.
+    """
+    remove_partials(folder)
+    if (folder / about).exists():
+        return True
+    others = {path.name for path in folder.iterdir()} - {LOCK, MARKER, *known}
+    if others:
+        raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
+    return False
 
 
 def write(

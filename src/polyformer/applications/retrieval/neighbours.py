@@ -22,6 +22,7 @@ from polyformer.applications.retrieval.build import (
     BuildProgress,
     Report,
     batches,
+    is_begun,
     keys_of,
 )
 from polyformer.applications.retrieval.entries import PROGRESS
@@ -29,10 +30,10 @@ from polyformer.applications.retrieval.readers import ContextReader, RunReader
 from polyformer.applications.retrieval.store import FolderStore, Store
 from polyformer.applications.retrieval.windows import Window, windows
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write, read_json, remove_partials, write_json, writing
+from polyformer.core.files import atomic_write, read_json, write_json, writing
 from polyformer.data.fingerprint import data_changes
 from polyformer.data.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest
-from polyformer.training.lock import LOCK, MARKER, sole_writer
+from polyformer.training.lock import sole_writer
 
 Text = tuple[dict[str, object], ...]
 """The files of a text by size and digest, as in a manifest."""
@@ -91,11 +92,7 @@ def is_own(store: FolderStore, text: Text) -> bool:
 
 def begin(folder: Path, about: NeighbourInfo) -> NeighbourInfo:
     """Return the description in `folder`; if there is none, write `about` first."""
-    remove_partials(folder)
-    if not (folder / ABOUT).exists():
-        others = {path.name for path in folder.iterdir()} - {LOCK, MARKER}
-        if others:
-            raise InputError(f"{folder}: contains something else ({min(others)}); choose another --out")
+    if not is_begun(folder, ABOUT):
         write_json(folder / ABOUT, about.to_dict())
         return about
     begun = NeighbourInfo.read(folder)

@@ -75,8 +75,9 @@ def forward(
     past = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     attachment = attached(module)
     seen = _describe_call(attention_mask, query, key, past, options, no_attachment=attachment is None)
+    bias = None if position_bias is None else position_bias[..., : key.shape[2]]  # of the existing keys
     mods = [] if softcap is None else [soft_cap(softcap)]
-    mods += [add_bias(bias) for bias in (seen.bias, _cropped(position_bias, key)) if bias is not None]
+    mods += [add_bias(term) for term in (seen.bias, bias) if term is not None]
     settings: dict[str, Any] = {"context": seen.context, "pattern": seen.pattern, "scale": scaling}
     if attachment is not None:
         # A graph cannot branch on the number in a static cache.
@@ -179,11 +180,6 @@ def _describe_call_in_graph(
             at = at.expand(rows, -1)
             context = dataclasses.replace(context, q_pos=at, kv_pos=at)
     return AttentionCall(with_packed_sequences(context, options, rows), seen)
-
-
-def _cropped(bias: Tensor | None, k: Tensor) -> Tensor | None:
-    """Return the bias for the existing keys, without those beyond."""
-    return None if bias is None else bias[..., : k.shape[2]]
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:

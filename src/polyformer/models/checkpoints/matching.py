@@ -53,7 +53,8 @@ def match_tensors(
             raise unknown("tensor in the checkpoint", name, family.full_key_mapping(task))
         elif name not in tied and not family.ignores(name):
             left.append(key)
-    absent = [name for name in own if name not in weights and not _shared(own, name, weights)]
+    held = {id(own[name]) for name in weights}  # a tied tensor has a second name
+    absent = [name for name in own if name not in weights and id(own[name]) not in held]
     # Only a head may be new: a trunk with gaps belongs to another model.
     new = tuple(name for name in absent if new_head and name.startswith("head."))
     if len(new) < len(absent):
@@ -110,11 +111,6 @@ def _check_shape(theirs: str, name: str, tensor: Tensor, own: Tensor) -> None:
             f"the checkpoint's {quote(theirs)} makes {quote(name)} of shape {tuple(tensor.shape)}, and "
             f"config.json requires shape {tuple(own.shape)}; they belong to different models"
         )
-
-
-def _shared(own: Mapping[str, Tensor], name: str, weights: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor is also one of the `weights`, under another name."""
-    return any(own[weight] is own[name] for weight in weights)
 
 
 def _new_head(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
