@@ -76,11 +76,17 @@ class ModelConfig(ConfigWithImports):
             raise InputError(
                 f"encoder.depth: {quote(self.encoder.depth.kind)} is only for decoders; use 'act' or 'fixed'"
             )
-        if self.encoder is not None and self.head.reruns_last_layer and not self.encoder.norm.tokenwise:
-            raise InputError(
-                f"encoder.norm: head {quote(self.head.kind)} runs the last layer again, and "
-                f"{quote(self.encoder.norm.kind)} would count its tokens twice; use 'layer'"
-            )
+        if self.encoder is not None and self.head.reruns_last_layer:
+            again = f"head {quote(self.head.kind)} runs the last layer again"
+            if not self.encoder.norm.tokenwise:
+                norm = quote(self.encoder.norm.kind)
+                raise InputError(
+                    f"encoder.norm: {again}, and {norm} would count its tokens twice; use 'layer'"
+                )
+            if self.encoder.block.reversible:
+                raise InputError(
+                    f"encoder.block: {again}, which the two streams of 'reversible' do not allow; use 'pre'"
+                )
         if self.decoder is not None:
             self.decoder.attention.mechanism.require("causal")
             if not self.head.causal:

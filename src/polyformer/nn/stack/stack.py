@@ -302,8 +302,6 @@ class Stack(nn.Module):
     def rerun_last_layer(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
         the layer's original input `read` [B, T, E]."""
-        if self.reversible:
-            raise InputError("block 'reversible' cannot run its last layer again; use 'pre' with this head")
         return self._finish(self.sequence[-1].rerun(x, read, context, self.position), context)
 
     def new_states(self, reserve: int) -> tuple[LayerState, ...]:
