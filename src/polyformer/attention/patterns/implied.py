@@ -133,6 +133,12 @@ def implied(context: Context) -> Pattern | None:
     return combined
 
 
+def restricted(pattern: Pattern, context: Context) -> Pattern:
+    """Return the pattern with the restrictions of the context."""
+    limits = implied(context)
+    return pattern if limits is None else pattern & limits
+
+
 def runs(flags: Tensor) -> tuple[Interval, ...]:
     """Return the runs of True in a [T] bool tensor, as intervals."""
     # 1 where a run starts, -1 just after its end.

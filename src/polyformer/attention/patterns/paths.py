@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.implied import implied
+from polyformer.attention.patterns.implied import restricted
 from polyformer.core.sequence.context import Context
 
 MOST_LAYERS = 64
@@ -28,11 +28,12 @@ def path_lengths(pattern: Pattern, context: Context, heads: int = 1, layers: int
     lengths = torch.full((tokens, tokens), -1).fill_diagonal_(0)
     reached = torch.eye(tokens, dtype=torch.bool)
     period = _period(pattern, layers)
-    edges = [_edges(pattern.layer_pattern(layer), context, heads) for layer in range(period)]
+    # Numbers, because torch multiplies no booleans.
+    edges = [_edges(pattern.layer_pattern(layer), context, heads).float() for layer in range(period)]
     unchanged = 0
     for layer in range(layers):
         # A token of layer n + 1 depends on all that its keys depend on after layer n.
-        reached = (edges[layer % period].float() @ reached.float()) > 0
+        reached = (edges[layer % period] @ reached.float()) > 0
         new = reached & (lengths < 0)
         lengths[new] = layer + 1
         unchanged = 0 if new.any() else unchanged + 1
@@ -49,9 +50,7 @@ def _period(pattern: Pattern, layers: int) -> int:
 
 def _edges(pattern: Pattern, context: Context, heads: int) -> Tensor:
     """Return whether a query reads a key in a layer, by any head or the residual connection, [T, T] bool."""
-    limits = implied(context)
-    whole = pattern if limits is None else pattern & limits
     index = torch.arange(context.q_len)
     b, h = torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(heads).view(1, -1, 1, 1)
-    mask = whole.mask(context, b, h, index.view(-1, 1), index)
+    mask = restricted(pattern, context).mask(context, b, h, index.view(-1, 1), index)
     return mask.view(-1, *mask.shape[-2:]).any(0) | torch.eye(context.q_len, dtype=torch.bool)

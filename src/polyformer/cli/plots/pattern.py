@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
-from polyformer.attention.patterns.implied import implied
+from polyformer.attention.patterns.implied import restricted
 from polyformer.attention.patterns.layout import Layout, count
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
@@ -133,8 +133,8 @@ def _join(own: list[PatternPicture], panel: PatternPicture) -> None:
 
 
 def _picture(pattern: Pattern, context: Context, block: int, layer: int, head: int) -> PatternPicture:
-    here, limits = pattern.layer_pattern(layer), implied(context)
-    whole = here if limits is None else here & limits
+    here = pattern.layer_pattern(layer)
+    whole = restricted(here, context)
     work = painted(whole.head_pattern(head).layout(context, block), context)
     return PatternPicture(here.to_text(), layer, (head,), dense(whole, context, head), work)
 

@@ -50,7 +50,7 @@ def bert(layers: int, width: int, heads: int) -> ModelConfig:
 
 @register_sizes("BertSum extractive summarizer, {} (Liu 2019{}).", BERTSUM)
 def bertsum(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
-    """Return BERT with a score for each token, of which the first tokens of sentences are read."""
+    """Return BERT with a score for each token; BertSum reads the scores of the first tokens of sentences."""
     config = bert(layers, width, heads)
     return dataclasses.replace(config, vocab_size=vocab, head=TagConfig(num_labels=2))
 

@@ -1,8 +1,8 @@
 """Language models with memories and stores: Compressive and Memorizing Transformers, SPALM, kNN-LM.
 
 `knn-lm` is the language model of the paper, which is Baevski and Auli's (2019), with adaptive embeddings; its
-datastore is built from a trained model (`polyformer datastore`). SPALM's sizes are Transformer-XL's: it has a
-plain token table, whose vectors of neighbours it reads.
+datastore is built from a trained model (`polyformer datastore`). SPALM has the sizes of Transformer-XL and a
+plain token table, from which it reads the vectors of neighbours.
 """
 
 from polyformer.attention.patterns import Full

@@ -133,7 +133,7 @@ class Extraction(EncoderTask, config=ExtractConfig):
 
 
 def oracle(sentences: Sequence[str], target: str, limit: int) -> list[int]:
-    """Return the numbers of at most `limit` sentences, each of which most increases ROUGE-1 plus ROUGE-2."""
+    """Return the numbers of at most `limit` sentences; each increases ROUGE-1 plus ROUGE-2 the most."""
     scoring = scorer("rouge1", "rouge2")
     chosen: list[int] = []
     best = 0.0
@@ -144,11 +144,12 @@ def oracle(sentences: Sequence[str], target: str, limit: int) -> list[int]:
 
     while len(chosen) < min(limit, len(sentences)):
         others = [number for number in range(len(sentences)) if number not in chosen]
-        candidate = max(others, key=lambda number: value([*chosen, number]))
-        if value([*chosen, candidate]) <= best:
+        values = {number: value([*chosen, number]) for number in others}
+        candidate = max(others, key=values.__getitem__)
+        if values[candidate] <= best:
             break
         chosen.append(candidate)
-        best = value(chosen)
+        best = values[candidate]
     return chosen
 
 
