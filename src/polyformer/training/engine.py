@@ -21,14 +21,13 @@ from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.distributed.process_group import open_accelerator
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.precision import autocast, choose_precision, tensor_float32
 from polyformer.training.signals import SignalRequests
 from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 
 if TYPE_CHECKING:
     from polyformer.training.distributed.full_state_dict import UnshardedModel
     from polyformer.training.distributed.pipeline import Pipeline
-
-HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def is_main() -> bool:
@@ -55,8 +54,7 @@ class Engine:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
         self.accelerator = open_accelerator("cuda" if use_cuda else "cpu", config.timeout)
         self.device = self.accelerator.device
-        if config.precision == "fp16" and self.device.type != "cuda":
-            raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")
+        self.precision = choose_precision(config.precision, self.device)
         self.rank = self.accelerator.process_index
         self.world = self.accelerator.num_processes
         self.mesh: Mesh | None = None  # None for plain data parallelism
@@ -214,9 +212,11 @@ class Engine:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of the forward pass in the configured precision."""
-        if self.config.precision == "no":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
+        return autocast(self.precision, self.device)
+
+    def tensor_float32(self) -> AbstractContextManager[None]:
+        """Return the context of a run: see `polyformer.training.precision.tensor_float32`."""
+        return tensor_float32(self.precision, self.device)
 
     def context_parallel(self) -> AbstractContextManager[None]:
         """Return a context in which the processes of the context-parallel group share each text."""

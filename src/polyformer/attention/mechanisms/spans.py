@@ -14,7 +14,7 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
-from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.base import Pattern, ScoreMod, TabulatedPattern
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.kv_cache import KeyValueCache
@@ -26,7 +26,7 @@ SPAN_MULTIPLE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Spans(Pattern, named=False):
+class Spans(TabulatedPattern, named=False):
     """Attention spans: head h sees keys up to `spans[h][r]` positions away from the queries of run r.
 
     Runs are `run` queries long; None means a single run. With one row of spans all heads are alike.
@@ -39,13 +39,9 @@ class Spans(Pattern, named=False):
         """Return the spans of one head."""
         return self if len(self.spans) == 1 else Spans((self.spans[head],), self.run)
 
-    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return whether |i - j| <= spans[h][i // run]."""
-        spans = torch.tensor(self.spans, device=kv_idx.device)
-        # The span of each query: its head selects the row, its run the column.
-        run = torch.zeros_like(q_idx) if self.run is None else q_idx // self.run
-        span = spans[h if len(self.spans) > 1 else torch.zeros_like(h), run]
-        return context.distance(q_idx, kv_idx).abs() <= span
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the lookup of head and run in a table of the spans."""
+        return SpanTable(torch.tensor(self.spans, device=device), self.run)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the widest span of the queries, and without a mask the narrowest."""
@@ -61,6 +57,21 @@ class Spans(Pattern, named=False):
     def relative(self, context: Context) -> bool:
         """Return whether all heads and runs are alike."""
         return self.run is None and len(self.spans) == 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpanTable(Pattern, named=False):
+    """Attention spans in a tensor [H or 1, runs]; a compiled kernel then depends on its shape only."""
+
+    spans: Tensor
+    run: int | None
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return whether |i - j| <= spans[h][i // run]."""
+        # The span of each query: its head selects the row, its run the column.
+        run = torch.zeros_like(q_idx) if self.run is None else q_idx // self.run
+        span = self.spans[h if self.spans.shape[0] > 1 else torch.zeros_like(h), run]
+        return context.distance(q_idx, kv_idx).abs() <= span
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

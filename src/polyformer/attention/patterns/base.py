@@ -114,6 +114,14 @@ class Pattern:
         """
         return self
 
+    def with_tables(self, context: Context, device: torch.device) -> "Pattern":
+        """Return a pattern with the same `allows`, which computes no tables but reads them from `device`.
+
+        A compiler that translates `allows` for a single pair (FlexAttention) can index finished tensors only.
+        Patterns that compute tables derive from `TabulatedPattern`; all others return themselves.
+        """
+        return self
+
     def layer_pattern(self, layer: int) -> "Pattern":
         """Return the pattern of layer `layer` of a stack; by default the same in all layers."""
         return self
@@ -184,6 +192,16 @@ class Pattern:
         if isinstance(data, str) and first_name(data) in Pattern.registry:
             return Pattern.from_text(data)
         return data if isinstance(data, Pattern) else None
+
+
+class TabulatedPattern(Pattern, named=False):
+    """Base of the patterns that look up tables: `with_tables` returns the pattern of the lookups."""
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return `allows` of the lookups, which the context stores for all layers."""
+        device = kv_idx.device
+        lookups = context.once((self, "tables", device), lambda: self.with_tables(context, device))
+        return lookups.allows(context, b, h, q_idx, kv_idx)
 
 
 def _text(value: Any) -> str:

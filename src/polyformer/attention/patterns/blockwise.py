@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns.base import Pattern, TabulatedPattern
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
@@ -22,7 +23,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class Blockwise(BlockPattern):
+class Blockwise(TabulatedPattern, BlockPattern):
     """Blockwise attention: block i of `size` positions sees block `permutation[i]` and no other.
 
     Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
@@ -42,12 +43,9 @@ class Blockwise(BlockPattern):
                 f"got {self.permutation}"
             )
 
-    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether permutation[query] == key, within one run of the permutation."""
-        number = len(self.permutation)
-        target = torch.tensor(self.permutation, device=query.device)[query % number]
-        # The first block of the query's run of the permutation, plus the target within the run.
-        return query - query % number + target == key
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the lookup of the query block in the permutation."""
+        return PermutedBlocks(self.size, torch.tensor(self.permutation, device=device))
 
     def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return the block that the permutation names."""
@@ -77,3 +75,17 @@ class Blockwise(BlockPattern):
     def picture(cls) -> tuple["Blockwise", Context]:
         """Return four blocks, each attending to the next."""
         return cls(12, (1, 2, 3, 0)), Context(48, 48)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PermutedBlocks(BlockPattern, named=False):
+    """Blockwise attention with its permutation in a tensor [blocks]."""
+
+    size: int
+    permutation: Tensor
+
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether permutation[query] == key, within one run of the permutation."""
+        number = self.permutation.shape[0]
+        # The first block of the query's run of the permutation, plus the target within the run.
+        return query - query % number + self.permutation[query % number] == key

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
@@ -64,6 +65,10 @@ class InPart(Pattern, named=False):
     def step(self) -> int:
         """Return the step of the pattern: distances between slots are the same in a part."""
         return self.pattern.step()
+
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the pattern with its tables of the whole call."""
+        return dataclasses.replace(self, pattern=self.pattern.with_tables(self.whole, device))
 
     def head_pattern(self, head: int) -> Pattern:
         """Return the pattern of this head, for the same part."""

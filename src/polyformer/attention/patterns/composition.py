@@ -49,6 +49,10 @@ class CompositePattern(Pattern, named=False):
         """Return all parts bound."""
         return self.convert(lambda part: part.bind(by_slot, device))
 
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the composition of the parts with their tables."""
+        return self.convert(lambda part: part.with_tables(context, device))
+
     def layer_pattern(self, layer: int) -> Pattern:
         """Return the composition of the parts' patterns of this layer."""
         return self.convert(lambda part: part.layer_pattern(layer))

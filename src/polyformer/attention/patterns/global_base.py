@@ -19,6 +19,10 @@ Side = Literal["q", "kv"]
 class GlobalPattern(Pattern, named=False):
     """A few tokens see everything and are seen by everything; `is_global` selects them."""
 
+    def with_tables(self, context: Context, device: torch.device) -> "GlobalPattern":
+        """Return the same global tokens, with their tables if they need any."""
+        return self
+
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether the queries or keys `index` of batch rows `b` are global; the indices broadcast."""
         raise NotImplementedError
@@ -85,10 +89,15 @@ class DocumentEndPattern(GlobalPattern, named=False):
 
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Look up `index` in a table for the whole context."""
+        device = index.device
+        # Tables of one call, in which all heads and layers look up their indices.
+        lookups = context.once((self, "tables", device), lambda: self.with_tables(context, device))
+        return lookups.is_global(context, side, b, index)
+
+    def with_tables(self, context: Context, device: torch.device) -> "GlobalTables":
+        """Return the lookups in both tables."""
         self._check(context)
-        # One table per call, in which all heads and layers look up their indices.
-        table = context.once((self, side, "table"), lambda: self.table(context, side)).to(index.device)
-        return table[0, index] if table.shape[0] == 1 else table[b, index]
+        return GlobalTables(self.table(context, "q").to(device), self.table(context, "kv").to(device))
 
     def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return `global_slots` if the context has no documents, padding or positions, else None."""
@@ -105,6 +114,19 @@ class DocumentEndPattern(GlobalPattern, named=False):
             raise InputError(f"{type(self).__name__}: {self.causal_error}")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class GlobalTables(GlobalPattern, named=False):
+    """Global queries and keys in tables [B or 1, Tq] and [B or 1, Tk] of bool."""
+
+    query_table: Tensor
+    key_table: Tensor
+
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Return the entries of `index` in the table of the side."""
+        table = self.query_table if side == "q" else self.key_table
+        return table[0, index] if table.shape[0] == 1 else table[b, index]
+
+
 @dataclasses.dataclass(frozen=True)
 class GlobalKeys(Pattern, named=False):
     """The global tokens of a pattern as keys only: every query sees them, but they do not see more."""
@@ -119,6 +141,10 @@ class GlobalKeys(Pattern, named=False):
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the global keys, the same for every query."""
         return self.tokens.runs(context, "kv") or super().keys(context, start, stop)
+
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the global keys with the tables of the tokens."""
+        return dataclasses.replace(self, tokens=self.tokens.with_tables(context, device))
 
 
 def first_positions(context: Context, side: Side, tokens: int) -> Keys | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns.base import Pattern, TabulatedPattern
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
@@ -17,7 +18,7 @@ from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True)
-class Links(BlockPattern):
+class Links(TabulatedPattern, BlockPattern):
     """Block links: block i of `size` positions sees the blocks `table[i]`, or no block if it has no row.
 
     The random blocks of transformers' BigBird are copied as one `Links` per head. Raises `InputError` for a
@@ -37,12 +38,9 @@ class Links(BlockPattern):
             raise InputError(f"Links: table: expected a list of block numbers for each block, got {table}")
         object.__setattr__(self, "table", table)
 
-    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether key is in table[query]."""
-        matrix = context.once((self, query.device), lambda: self._matrix(query.device))
-        height, width = matrix.shape
-        # Blocks beyond the table read the last row or column, which are False.
-        return matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the lookup of query and key block in a matrix."""
+        return LinkMatrix(self.size, self._matrix(device))
 
     def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return table[block]."""
@@ -64,3 +62,17 @@ class Links(BlockPattern):
     def picture(cls) -> tuple["Links", Context]:
         """Return six blocks with a few links."""
         return cls(8, ((0,), (0, 2), (5,), (1, 3, 4), (), (0, 5))), Context(48, 48)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinkMatrix(BlockPattern, named=False):
+    """Block links in a matrix [blocks + 1, blocks + 1] of bool; its last row and column are False."""
+
+    size: int
+    matrix: Tensor
+
+    def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
+        """Return matrix[query, key]."""
+        height, width = self.matrix.shape
+        # Blocks beyond the table read the last row or column, which are False.
+        return self.matrix[query.clamp_max(height - 1), key.clamp_max(width - 1)]

@@ -121,7 +121,7 @@ def run_vmapped(function: Callable[..., Any], *places: Tensor) -> Tensor:
     """Return `function` of the scalars of each pair; the result broadcasts to `places`, which broadcast."""
     shape = torch.broadcast_shapes(*(x.shape for x in places))
     if 0 in shape:
-        return torch.zeros(shape, dtype=places[0].dtype if len(places) == 5 else torch.bool)
+        return places[0].new_zeros(shape, dtype=places[0].dtype if len(places) == 5 else torch.bool)
     # Leading axes of size 1 give all indices the same number of axes.
     aligned = [x.view(*[1] * (len(shape) - x.dim()), *x.shape) for x in places]
     call = function

@@ -53,6 +53,10 @@ class InResidueClass(Pattern, named=False):
         place = original_indices(self.context, self.apart, context, b, q_idx, kv_idx)
         return self.pattern.allows(self.context, place[0], h, *place[1:])
 
+    def with_tables(self, context: Context, device: torch.device) -> Pattern:
+        """Return the pattern with its tables of the call."""
+        return dataclasses.replace(self, pattern=self.pattern.with_tables(self.context, device))
+
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the keys of the slots from the first query to the last, divided by the step."""
         step, offset = self.apart, self.context.offset

@@ -132,7 +132,7 @@ def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any
         *_padded(partial, columns, device),
         *_padded(full, columns, device),
         BLOCK_SIZE=BLOCK,
-        mask_mod=pattern.mask_mod(moving(context, device)),
+        mask_mod=pattern.with_tables(context, device).mask_mod(moving(context, device)),
         seq_lengths=(context.q_len, context.kv_len),
     )
 
