@@ -90,7 +90,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     device = request.q.device
     mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
     score_mod = _moved(request, moving(request.context, device))
-    result = _attention(device.type)(
+    result = _attention()(
         request.q,
         request.k,
         request.v,
@@ -176,21 +176,21 @@ def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[
     return counts[None, None].to(device), indices[None, None].to(device)
 
 
-def _attention(device: str) -> Callable[..., Any]:
+def _attention() -> Callable[..., Any]:
     """Return compiled FlexAttention, or the plain function inside a graph that is being compiled anyway."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if torch.compiler.is_compiling() else _compiled(device)
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
 
 
 @functools.cache
-def _compiled(device: str) -> Callable[..., Any]:
+def _compiled() -> Callable[..., Any]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
     separate_by_instructions()
-    # The CPU kernel cannot be compiled if a number that a mask captures has become dynamic.
-    compiled = torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
+    # The kernels cannot be compiled if a number that a mask captures, such as a window's, has become dynamic.
+    compiled = torch.compile(flex_attention, dynamic=False)
 
     def call(*args: Any, **options: Any) -> Any:
         # Each mod needs a separate compilation. After dynamo's default of 8, the function would silently run
