@@ -44,7 +44,7 @@ class Step:
 STEPS = {
     "members": Step(360, "contracts/test_gpu.py", 0.5),
     "patterns": Step(
-        360, "attention/functional/test_gpu_patterns.py attention/functional/test_flex.py", 0.35
+        360, "attention/functional/test_flex_patterns.py attention/functional/test_flex.py", 0.35
     ),
     "training": Step(240, "training/test_gpu_training.py", 0.15),
     "step-bf16": Step(120, bench=("training", *GPT2, "--autocast", "bfloat16"), tiny=f"training {SMALL}"),
