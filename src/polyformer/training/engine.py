@@ -11,6 +11,7 @@ from torch import nn
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
+from polyformer.core.host_values import to_device
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
@@ -249,12 +250,10 @@ class Engine:
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
 
     def place(self, batch: Batch) -> Batch:
-        """Return the batch on the device, copied through pinned memory unless the device is the CPU."""
+        """Return the batch on the device; checks still read its values on the CPU (`core.host_values`)."""
         if self.device.type == "cpu":
             return batch
-        return {
-            name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()
-        }
+        return {name: to_device(tensor, self.device) for name, tensor in batch.items()}
 
     def sum(self, values: list[float]) -> torch.Tensor:
         """Return the sums of `values` over the processes, in float64 on the device."""

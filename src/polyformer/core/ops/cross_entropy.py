@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from polyformer.core.host_values import host_values, to_device
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.core.ops.linear import input_gradient, linear, weight_gradient
 from polyformer.core.ops.precision import is_autocast, without_autocast
@@ -76,11 +77,17 @@ def linear_cross_entropy(
         InputError: labels of another shape, or outside the vocabulary.
     """
     check_labels(labels, hidden.shape[:-1], len(weight) if rows is None else rows.vocab)
+    # A masked language model predicts only one token in seven.
+    tokens = None if torch.compiler.is_compiling() else _labelled(labels)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    tokens = None
-    if not torch.compiler.is_compiling():  # a masked language model predicts only one token in seven
-        tokens = (labels != IGNORED).nonzero().squeeze(1)
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, tokens, smoothing, rows)
+
+
+def _labelled(labels: Tensor) -> Tensor:
+    """Return the indices of the tokens with a label [...], in order."""
+    values = host_values(labels)
+    tokens = ((labels if values is None else values).flatten() != IGNORED).nonzero().squeeze(1)
+    return tokens if tokens.device == labels.device else to_device(tokens, labels.device)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
