@@ -1,4 +1,4 @@
-"""Every pattern in compiled FlexAttention, with documents and padding: its code, its results on CPU and CUDA."""
+"""Every pattern in compiled FlexAttention, with documents and padding: its code, and its results."""
 
 import dataclasses
 from typing import Any
