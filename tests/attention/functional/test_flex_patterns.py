@@ -1,4 +1,4 @@
-"""Every pattern in compiled FlexAttention, with documents and padding, on a CPU and on CUDA."""
+"""Every pattern in compiled FlexAttention, with documents and padding: its code, and its results."""
 
 import dataclasses
 from typing import Any

@@ -46,8 +46,6 @@ def refuses(request: Request) -> str | None:
     widths = request.q.shape[3], request.v.shape[3]
     if min(widths) < 16:
         return f"its kernels need widths of 16 or more, got {min(widths)}"
-    if request.groups & (request.groups - 1):
-        return f"its kernels need a power of 2 of query heads per key head, got {request.groups}"
     return None
 
 
@@ -90,6 +88,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     device = request.q.device
     mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
     score_mod = _moved(request, moving(request.context, device))
+    # The kernel for few queries takes only a power of 2 of query heads per key head.
+    general = {"FORCE_USE_FLEX_ATTENTION": True} if request.groups & (request.groups - 1) else None
     result = _attention()(
         request.q,
         request.k,
@@ -98,6 +98,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         block_mask=mask,
         scale=request.scale,
         enable_gqa=request.groups > 1,
+        kernel_options=general,
         return_aux=None if device.type == "cpu" else AuxRequest(lse=True),
     )
     if device.type == "cpu":

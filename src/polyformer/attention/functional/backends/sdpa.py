@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from polyformer.attention.functional.backends import flex
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request, indices
 from polyformer.attention.patterns.base import Pattern
@@ -19,14 +20,24 @@ from polyformer.attention.patterns.layout import count
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
 
-MASK_LIMIT = 1 << 22
-"""Largest number of entries of a boolean mask (4 MiB); longer inputs are for `tiled` or `flex`."""
+MASK_LIMIT, CUDA_MASK_LIMIT = 1 << 22, 1 << 28
+"""Largest number of entries of a boolean mask (4 MiB); longer inputs are for `tiled` or `flex`.
+
+On CUDA, calls that FlexAttention cannot run have the second limit (512 MiB in half precision for all layers):
+a GPU has the memory, and `tiled` is many times as slow there.
+"""
 
 SPARSE_FROM = 1 << 23
 """Number of multiplications of q k^T from which skipping the unneeded keys of a sparse pattern is faster."""
 
-BIAS_LIMIT = 1 << 18
-"""Largest number of entries of a mask of biases for all heads, or for all heads and rows of the batch."""
+BIAS_LIMIT, CUDA_BIAS_LIMIT = 1 << 18, 1 << 27
+"""Largest number of entries of a mask of biases for all heads, or for all heads and rows of the batch.
+
+The second limit is like `CUDA_MASK_LIMIT`; each layer keeps such a mask for the backward pass.
+"""
+
+FEW_QUERIES = 128
+"""Number of queries up to which a GPU computes all pairs faster than a BlockMask is made."""
 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
 """Largest number of scores for calls that torch computes densely because no fused kernel applies.
@@ -44,25 +55,35 @@ def refuses(request: Request) -> str | None:
     if forward_ad._current_level >= 0:
         return "torch's kernels have no forward differentiation"
     batch, heads, queries, width = request.q.shape
-    pairs = queries * request.context.kv_len
+    pairs, cuda = queries * request.context.kv_len, request.q.device.type == "cuda"
     if batch * heads * pairs == 0:
         return "there is nothing to attend to"
-    if width != request.v.shape[3] and batch * heads * pairs > DENSE_LIMIT:
-        return "torch has no fused kernel for this width and would compute all scores at once"
+    dense = request.q.dtype == torch.float64 if cuda else width != request.v.shape[3]
+    if dense and batch * heads * pairs > DENSE_LIMIT:
+        return "torch has no fused kernel for this width or type and would compute all scores at once"
     if request.dropout > 0 and request.q.device.type == "cpu" and batch * heads * pairs > DROPOUT_LIMIT:
         return "torch has no fused kernel for dropout here and draws its numbers slowly"
     if (pattern := request.pattern) is None or _plain(request) is not None:
         return None
-    if batch * pairs > MASK_LIMIT:
-        return f"its mask would have more than {MASK_LIMIT} entries"
-    if (
-        batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling()
-    ):  # tracing cannot read a layout's tensors
+    is_last = _is_last_resort(request)
+    limit = CUDA_MASK_LIMIT if is_last else MASK_LIMIT
+    if batch * pairs > limit:
+        return f"its mask would have more than {limit} entries"
+    if is_last or (cuda and queries <= FEW_QUERIES):
+        return None
+    # Tracing cannot read a layout's tensors.
+    if batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling():
         share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
         # Other backends skip the keys that the layout does not list.
         if share < 0.5:
             return f"it would compute every pair and the pattern needs {share:.0%} of them"
     return None
+
+
+def _is_last_resort(request: Request) -> bool:
+    """Return whether no other fast kernel can run the call: on CUDA, if FlexAttention refuses it."""
+    on_cuda = request.q.device.type == "cuda" and request.q.dtype != torch.float64
+    return on_cuda and flex.refuses(request) is not None
 
 
 def run(request: Request) -> tuple[Tensor, None]:
@@ -86,6 +107,10 @@ class Plan:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return output [B, H, Tq, Dv]."""
+        shape, grouped = (*q.shape[:3], v.shape[3]), self.grouped
+        if q.device.type == "cuda" and not self._fits_flash(q, v):
+            q, k, v = self._for_efficient(q, k, v)
+            grouped = False
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -94,11 +119,32 @@ class Plan:
             dropout_p=dropout,
             is_causal=self.is_causal,
             scale=self.scale,
-            enable_gqa=self.grouped,
+            enable_gqa=grouped,
         )
         if not torch.compiler.is_compiling() and _is_fused(out):
             mark_first_order(out, "torch's fused attention (backend 'sdpa')")
+        if out.shape != shape:
+            out = out.narrow(3, 0, shape[3]).reshape(shape)
         return out if self.empty is None else out.masked_fill(self.empty, 0.0)
+
+    def _fits_flash(self, q: Tensor, v: Tensor) -> bool:
+        """Return whether torch's flash kernel runs the call, which takes grouped heads and any width."""
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        return half and self.mask is None and q.shape[3] == v.shape[3] <= 256
+
+    def _for_efficient(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs in a form for torch's memory-efficient kernel, else it computes all scores.
+
+        The kernel takes one query head per key head, and widths that are a multiple of 8. A single query per
+        head becomes a query of the key head; otherwise the keys and values are repeated.
+        """
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1 and q.shape[2] == 1 and (self.mask is None or self.mask.shape[1] == 1):
+            q = q.unflatten(1, (-1, groups)).flatten(2, 3)
+        elif groups > 1:
+            k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        q, k, v = (F.pad(x, (0, -x.shape[3] % 8)) if x.shape[3] % 8 else x for x in (q, k, v))
+        return q, k, v
 
 
 def _is_fused(out: Tensor) -> bool:
@@ -113,7 +159,9 @@ def plan(request: Request) -> Plan:
     if plain is None:
         pattern = request.pattern
         assert pattern is not None, "everything is allowed: no mask is needed"
-        mask, empty = context.once(("mask", pattern, request.q.device), lambda: _mask(pattern, request))
+        numbers = request.q.dtype if request.q.device.type == "cuda" and relative is None else None
+        key = "mask", pattern, request.q.device, numbers
+        mask, empty = context.once(key, lambda: _mask(pattern, request, numbers))
     if relative is not None:
         bias, seen = _bias(relative, request), mask
         # torch takes a mask or `is_causal`, not both: with biases, causality is part of the mask.
@@ -131,13 +179,18 @@ def _short_terms(request: Request) -> bool:
     Terms computed from vectors require float32 or more, because a mask has the type of the queries.
     """
     relative, q = request.relative, request.q
-    if relative is None or torch.is_grad_enabled() or not relative.tables.keys() <= {"bias", "position_keys"}:
+    if relative is None or not relative.tables.keys() <= {"bias", "position_keys"}:
         return False
+    exact = q.dtype in (torch.float32, torch.float64)
     masks = q.shape[1] * q.shape[2] * request.context.kv_len
+    if _is_last_resort(request):
+        return (exact or relative.position_keys is None) and q.shape[0] * masks <= CUDA_BIAS_LIMIT
+    if torch.is_grad_enabled():
+        return False
     # A bias is the same for all batch rows; terms of vectors differ per row.
     if relative.position_keys is None:
         return masks <= BIAS_LIMIT
-    return q.dtype in (torch.float32, torch.float64) and q.shape[0] * masks <= BIAS_LIMIT
+    return exact and q.shape[0] * masks <= BIAS_LIMIT
 
 
 def _bias(relative: Relative, request: Request) -> Tensor:
@@ -155,17 +208,25 @@ def _bias(relative: Relative, request: Request) -> Tensor:
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
-def _mask(pattern: Pattern, request: Request) -> tuple[Tensor, Tensor]:
+def _mask(pattern: Pattern, request: Request, numbers: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Return the mask, and its rows without a key.
 
     A row without a key gets all keys in the mask, and its output is set to zero later: the kernels differ in
     their results for such a row, forward and backward.
+
+    numbers: the type of a mask to be added to the scores, or None for a mask of bool. On CUDA torch converts
+    a mask of bool for each layer, and each layer keeps it for the backward pass.
     """
     mask = pattern.mask(request.context, *indices(request))
     # [Tq, Tk] or [B, H, Tq, Tk]: torch expects four axes.
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     empty = ~mask.any(-1, keepdim=True)
-    return mask | empty, empty
+    if numbers is None:
+        return mask | empty, empty
+    keys = mask.shape[3]
+    # The kernel copies a mask with rows that do not begin at a multiple of 8 entries.
+    added = torch.zeros(*mask.shape[:3], -(-keys // 16) * 16, dtype=numbers, device=mask.device)[..., :keys]
+    return added.masked_fill_(~(mask | empty), -torch.inf), empty
 
 
 def _share(pattern: Pattern, context: Context) -> float:

@@ -1,0 +1,135 @@
+"""What `auto` chooses on CUDA, and the inputs of torch's kernels; fake tensors need no GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from polyformer.attention.functional.attend import explain
+from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.call import Call
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.patterns import Causal, Global, Window
+from polyformer.core.sequence.context import Context
+
+
+def documents(batch: int, length: int, number: int = 4) -> Context:
+    """Equal documents in each row of a causal call."""
+    doc = (torch.arange(length) * number // length).expand(batch, length)
+    return Context(length, length, causal=True, q_doc=doc, kv_doc=doc)
+
+
+def padded(batch: int, length: int) -> Context:
+    """A call with padding at the ends of the rows."""
+    lengths = torch.linspace(length // 2, length, batch).long().unsqueeze(1)
+    return Context(length, length, kv_valid=torch.arange(length) < lengths)
+
+
+def biases(length: int, heads: int) -> Relative:
+    return Relative(first=1 - length, bias=torch.zeros(heads, 2 * length - 1, device="cuda"))
+
+
+def chosen(
+    batch: int,
+    length: int,
+    context: Context,
+    *,
+    queries: int | None = None,
+    groups: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+    bias: bool = False,
+    **options: Any,
+) -> str:
+    """The backend of a call of 12 heads of width 64, with gradients."""
+    with FakeTensorMode():
+        q = torch.zeros(batch, 12, queries or length, 64, dtype=dtype, device="cuda", requires_grad=True)
+        k, v = (torch.zeros(batch, 12 // groups, length, 64, dtype=dtype, device="cuda") for _ in range(2))
+        relative = biases(length, 12) if bias else None
+    return explain(q, k, v, context=context, relative=relative, **options).backend
+
+
+LONGFORMER = Window(256) | Global(1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "batch", "length", "make", "options"),
+    [
+        ("sdpa", 32, 512, padded, {"dropout": 0.1}),
+        ("sdpa", 32, 1024, documents, {"dropout": 0.1}),
+        ("sdpa", 8, 512, padded, {"dropout": 0.1, "bias": True}),
+        ("sdpa", 1, 4096, padded, {"dropout": 0.1, "pattern": LONGFORMER}),
+        ("sdpa", 8, 1024, documents, {"dropout": 0.1, "groups": 3}),
+        ("flex", 32, 512, padded, {}),
+        ("flex", 32, 1024, documents, {}),
+        ("flex", 32, 1024, documents, {"groups": 3}),
+        ("flex", 8, 512, padded, {"bias": True}),
+        ("flex", 1, 4096, padded, {"pattern": LONGFORMER}),
+        ("sdpa", 32, 1024, lambda batch, length: Context(length, length), {"pattern": Causal()}),
+        ("tiled", 32, 1024, documents, {"dtype": torch.float64}),
+        ("tiled", 64, 4096, documents, {"dropout": 0.1}),
+    ],
+)
+def test_auto_on_cuda(backend: str, batch: int, length: int, make: Any, options: dict[str, Any]) -> None:
+    assert chosen(batch, length, make(batch, length), **options) == backend
+
+
+@pytest.mark.parametrize("pattern", [LONGFORMER, Window(64, 0)], ids=str)
+def test_a_few_queries_need_no_block_mask(pattern: Any) -> None:
+    for queries in (1, 4):
+        context = Context(queries, 8192, causal=True)
+        assert chosen(8, 8192, context, queries=queries, pattern=pattern) == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_inputs_fit_the_fused_kernels(dtype: torch.dtype, queries: int, masked: bool) -> None:
+    """One query head per key head, and widths that are multiples of 8, unless the flash kernel runs."""
+    seen: list[tuple[Tensor, ...]] = []
+
+    def record(*inputs: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
+        seen.append(inputs)
+        return dot(*inputs, attn_mask=attn_mask, **options)
+
+    dot = torch.nn.functional.scaled_dot_product_attention
+    with FakeTensorMode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
+        q = torch.zeros(2, 6, queries, 20, dtype=dtype, device="cuda")
+        k, v = (torch.zeros(2, 2, 9, 20, dtype=dtype, device="cuda") for _ in range(2))
+        mask = torch.zeros(2, 1, queries, 9, dtype=dtype, device="cuda") if masked else None
+        out = sdpa.Plan(mask, None, False, 0.3, True, masked)(q, k, v)
+    assert out.shape == (2, 6, queries, 20)
+    flash = dtype == torch.bfloat16 and not masked
+    assert {x.shape[3] for x in seen[0]} == ({20} if flash else {24})
+    heads = [x.shape[1] for x in seen[0]]
+    assert heads == ([6, 2, 2] if flash else [2, 2, 2] if queries == 1 else [6, 6, 6])
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_these_inputs_give_the_same_result(queries: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, queries, 20), torch.randn(2, 2, 9, 20), torch.randn(2, 2, 9, 12)
+    mask = torch.randn(2, 1, queries, 9) if masked else None
+    plan = sdpa.Plan(mask, None, False, 0.3, True, masked)
+    dot = torch.nn.functional.scaled_dot_product_attention
+    ours = dot(*plan._for_efficient(q, k, v), attn_mask=mask, scale=0.3)[..., :12].reshape(2, 6, queries, 12)
+    torch.testing.assert_close(ours, plan(q, k, v))
+
+
+def test_a_mask_of_numbers_is_the_mask() -> None:
+    torch.manual_seed(0)
+    context = Context(5, 9, kv_valid=torch.tensor([[True] * 4 + [False] * 5, [False] * 9]))
+    q, k = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 9, 8)
+
+    request = prepare(Call(q, k, k, context=context))
+    assert request.pattern is not None
+    mask, empty = sdpa._mask(request.pattern, request, None)
+    numbers, same = sdpa._mask(request.pattern, request, torch.bfloat16)
+    assert torch.equal(numbers == 0, mask)
+    assert torch.equal(numbers.isneginf(), ~mask)
+    assert torch.equal(empty, same)
+    assert numbers.stride()[:3] == (80, 80, 16)
