@@ -73,7 +73,7 @@ def strings(
         digits = int(torch.randint(1, length + 1, (), generator=generator))
         return placed(task, digits, rows, positions, generator)
 
-    writer = trained(cell, lambda: created(model), drawn, steps, lr)
+    writer = trained(cell, lambda: writer_of(model), drawn, steps, lr)
     for digits in lengths:
         batch = placed(task, digits, tested, positions, torch.Generator().manual_seed(digits))
         with torch.no_grad():
@@ -82,12 +82,17 @@ def strings(
         yield {"digits": digits, "tokens": float(tokens), "strings": float(whole)}
 
 
-def created(model: Mapping[str, Any]) -> nn.Module:
-    """Return an encoder-decoder of strings with fresh weights."""
+def writer_of(model: Mapping[str, Any]) -> nn.Module:
+    """Return an encoder-decoder of strings with fresh weights, recurrent or a Transformer."""
     options = dict(model)
-    if options["preset"] == RECURRENT:
-        del options["preset"]
+    if options.pop("preset") == RECURRENT:
         return RecurrentWriter(VOCABULARY, START, **options)
+    return created(model)
+
+
+def created(model: Mapping[str, Any]) -> FromPosition:
+    """Return a Transformer of strings with fresh weights."""
+    options = dict(model)
     ids = {"pad": PAD, "bos": START, "eos": END}
     return FromPosition(create_model(options.pop("preset"), vocab_size=VOCABULARY, **ids, **options))
 
