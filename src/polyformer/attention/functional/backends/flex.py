@@ -1,4 +1,4 @@
-"""Compiled FlexAttention on CUDA with a BlockMask that comes from the layout, never from a dense mask.
+"""Compiled FlexAttention on CUDA, with a BlockMask of each batch row and head (`block_masks`).
 
 On a CPU it runs only if it is named, and without gradients: torch's CPU kernel has no backward pass and no
 log-sum-exp. `auto` skips it there because each pattern, shape and score function takes seconds to compile.
@@ -12,17 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.backends.block_masks import block_mask, moving
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.base import Pattern, ScoreMod
-from polyformer.attention.patterns.layout import Interval, intersect, unite
+from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
-
-BLOCK = 128
-"""Queries and keys per block of a BlockMask: the default of FlexAttention."""
-
 
 COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
@@ -86,7 +82,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
-    mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
+    mask = None if request.pattern is None else block_mask(request)
     score_mod = _moved(request, moving(request.context, device))
     # The kernel for few queries takes only a power of 2 of query heads per key head.
     general = {"FORCE_USE_FLEX_ATTENTION": True} if request.groups & (request.groups - 1) else None
@@ -109,72 +105,12 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out, lse
 
 
-def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
-    """Return the BlockMask of a pattern: the intervals of the layout in blocks.
-
-    `some` is rounded outwards and `full` inwards. The layout is valid for all rows and heads, so batch and
-    heads are broadcast. The context stores the mask.
-    """
-    return context.once(("block mask", pattern, device), lambda: _block_mask(pattern, context, device))
-
-
-def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    partial, full = [], []
-    for some, whole in _rows(pattern, context):
-        # A block inside `full` needs no mask; any other block that touches `some` is partial.
-        inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
-        outer = {block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK))}
-        partial.append(sorted(outer - inner))
-        full.append(sorted(inner))
-    columns = -(-context.kv_len // BLOCK)
-    return BlockMask.from_kv_blocks(
-        *_padded(partial, columns, device),
-        *_padded(full, columns, device),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=pattern.with_tables(context, device).mask_mod(moving(context, device)),
-        seq_lengths=(context.q_len, context.kv_len),
-    )
-
-
 def _moved(request: Request, context: Context) -> ScoreMod | None:
     """Return the score_mod with the relative terms, all with the offset of `context`."""
     mod = request.score_mod
     if isinstance(mod, Mod) and mod.start:
         request = dataclasses.replace(request, score_mod=dataclasses.replace(mod, start=context.offset))
     return request.whole_score_mod(context)
-
-
-def moving(context: Context, device: torch.device) -> Context:
-    """Return `context` with its offset in a tensor that the kernel reads when it runs.
-
-    A Python number would be a constant of the compiled kernel. After its first change it would become a
-    dynamic number, which FlexAttention does not support.
-    """
-    offset: Any = torch.tensor(context.offset, device=device)
-    return dataclasses.replace(context, q_start=offset, memo={})
-
-
-def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:
-    """Return the keys of each block of queries; rows of the layout shorter than a block are joined."""
-    joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
-    for row in pattern.layout(context, BLOCK):
-        block = row.start // BLOCK
-        # Rows in the same block: keys of any row, and unmasked keys of all rows.
-        some, full = joined.get(block, ((), row.keys.full))
-        joined[block] = unite((*some, *row.keys.some)), intersect(full, row.keys.full)
-    return [joined[block] for block in sorted(joined)]
-
-
-def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the number of blocks per row, [1, 1, rows], and their indices padded with zeros.
-
-    The indices are [1, 1, rows, columns].
-    """
-    counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
-    indices = torch.tensor([row + [0] * (columns - len(row)) for row in rows], dtype=torch.int32)
-    return counts[None, None].to(device), indices[None, None].to(device)
 
 
 def _attention(device: str) -> Callable[..., Any]:
