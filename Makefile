@@ -9,7 +9,7 @@ TESTS := $(BIN)/python -m pytest -n 2
 # The repetitions of the numeric core take one example of each member; `make test-avx2 EACH=` takes all.
 EACH := ONE_EXAMPLE=1
 
-.PHONY: demo test test-everything fuzz test-avx2 test-shuffled test-busy kills mixins mutants check docs site linkcheck tutorials explorer dist clean
+.PHONY: demo test test-everything fuzz test-avx2 test-shuffled test-busy gpu kills mixins mutants check docs site linkcheck tutorials explorer dist clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -41,6 +41,10 @@ fuzz: .venv/developed
 # 300 kills of a training process at named operations on its files.
 kills: .venv/developed
 	KILLS=300 $(BIN)/python -m pytest -s tests/training/test_kill_campaign.py
+
+# What only a GPU can show, in at most 40 minutes: build/gpu/gpu.json and a page. It takes up where it stopped.
+gpu: .venv/developed
+	$(BIN)/python tests/gpu.py
 
 # How many of 100 seeded faults in the numeric core its tests notice: build/mutants.json.
 mutants: .venv/developed

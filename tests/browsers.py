@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PLAYWRIGHT = (sys.executable, "-m", "playwright", "install", "chromium")
 PACKAGE_MANAGERS = {
@@ -26,6 +24,8 @@ def find_browser() -> str | None:
     for name in NAMES:
         if path := shutil.which(name):
             return path
+    from playwright.sync_api import sync_playwright  # tests without a browser do not need the package
+
     with sync_playwright() as playwright:
         path = playwright.chromium.executable_path
     return path if Path(path).is_file() else None

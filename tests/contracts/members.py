@@ -47,7 +47,10 @@ SIZES = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 40,
 }
-LIMITS = {"num_key_value_heads": HEADS, "head_size": 12, "bos": 1, "eos": 2, "pad": 0}
+WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 48}
+"""Heads of 32 channels, which the kernels of a GPU require."""
+
+LIMITS = {"num_key_value_heads": HEADS, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
 CHOOSING = ACTConfig, ExitsConfig, ExpertsConfig, LSHConfig, RoutingConfig
@@ -78,13 +81,14 @@ def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> 
     return dataclasses.replace(config, **changes)
 
 
-def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
+def shrunk(config: ModelConfig, heads: int = HEADS, sizes: dict[str, int] = SIZES) -> ModelConfig:
     """The same model in tiny sizes."""
+    width = sizes["hidden_size"]
 
     def small(data: Any, key: str = "") -> Any:
         if key == "adaptive" and data is not None:
             few = [7, 11][: len(data["cutoffs"])]
-            return {"cutoffs": few, "div_val": min(data["div_val"], 2), "d_embed": data["d_embed"] and 24}
+            return {"cutoffs": few, "div_val": min(data["div_val"], 2), "d_embed": data["d_embed"] and width}
         if isinstance(data, dict):
             return {name: small(value, name) for name, value in data.items()}
         if key == "tie_projs" and data is not None:
@@ -97,7 +101,9 @@ def shrunk(config: ModelConfig, heads: int = HEADS) -> ModelConfig:
             return data if data > 0.5 else 0.5
         if key in LIMITS and data is not None:
             return math.gcd(data, heads) if key == "num_key_value_heads" else LIMITS[key]
-        return SIZES.get(key, data)
+        if key == "head_size" and data is not None:
+            return width // HEADS
+        return sizes.get(key, data)
 
     return ModelConfig.from_dict(small(config.to_dict()))
 
@@ -164,6 +170,9 @@ class Case:
 
     def with_heads(self, heads: int) -> "Case":
         return dataclasses.replace(self, config=shrunk(self.config, heads))
+
+    def wide(self) -> "Case":
+        return dataclasses.replace(self, config=shrunk(self.config, sizes=WIDE))
 
     def definition(self) -> "Case":
         """The same model with every mechanism computed by its plain equation."""
@@ -306,7 +315,7 @@ def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:
     kept = hidden if mask is None else hidden[mask.bool()]
     kept = kept.reshape(-1, hidden.shape[-1])
     torch.manual_seed(3)
-    return (kept * torch.randn_like(kept)).sum()
+    return (kept * torch.randn(kept.shape).to(kept)).sum()
 
 
 def gradients(model: Transformer, value: Tensor) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ def objective(model: Transformer, batch: dict[str, Tensor], **options: Any) -> T
 
 def weighted(values: Tensor) -> Tensor:
     """A sum that no norm makes constant."""
-    return (values * torch.linspace(-1, 2, values.shape[-1], dtype=values.dtype)).mean()
+    return (values * torch.linspace(-1, 2, values.shape[-1], dtype=values.dtype, device=values.device)).mean()
 
 
 @pytest.mark.parametrize("case", cases("gradients"), ids=str)

@@ -1,5 +1,6 @@
 """Forward and backward of a language model of GPT-2's shape, compared with transformers."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ class TrainingBench(DeviceBench):
     vocab_size: int = 50257
     dropout: float = 0.0  # of both models, everywhere in GPT-2 except in the attention weights
     optimizer: Literal["none", "adamw"] = "none"  # adamw: torch's fused one
+    autocast: Literal["no", "bfloat16", "float16"] = "no"  # of the forward pass and the loss
     repeats: int = 5
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class TrainingBench(DeviceBench):
         weights = 12 * self.layers * self.hidden_size**2 + self.vocab_size * self.hidden_size
         yield Case(
             {name: functools.partial(self._step, make, ids) for name, make in pair.makers.items()},
-            work={"tokens": tokens},
+            work={"tokens": tokens, "TFLOP": 6.0 * weights * tokens / 1e12},
             flop=self.flop(**{OURS: 6.0 * weights * tokens}),
         )
 
@@ -75,10 +77,15 @@ class TrainingBench(DeviceBench):
         optimizer = None
         if self.optimizer == "adamw":
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if self.autocast != "no":
+            autocast = torch.autocast(ids.device.type, getattr(torch, self.autocast))
 
         def step() -> None:
             model.zero_grad(set_to_none=True)
-            model(input_ids=ids, labels=ids).loss.backward()
+            with autocast:
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
             if optimizer is not None:
                 optimizer.step()
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import host_values, remember
 
 IGNORED = -100
 """Label of a token without a target."""
@@ -19,10 +20,11 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
 
 
 def check_range(labels: Tensor, classes: int) -> None:
-    """Raise `InputError` unless labels are class numbers or -100; values are read on a CPU only."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
+    """Raise `InputError` unless labels are class numbers or -100; only values in `host_values` are read."""
+    values = host_values(labels)
+    if values is None or not values.numel():
         return
-    low, high = (int(bound) for bound in labels.masked_fill(labels == IGNORED, 0).aminmax())
+    low, high = (int(bound) for bound in values.masked_fill(values == IGNORED, 0).aminmax())
     if low < 0 or high >= classes:
         raise InputError(f"labels: expected numbers from 0 to {classes - 1}, or -100, got {low} to {high}")
 
@@ -30,8 +32,20 @@ def check_range(labels: Tensor, classes: int) -> None:
 def next_labels(labels: Tensor, document_ids: Tensor | None, valid: Tensor | None = None) -> Tensor:
     """Return labels [B, T] shifted to the left by 1: the target of each token; -100 at the end of a document.
 
-    Padding, False in `valid` [B, T], has no target and is no target.
+    Padding, False in `valid` [B, T], has no target and is no target. `host_values` of the arguments give
+    `host_values` of the result.
     """
+    following = _next_labels(labels, document_ids, valid)
+    if following.device.type == "cpu":
+        return following
+    numbers = host_values(labels)
+    documents, real = (None if x is None else host_values(x) for x in (document_ids, valid))
+    if numbers is None or (documents is None, real is None) != (document_ids is None, valid is None):
+        return following
+    return remember(following, _next_labels(numbers, documents, real))
+
+
+def _next_labels(labels: Tensor, document_ids: Tensor | None, valid: Tensor | None) -> Tensor:
     if valid is not None:
         labels = labels.masked_fill(~valid, IGNORED)
     moved = torch.full_like(labels, IGNORED)

@@ -11,6 +11,7 @@ from torch import nn
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
+from polyformer.core.host_values import to_device
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
@@ -21,14 +22,13 @@ from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.distributed.process_group import open_accelerator
 from polyformer.training.environment import machine
 from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.precision import autocast, choose_precision, tensor_float32
 from polyformer.training.signals import SignalRequests
 from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 
 if TYPE_CHECKING:
     from polyformer.training.distributed.full_state_dict import UnshardedModel
     from polyformer.training.distributed.pipeline import Pipeline
-
-HALVES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def is_main() -> bool:
@@ -55,8 +55,7 @@ class Engine:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
         self.accelerator = open_accelerator("cuda" if use_cuda else "cpu", config.timeout)
         self.device = self.accelerator.device
-        if config.precision == "fp16" and self.device.type != "cuda":
-            raise InputError("precision: 'fp16' needs a CUDA device; on the CPU use 'bf16' or 'no'")
+        self.precision = choose_precision(config.precision, self.device)
         self.rank = self.accelerator.process_index
         self.world = self.accelerator.num_processes
         self.mesh: Mesh | None = None  # None for plain data parallelism
@@ -214,9 +213,11 @@ class Engine:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of the forward pass in the configured precision."""
-        if self.config.precision == "no":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=HALVES[self.config.precision])
+        return autocast(self.precision, self.device)
+
+    def tensor_float32(self) -> AbstractContextManager[None]:
+        """Return the context of a run: see `polyformer.training.precision.tensor_float32`."""
+        return tensor_float32(self.precision, self.device)
 
     def context_parallel(self) -> AbstractContextManager[None]:
         """Return a context in which the processes of the context-parallel group share each text."""
@@ -249,12 +250,10 @@ class Engine:
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
 
     def place(self, batch: Batch) -> Batch:
-        """Return the batch on the device, copied through pinned memory unless the device is the CPU."""
+        """Return the batch on the device; checks still read its values on the CPU (`core.host_values`)."""
         if self.device.type == "cpu":
             return batch
-        return {
-            name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()
-        }
+        return {name: to_device(tensor, self.device) for name, tensor in batch.items()}
 
     def sum(self, values: list[float]) -> torch.Tensor:
         """Return the sums of `values` over the processes, in float64 on the device."""

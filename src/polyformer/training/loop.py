@@ -155,6 +155,7 @@ class Training:
             activation_checkpointing(self.model, self.config.engine.recompute),
             threads(self.threads),
             adopted(self.choices),
+            self.engine.tensor_float32(),
             raise_peer_failure(),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):

@@ -42,7 +42,7 @@ def test_processes_with_other_instructions_share_a_cache(tmp_path: Path) -> None
     [
         lambda: Engine(EngineConfig(device="cpu", compile=True)).wrap(nn.Linear(2, 2)),
         lambda: compile_layers(nn.Linear(2, 2)),
-        lambda: flex._compiled.__wrapped__("cpu"),
+        lambda: flex._compiled.__wrapped__(),
     ],
     ids=["training", "layers", "flex"],
 )

@@ -35,6 +35,7 @@ def test_groups_are_consecutive_and_in_order() -> None:
     assert parallel_map(list, range(3)) == [[0], [1], [2]]
     assert parallel_map(list, [5]) == [[5]]
     assert parallel_map(list, []) == [[]]
+    assert parallel_map(list, range(3), torch.device("cuda")) == [[0, 1, 2]]
 
 
 def test_each_thread_computes_alone_and_the_others_as_before() -> None:

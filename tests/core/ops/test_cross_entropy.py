@@ -207,3 +207,70 @@ def test_a_token_alone_with_a_large_scale_does_not_overflow():
     assert (2.0**17 * loss).isfinite()
     grad = torch.autograd.grad(2.0**12 * loss, weight)[0]
     assert grad.isfinite().all()
+
+
+def test_factors_in_half_precision_err_by_their_rounding(monkeypatch: pytest.MonkeyPatch, small_chunks: int):
+    """On a GPU under autocast the factors of the products are rounded, and nothing else is."""
+    monkeypatch.setattr(cross_entropy, "_product_type", lambda hidden: torch.bfloat16)
+    hidden, weight, bias, labels = inputs(17, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, bias, labels, 0.1)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
+    logits = F.linear(exact[0], exact[1], exact[2])
+    expected = F.cross_entropy(logits, labels, label_smoothing=0.1)
+    eps = torch.finfo(torch.bfloat16).eps
+    assert loss.dtype == torch.float32
+    assert (loss.detach().double() - expected.detach()).abs() < 2 * eps
+    mine = torch.autograd.grad(loss, [hidden, weight, bias])
+    for gradient, other in zip(mine, torch.autograd.grad(expected, exact)):
+        assert gradient.dtype == torch.float32
+        assert (gradient.double() - other).norm() < 4 * eps * other.norm()
+
+
+class Products(TorchDispatchMode):
+    """The types of the factors and of the result of each product made inside, and the other operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: list[tuple[torch.dtype, torch.dtype]] = []
+        self.others: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.types.append((args[0].dtype, out.dtype))
+        else:
+            self.others.add(str(func.overloadpacket))
+        return out
+
+
+def test_on_a_gpu_products_have_the_type_of_autocast_and_no_chunk_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cross_entropy, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(cross_entropy, "CHUNK_ENTRIES", 4 * VOCAB)
+    half, full = torch.bfloat16, torch.float32
+    # Meta tensors have no numbers to wait for.
+    hidden, weight, bias = (
+        torch.empty(shape, device="meta") for shape in ((8, WIDTH), (VOCAB, WIDTH), VOCAB)
+    )
+    labels = torch.zeros(8, dtype=torch.long, device="meta")
+    with Products() as products:
+        loss, gradients = cross_entropy._chunks(
+            hidden, weight, bias, labels, 0.1, [True, True, True], None, 8, half
+        )
+    assert products.types == 2 * [(half, full), (half, half), (half, full)]
+    assert loss.dtype == full
+    assert [x.dtype for x in gradients if x is not None] == 3 * [full]
+    assert [x.shape for x in gradients if x is not None] == [hidden.shape, weight.shape, bias.shape]
+    assert not products.others & {"aten.nonzero", "aten.item", "aten._local_scalar_dense"}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_that_align_the_vocabulary_count_for_nothing(
+    smoothing: float, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+):
+    hidden, weight, bias, labels = inputs(9)
+    losses = [linear_cross_entropy(hidden, weight, bias, labels, smoothing)]
+    monkeypatch.setattr(cross_entropy, "_on_gpu", lambda x: True)
+    losses += [linear_cross_entropy(hidden, weight, bias, labels, smoothing)]
+    mine, theirs = (torch.autograd.grad(loss, [hidden, weight, bias]) for loss in losses)
+    for x, y in zip((losses[0], *mine), (losses[1], *theirs)):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from polyformer.core.ops.dropout import Dropout, dropout, scale
+from polyformer.core.ops import dropout as module
+from polyformer.core.ops.dropout import Dropout, DropoutScales, dropout, scale
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -45,3 +46,21 @@ def test_the_module_does_nothing_in_evaluation_or_at_rate_zero():
     assert torch.equal(Dropout(0.5).eval()(x), x)
     assert torch.equal(Dropout(0.0)(x), x)
     assert not torch.equal(Dropout(0.5)(x), x)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_scales_are_a_function_of_the_seed(on_device: bool, monkeypatch: pytest.MonkeyPatch):
+    if on_device:
+        monkeypatch.setattr(module, "_generator", lambda device, seed: torch.Generator().manual_seed(seed))
+    shapes = [(300, 200), (7,), (300, 200)]
+
+    def scales(seed: int) -> list[torch.Tensor]:
+        drawn = DropoutScales(seed)
+        return [drawn.next(torch.empty(shape, dtype=torch.float64), 0.25) for shape in shapes]
+
+    first, again, other = scales(1), scales(1), scales(2)
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[2])
+    assert not torch.equal(first[0], other[0])
+    assert first[0].unique().tolist() == pytest.approx([0.0, 4 / 3], rel=1e-4)
+    assert abs(first[0].mean().item() - 1) < 0.02

@@ -200,10 +200,10 @@ def tile_attention(
     dropped: the dropout probability of the weights.
     """
 
-    def run() -> tuple[Tensor, Tensor, Tensor]:
+    def run(q: Tensor, content: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # [n, Q, D] for queries, [n, L, D] for keys.
-        queries, content = (_gather_rows(x, tiles.queries) for x in (rows.q, rows.content))
-        keys, values = (_gather_rows(x, tiles.keys) for x in (rows.k, rows.v))
+        queries, content = (_gather_rows(x, tiles.queries) for x in (q, content))
+        keys, values = (_gather_rows(x, tiles.keys) for x in (k, v))
         scores = terms.scores(queries @ keys.mT * terms.scale, tiles.pairs, content, keys)
         allowed = tiles.allowed()
         weights, lse = softmax(scores, allowed)
@@ -211,10 +211,12 @@ def tile_attention(
         out, more = weights @ values, terms.values(weights, tiles.pairs)
         return out if more is None else out + more, lse, allowed.any(-1)
 
+    tensors = rows.q, rows.content, rows.k, rows.v
     if not torch.is_grad_enabled():
-        return run()
-    # Only dropout requires the random state of the forward pass when a tile is recomputed.
-    return checkpoint(run, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
+        return run(*tensors)
+    # Only dropout requires the random state of the forward pass when a tile is recomputed. `checkpoint` keeps
+    # the states of the devices of its arguments only.
+    return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=dropped > 0)  # type: ignore[return-value]
 
 
 def max_elements(q: Tensor, terms: PairTerms) -> int:

@@ -13,6 +13,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import host_values
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 
@@ -166,9 +167,9 @@ def with_relations(context: Context, relation_ids: Tensor, rows: int, position: 
             f"relation_ids: expected integers [batch, new tokens, tokens so far] {shape}, "
             f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
         )
-    # Reading the values would synchronise a GPU and break a compiled graph.
-    if relation_ids.device.type == "cpu" and not torch.compiler.is_compiling() and relation_ids.numel():
-        low, high = (int(bound) for bound in relation_ids.aminmax())
+    values = host_values(relation_ids)
+    if values is not None and values.numel():
+        low, high = (int(bound) for bound in values.aminmax())
         if low < -1 or high >= count:
             raise InputError(
                 f"relation_ids: expected labels from 0 to {count - 1}, or -1 for none, got {low} to {high}"
@@ -187,10 +188,11 @@ def check_positions(pos: Tensor, count: int) -> None:
 
 
 def readable_length(pos: Tensor) -> int:
-    """Return the greatest position plus 1; 0 on a GPU and in compiled code, where reading it is not cheap."""
-    if pos.device.type != "cpu" or torch.compiler.is_compiling() or not pos.numel():
+    """Return the greatest position plus 1; 0 if the host does not know them, as reading them would wait."""
+    values = host_values(pos)
+    if values is None or not values.numel():
         return 0  # the lookup of a position beyond the table raises there
-    return int(pos.max()) + 1
+    return int(values.max()) + 1
 
 
 def angle_dtype(device: torch.device) -> torch.dtype:

@@ -28,6 +28,8 @@ processor.
 WORKERS = 4
 """The most threads: Python runs one thread at a time, so more would not help on any processor."""
 
+CPU = torch.device("cpu")
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -60,15 +62,18 @@ def model_threads(model: nn.Module) -> AbstractContextManager[None]:
     return threads(suitable_threads(model))
 
 
-def parallel_map(function: Callable[[Sequence[Item]], Result], items: Sequence[Item]) -> list[Result]:
+def parallel_map(
+    function: Callable[[Sequence[Item]], Result], items: Sequence[Item], device: torch.device = CPU
+) -> list[Result]:
     """Return the results of `function` on consecutive groups of `items`, in order, one group per thread.
 
     A single group, in the calling thread, if there is one thread or item, or if a dispatch mode observes this
-    thread's operations. Gradients are not recorded.
+    thread's operations; also if the tensors are on another `device`: workers would not use the stream of this
+    thread, and the device is the limit. Gradients are not recorded.
     """
     threads = torch.get_num_threads()
     workers = min(threads, WORKERS, len(items))
-    if workers < 2 or is_in_torch_dispatch_mode():
+    if workers < 2 or device.type != "cpu" or is_in_torch_dispatch_mode():
         return [function(items)]
     inference = torch.is_inference_mode_enabled()
 

@@ -4,6 +4,10 @@ The loss over a vocabulary of V is the only place with a tensor [tokens, V]. Her
 chunks: the logits of a chunk give its loss and, if needed, the gradients of the hidden states and of the
 weights; then the logits are freed. Memory: one chunk; products: the usual three. Second-order gradients
 (`create_graph=True`) need the logits of all labelled tokens at once.
+
+Precision: logits, the loss and sums over chunks have at least float32. On a GPU under autocast the factors of
+the three products have autocast's type, and the vocabulary is filled up to a multiple of `ALIGNED`: the
+products of a large vocabulary take more time than a small model. On a CPU the products are in float32.
 """
 
 from collections.abc import Iterator
@@ -14,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from polyformer.core.host_values import host_values, to_device
 from polyformer.core.labels import IGNORED, check_labels
 from polyformer.core.ops.linear import input_gradient, linear, weight_gradient
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.precision import is_autocast, without_autocast
 from polyformer.core.ops.product_kernels import ROW_STEP
 from polyformer.core.ops.second_order import WHOLE, refuse_second_order
 
@@ -25,6 +30,9 @@ CHUNK_ENTRIES = 1 << 25
 
 The gradient of the weights is in memory anyway. The limit depends on memory only, not on the processor.
 """
+
+ALIGNED = 64
+"""On a GPU tensor cores read rows of whole cache lines: 128 bytes in half precision."""
 
 
 class VocabularyShard(Protocol):
@@ -69,11 +77,17 @@ def linear_cross_entropy(
         InputError: labels of another shape, or outside the vocabulary.
     """
     check_labels(labels, hidden.shape[:-1], len(weight) if rows is None else rows.vocab)
+    # A masked language model predicts only one token in seven.
+    tokens = None if torch.compiler.is_compiling() else _labelled(labels)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    tokens = None
-    if not torch.compiler.is_compiling():  # a masked language model predicts only one token in seven
-        tokens = (labels != IGNORED).nonzero().squeeze(1)
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, tokens, smoothing, rows)
+
+
+def _labelled(labels: Tensor) -> Tensor:
+    """Return the indices of the tokens with a label [...], in order."""
+    values = host_values(labels)
+    tokens = ((labels if values is None else values).flatten() != IGNORED).nonzero().squeeze(1)
+    return tokens if tokens.device == labels.device else to_device(tokens, labels.device)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -91,12 +105,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Return -sum_t log softmax(hidden_t weight^T + bias)[label_t] / count; compute its gradients too."""
         inputs = hidden, weight, bias, labels  # for second-order gradients
         wanted = [tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
+        dtype = _product_type(hidden)
         with without_autocast(hidden):
             count = (labels != IGNORED).sum().clamp_min(1)
             ctx.tokens, ctx.shape, ctx.rows = tokens, hidden.shape, rows  # type: ignore[attr-defined]
+            labelled = None
             if tokens is not None:
                 hidden, labels = _selected(hidden, labels, tokens)
-            total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted, rows)
+                labelled = len(tokens)
+            total, gradients = _chunks(hidden, weight, bias, labels, smoothing, wanted, rows, labelled, dtype)
         ctx.smoothing = smoothing  # type: ignore[attr-defined]
         ctx.save_for_backward(count, *gradients, *inputs)  # type: ignore[arg-type] - None is fine
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (hidden, weight, bias)]  # type: ignore[attr-defined]
@@ -176,6 +193,28 @@ def _selected(hidden: Tensor, labels: Tensor, tokens: Tensor) -> tuple[Tensor, T
     return F.pad(hidden, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=IGNORED)
 
 
+def _on_gpu(x: Tensor) -> bool:
+    """Return whether products of x run on a GPU, outside a compiled graph."""
+    return x.is_cuda and not torch.compiler.is_compiling()
+
+
+def _product_type(hidden: Tensor) -> torch.dtype:
+    """Return the type of the products' factors: on a GPU autocast's, if it is on."""
+    if hidden.is_cuda and hidden.dtype == torch.float32 and is_autocast("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return hidden.dtype
+
+
+def _matrix(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight [V, E] in `dtype`, on a GPU with rows of zeros up to a multiple of `ALIGNED`."""
+    missing = -len(weight) % ALIGNED if _on_gpu(weight) else 0
+    if not missing:
+        return weight.to(dtype)
+    matrix = weight.new_zeros(len(weight) + missing, weight.shape[1], dtype=dtype)
+    matrix.narrow(0, 0, len(weight)).copy_(weight)
+    return matrix
+
+
 def _chunks(
     hidden: Tensor,
     weight: Tensor,
@@ -184,29 +223,60 @@ def _chunks(
     smoothing: float,
     wanted: list[bool],
     rows: VocabularyShard | None,
+    labelled: int | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the summed loss, and its gradients with respect to hidden, weight and bias if wanted."""
+    """Return the summed loss, and its gradients with respect to hidden, weight and bias if wanted.
+
+    labelled: the first so many tokens have labels, and no others; None: unknown. dtype: of the products'
+    factors.
+    """
     loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None
     grad_weight = grad_bias = None
-    matrix = weight.to(hidden.dtype)
-    height = len(weight) if rows is None else rows.most  # for equal numbers of chunks in all processes
-    for part, label, run in _parts(hidden, labels, height, weight.shape[1]):
-        logits = linear(part, matrix).to(loss.dtype)
+    matrix, own = _matrix(weight, dtype), len(weight)
+    height = own if rows is None else rows.most  # for equal numbers of chunks in all processes
+    for part, label, run in _parts(hidden.to(dtype), labels, height, weight.shape[1]):
+        logits = _logits(part, matrix, loss.dtype)
         if bias is not None:
-            logits += bias
-        total, slope = _chunk(logits, label, smoothing, any(wanted), rows)
+            logits[:, :own] += bias
+        if len(matrix) > own:
+            logits[:, own:] = -torch.inf
+        total, slope = _chunk(logits, label, smoothing, any(wanted), own, rows)
         loss += total
         if slope is None:
             continue
-        slope = slope.to(hidden.dtype)
+        if labelled is None:
+            slope.mul_((label != IGNORED).unsqueeze(1))
+        else:
+            slope[max(labelled - run.start, 0) :] = 0.0
+        slope = slope.to(dtype)
         if grad_hidden is not None:
             grad_hidden[run] = input_gradient(slope, matrix)
         if wanted[1]:
-            grad_weight = _sum(grad_weight, weight_gradient(slope, part).to(loss.dtype))
+            grad_weight = _sum(grad_weight, _weight_gradient(slope, part, loss.dtype))
         if wanted[2]:
-            grad_bias = _sum(grad_bias, slope.sum(0).to(loss.dtype))
-    return loss, [grad_hidden, grad_weight, grad_bias]
+            grad_bias = _sum(grad_bias, slope.sum(0, dtype=loss.dtype))
+    return loss, [grad_hidden, *(None if x is None else x[:own] for x in (grad_weight, grad_bias))]
+
+
+def _logits(x: Tensor, matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x [N, E] times matrix [V, E] transposed, in `dtype`."""
+    if _keeps_sums(x, dtype):
+        return torch.mm(x, matrix.T, out_dtype=dtype)
+    return linear(x, matrix).to(dtype)
+
+
+def _weight_gradient(slope: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return slope [N, V] transposed times x [N, E], in `dtype`."""
+    if _keeps_sums(x, dtype):
+        return torch.mm(slope.T, x, out_dtype=dtype)
+    return weight_gradient(slope, x).to(dtype)
+
+
+def _keeps_sums(x: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a product of half-precision factors can return its sums in `dtype`: only on a GPU."""
+    return _on_gpu(x) and x.dtype != dtype == torch.float32
 
 
 def _parts(hidden: Tensor, labels: Tensor, vocab: int, width: int) -> Iterator[tuple[Tensor, Tensor, slice]]:
@@ -226,15 +296,19 @@ def _sum(total: Tensor | None, term: Tensor) -> Tensor:
 
 
 def _chunk(
-    logits: Tensor, labels: Tensor, smoothing: float, gradient: bool, rows: VocabularyShard | None
+    logits: Tensor, labels: Tensor, smoothing: float, gradient: bool, own: int, rows: VocabularyShard | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the summed loss of one chunk and its gradient by the logits, for all tokens or for `rows`."""
+    """Return the summed loss of one chunk and its gradient by the logits, for all tokens or for `rows`.
+
+    own: the number of columns that are tokens; the logits of the others are -inf. The gradient in the rows of
+    tokens without a label is arbitrary.
+    """
     labelled = labels != IGNORED
     place, here = (labels.masked_fill(~labelled, 0), labelled) if rows is None else rows.places(labels)
-    index, vocab = place.unsqueeze(1), logits.shape[1] if rows is None else rows.vocab
+    index, vocab = place.unsqueeze(1), own if rows is None else rows.vocab
     wanted = (1 - smoothing) * logits.gather(1, index).squeeze(1).masked_fill(~here, 0.0)
     if smoothing:
-        wanted += smoothing * (logits.sum(1) / vocab)
+        wanted += smoothing * (logits[:, :own].sum(1) / vocab)
     if rows is not None:
         lse, wanted, slope = _over_processes(logits, wanted, rows)
     elif gradient:  # the softmax takes one pass, and its largest entry gives the sum too
@@ -249,10 +323,8 @@ def _chunk(
         return total, None
     slope.scatter_add_(1, index, here.unsqueeze(1).to(slope.dtype).mul_(smoothing - 1))
     if smoothing:
-        slope -= smoothing / vocab
-    if torch.compiler.is_compiling():
-        return total, slope.mul_(labelled.unsqueeze(1))
-    return total, slope.index_fill_(0, (~labelled).nonzero().squeeze(1), 0.0)
+        slope[:, :own] -= smoothing / vocab
+    return total, slope
 
 
 def _over_processes(logits: Tensor, wanted: Tensor, rows: VocabularyShard) -> tuple[Tensor, Tensor, Tensor]:

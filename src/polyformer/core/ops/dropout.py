@@ -48,6 +48,32 @@ def scale(rate: float) -> float:
     return STEPS / (STEPS - _threshold(rate))
 
 
+class DropoutScales:
+    """The factors of dropout for a series of tensors: the same seed and shapes give the same factors.
+
+    On a CPU the numbers are SFC64's, elsewhere those of a generator on the device, so that nothing is copied
+    there.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generator: np.random.SFC64 | torch.Generator | None = None  # for the device of the tensors
+
+    def next(self, like: Tensor, rate: float) -> Tensor:
+        """Return factors in the shape and type of `like`: 0 with probability `rate`, else 1 / (1 - rate)."""
+        if self.generator is None:
+            self.generator = _generator(like.device, self.seed)
+        if isinstance(self.generator, torch.Generator):
+            # Contiguous, as the order of the elements in memory decides which number each gets.
+            kept = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            return kept.bernoulli_(1 - rate, generator=self.generator).mul_(1 / (1 - rate))
+        return torch.where(keep_mask(like.shape, rate, self.generator), scale(rate), 0.0).to(like.dtype)
+
+
+def _generator(device: torch.device, seed: int) -> np.random.SFC64 | torch.Generator:
+    return np.random.SFC64(seed) if device.type == "cpu" else torch.Generator(device).manual_seed(seed)
+
+
 def _threshold(rate: float) -> int:
     return min(round(rate * STEPS), STEPS - 1)
 

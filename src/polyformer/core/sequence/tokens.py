@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import host_values, remember
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
@@ -55,12 +56,15 @@ class Tokens(State):
                 valid = torch.cat([ends[:, : self.merged], valid[:, self.merged :]], 1)
         else:
             real = (
-                None if mask is None or _all_valid(mask) else _check_shape("attention_mask", mask, ids).bool()
+                None
+                if mask is None or _all_valid(mask)
+                else _as_bools(_check_shape("attention_mask", mask, ids))
             )
             valid = _concatenate(self.valid, real, (rows, self.length), ids, torch.ones, torch.bool)
         doc = self._numbers("document_ids", self.doc, inputs.document_ids, ids)
         fresh = inputs.document_ids is not None
-        if fresh and doc is not None and _values_readable(doc) and bool((doc.diff() < 0).any()):
+        numbers = host_values(doc) if fresh and doc is not None else None
+        if numbers is not None and bool((numbers.diff() < 0).any()):
             raise InputError("document_ids: expected numbers that do not decrease along a row")
         segment = self._numbers("segment_ids", self.segment, inputs.segment_ids, ids)
         marks = inputs.global_attention_mask
@@ -152,7 +156,9 @@ class Tokens(State):
 
     def new_valid(self, new: int) -> Tensor | None:
         """Return which of the last `new` tokens are real, [B, new]; None if all are."""
-        return None if self.valid is None else self.valid[:, -new:]
+        if self.valid is None or self.valid.shape[1] == new:
+            return self.valid
+        return self.valid[:, -new:]
 
 
 NO_TOKENS = Tokens(0)
@@ -172,14 +178,16 @@ def _count_positions(
     return (count - 1).clamp_min(0)
 
 
-def _values_readable(tensor: Tensor) -> bool:
-    """Return whether values can be read cheaply here."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+def _as_bools(mask: Tensor) -> Tensor:
+    """Return the mask as bools, with its `host_values`."""
+    values = host_values(mask)
+    return remember(mask.bool(), None if values is None else values.bool())
 
 
 def _all_valid(mask: Tensor) -> bool:
     """Return whether the mask hides nothing, if this is cheap to find out."""
-    return _values_readable(mask) and bool(mask.all())
+    values = host_values(mask)
+    return values is not None and bool(values.all())
 
 
 def _check_shape(name: str, numbers: Tensor, ids: Tensor) -> Tensor:
@@ -198,9 +206,13 @@ def _concatenate(
     default,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return past and new entries, with defaults for a missing part; None if both are missing."""
+    """Return past and new entries, with defaults for a missing part; None if both are missing.
+
+    Without past entries the result has the `host_values` of the new.
+    """
     if past is None and new is None:
         return None
+    values = None if new is None or past_shape[1] else host_values(new)
     past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past
     new = default(*ids.shape, dtype=dtype, device=ids.device) if new is None else new.to(dtype)
-    return torch.cat([past, new], 1)
+    return remember(torch.cat([past, new], 1), values)

@@ -1,6 +1,6 @@
 """Checks of the tensors that a caller passes to a model: shapes, types, and values of masks and ids.
 
-Shapes and types are always checked; values only where this is cheap (on the CPU, outside compiled code).
+Shapes and types are always checked; values only where the host knows them (`core.host_values`).
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.host_values import host_values
 from polyformer.core.sequence.inputs import ModelInputs, expected_ids
 from polyformer.nn.heads import HeadInput
 
@@ -36,9 +37,10 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
         raise expected_ids(name, ids)
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
-    if _can_check_values(ids):
+    values = _readable(ids)
+    if values is not None:
         # A single pass over the ids.
-        low, high = (int(bound) for bound in ids.aminmax())
+        low, high = (int(bound) for bound in values.aminmax())
         if low < 0 or high >= vocab_size:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
 
@@ -75,9 +77,10 @@ def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
         shape = tuple(near.shape) if isinstance(near, Tensor) else quote(near)
         raise InputError(f"neighbour_ids: expected [batch, length, neighbours], got {shape}")
     _check_numbers("neighbour_ids", near, (*tokens, near.shape[2]), least=-1)
-    if _can_check_values(near) and int(near.max()) >= vocab_size:
+    values = _readable(near)
+    if values is not None and int(values.max()) >= vocab_size:
         raise InputError(
-            f"neighbour_ids: expected ids below {vocab_size}, or -1 for none, got {int(near.max())}"
+            f"neighbour_ids: expected ids below {vocab_size}, or -1 for none, got {int(values.max())}"
         )
 
 
@@ -88,16 +91,17 @@ def check_score_positions(positions: object, inputs: HeadInput, choices: int | N
     rows, length = inputs.hidden.shape[:2]
     # With choices the texts of a question are successive rows.
     shapes = [(1, rows), (rows,)] if choices is None else [(rows // choices, choices)]
-    positions = _check_numbers("score_positions", positions, *shapes, least=0)
-    if not _can_check_values(positions):
+    values = _readable(_check_numbers("score_positions", positions, *shapes, least=0))
+    if values is None:
         return
-    if int(positions.max()) >= length:
-        raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(positions.max())}")
-    if inputs.mask is not None:
+    if int(values.max()) >= length:
+        raise InputError(f"score_positions: expected 0 to {length - 1}, got {int(values.max())}")
+    mask = None if inputs.mask is None else _readable(inputs.mask)
+    if mask is not None:
         # Texts that are all padding have no real token to score.
-        real = inputs.mask[torch.arange(rows), positions.flatten()] | ~inputs.mask.any(1)
+        real = mask[torch.arange(rows), values.flatten()] | ~mask.any(1)
         if not bool(real.all()):
-            place = int(positions.flatten()[~real][0])
+            place = int(values.flatten()[~real][0])
             raise InputError(f"score_positions: expected a token of each text, got {place}, which is padding")
 
 
@@ -110,12 +114,12 @@ def refuse(model: str, **arguments: Any) -> None:
 
 def check_mask(name: str, mask: object, *shapes: tuple[int, ...]) -> None:
     """Raise `InputError` unless `mask` has one of the `shapes` and, if checked, only ones and zeros."""
-    mask = _check_shape(name, mask, shapes)
-    if not _can_check_values(mask) or mask.dtype == torch.bool:
+    values = _readable(_check_shape(name, mask, shapes))
+    if values is None or values.dtype == torch.bool:
         return
-    strange = (mask != 0) & (mask != 1)
+    strange = (values != 0) & (values != 1)
     if bool(strange.any()):
-        value = mask[strange].flatten()[0].item()
+        value = values[strange].flatten()[0].item()
         raise InputError(
             f"{name}: expected 1 for tokens that count and 0 for others, got {value}; a mask to be added to "
             "the scores, or of weights, is not read"
@@ -126,8 +130,8 @@ def _check_numbers(name: str, numbers: object, *shapes: tuple[int, ...], least: 
     numbers = _check_shape(name, numbers, shapes)
     if numbers.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integers of 32 or 64 bits, got {numbers.dtype}")
-    if least is not None and _can_check_values(numbers) and int(numbers.min()) < least:
-        raise InputError(f"{name}: expected {least} or more, got {int(numbers.min())}")
+    if least is not None and (values := _readable(numbers)) is not None and int(values.min()) < least:
+        raise InputError(f"{name}: expected {least} or more, got {int(values.min())}")
     return numbers
 
 
@@ -140,6 +144,7 @@ def _check_shape(name: str, tensor: object, shapes: tuple[tuple[int, ...], ...])
     return tensor
 
 
-def _can_check_values(tensor: Tensor) -> bool:
-    """Return whether values may be read: reading synchronizes a GPU and breaks the graph of compiled code."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.numel() > 0
+def _readable(tensor: Tensor) -> Tensor | None:
+    """Return `host_values` of a tensor; None if they are not known, or if there are none."""
+    values = host_values(tensor)
+    return values if values is not None and values.numel() else None

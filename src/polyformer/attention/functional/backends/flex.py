@@ -86,7 +86,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     score_mod = _moved(request, moving(request.context, device))
     # The kernel for few queries takes only a power of 2 of query heads per key head.
     general = {"FORCE_USE_FLEX_ATTENTION": True} if request.groups & (request.groups - 1) else None
-    result = _attention(device.type)(
+    result = _attention()(
         request.q,
         request.k,
         request.v,
@@ -113,21 +113,21 @@ def _moved(request: Request, context: Context) -> ScoreMod | None:
     return request.whole_score_mod(context)
 
 
-def _attention(device: str) -> Callable[..., Any]:
+def _attention() -> Callable[..., Any]:
     """Return compiled FlexAttention, or the plain function inside a graph that is being compiled anyway."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if torch.compiler.is_compiling() else _compiled(device)
+    return flex_attention if torch.compiler.is_compiling() else _compiled()
 
 
 @functools.cache
-def _compiled(device: str) -> Callable[..., Any]:
+def _compiled() -> Callable[..., Any]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
     separate_by_instructions()
-    # The CPU kernel cannot be compiled if a number that a mask captures has become dynamic.
-    compiled = torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
+    # The kernels cannot be compiled if a number that a mask captures, such as a window's, has become dynamic.
+    compiled = torch.compile(flex_attention, dynamic=False)
 
     def call(*args: Any, **options: Any) -> Any:
         # Each mod needs a separate compilation. After dynamo's default of 8, the function would silently run

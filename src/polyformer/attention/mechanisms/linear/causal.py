@@ -190,7 +190,7 @@ class CausalAttention(torch.autograd.Function):
                 for table, value in zip(after, sums):
                     table[heads] = value
 
-        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel), q.device)
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, decay, out, inverse, unraised, *before, *after[:2])
         # top and mass only rescale: gradients treat them as constants.
@@ -227,7 +227,7 @@ class CausalAttention(torch.autograd.Function):
                         table[at] = value
                 grad_s[heads], grad_z[heads] = grad_next
 
-        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel), q.device)
         grad_q, grad_k, grad_v, grad_log_query, grad_log_key = gradients
         grad_decays = None
         if decay is not None:

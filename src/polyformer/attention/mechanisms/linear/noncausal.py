@@ -60,7 +60,7 @@ class NoncausalAttention(torch.autograd.Function):
                 inverse[heads], unraised[heads] = invert_denominators(total, mass, kernel.least)
                 out[heads] *= inverse[heads].unsqueeze(-1)
 
-        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel), q.device)
         ctx.kernel = kernel
         ctx.save_for_backward(q, k, v, weight, out, inverse, unraised, all_sums, all_tops)
         return out
@@ -97,7 +97,7 @@ class NoncausalAttention(torch.autograd.Function):
                     grad_phi_k = product(_append_one(v[at], share), grad_sums)
                     grad_k[at] = kernel.backward(k[at], phi_k, grad_phi_k, grad_weight[at])
 
-        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel))
+        parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel), q.device)
         return None, grad_q, grad_k, grad_v, grad_weight
 
 

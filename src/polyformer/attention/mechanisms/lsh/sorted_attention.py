@@ -13,7 +13,7 @@ integers.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ class SortedAttention(torch.autograd.Function):
                 rounds = (Round(blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
                 out[n], lse[n] = sorted_forward(rounds, q[n] * (scale * LOG2E), k[n], v[n])
 
-        _run_rows(work, q)
+        parallel_map(work, range(len(q)), q.device)
         ctx.blocks, ctx.scale = blocks, scale
         ctx.save_for_backward(order, spots, q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -127,16 +127,8 @@ class SortedAttention(torch.autograd.Function):
                 for table, grad_x, factor in zip(gradients, row, (ctx.scale, LN2, 1.0)):
                     torch.mul(grad_x, factor, out=table[n])
 
-        _run_rows(work, q)
+        parallel_map(work, range(len(q)), q.device)
         return None, None, None, None, *gradients
-
-
-def _run_rows(work: Callable[[Sequence[int]], None], q: Tensor) -> None:
-    rows = range(len(q))
-    if q.is_cuda:
-        work(rows)
-    else:
-        parallel_map(work, rows)
 
 
 def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ class _Call:
     def parallel_map(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
         """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
         items = work_items(self.request, self.seed, self.threads, self.sizes)
-        return [work(items)] if self.request.q.is_cuda else parallel_map(work, items)
+        return parallel_map(work, items, self.request.q.device)
 
 
 class _TiledAttention(torch.autograd.Function):

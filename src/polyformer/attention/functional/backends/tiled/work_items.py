@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
 from polyformer.core.ops.batched_products import ONLY_BLAS, BatchedKernel
 from polyformer.core.ops.cpu_threads import WORKERS
-from polyformer.core.ops.dropout import keep_mask, scale
+from polyformer.core.ops.dropout import DropoutScales
 
 LN2 = math.log(2)
 LOG2E = 1 / LN2
@@ -119,7 +118,7 @@ class WorkItem:
         self.base = LOG2E if request.score_mod is None else 1.0  # a score_mod needs scores in base e
         self.factor = request.scale * self.base
         self.masks = masks
-        self.bits = np.random.SFC64(seed)  # for dropout
+        self.scales = DropoutScales(seed)
         self.scratch: dict[str, Tensor] = {}  # shared by work items that are computed in turn
         self.products = ONLY_BLAS
         self.small_scores = False  # whether all scores are certain to be at most `SMALL` in size
@@ -207,7 +206,4 @@ class WorkItem:
 
     def kept(self, like: Tensor) -> Tensor:
         """Return the scale of dropout for each kept weight and 0 for the others, the same in both passes."""
-        rate = self.request.dropout
-        return torch.where(keep_mask(like.shape, rate, self.bits).to(like.device), scale(rate), 0.0).to(
-            like.dtype
-        )
+        return self.scales.next(like, self.request.dropout)

@@ -1,0 +1,38 @@
+"""Values of tensors on a device that the host knows, because they were copied from there.
+
+Reading a value on a GPU waits for all earlier work of the GPU. A batch comes from the CPU, so the copy there
+answers the same questions at once: whether ids are in range, whether a mask hides any token, which tokens are
+labelled.
+"""
+
+import torch
+from torch import Tensor
+
+NAME = "_polyformer_host_values"
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a GPU, copied through pinned memory, which stays as its `host_values`."""
+    pinned = tensor.pin_memory()
+    return remember(pinned.to(device, non_blocking=True), pinned)
+
+
+def remember(tensor: Tensor, values: Tensor | None) -> Tensor:
+    """Return `tensor` with these `host_values`, unless they are None or the tensor is on the CPU itself."""
+    if values is not None and tensor.device.type != "cpu":
+        # An operation in place changes the version, and the values are no longer known.
+        setattr(tensor, NAME, (values, tensor._version))
+    return tensor
+
+
+def host_values(tensor: Tensor) -> Tensor | None:
+    """Return the values of a tensor in the memory of the host; None if reading them would wait for a device.
+
+    Also None in compiled code, as a value would break the graph. A result is never changed in place.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if tensor.device.type == "cpu":
+        return tensor
+    values, version = getattr(tensor, NAME, (None, 0))
+    return values if values is not None and tensor._version == version else None

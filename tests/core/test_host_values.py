@@ -1,0 +1,80 @@
+"""Values that the host knows of tensors on a device, here `meta`: checks, masks and labels read them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.core import host_values as module
+from polyformer.core.errors import InputError
+from polyformer.core.host_values import host_values, remember
+from polyformer.core.labels import IGNORED, check_labels, next_labels
+from polyformer.core.ops import cross_entropy
+from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.models.architectures.checks import check_ids, check_mask
+
+
+def known(values: Tensor) -> Tensor:
+    """A tensor on the device that was copied from the host."""
+    return remember(values.to("meta"), values)
+
+
+def test_values_are_known_until_the_tensor_changes():
+    x = torch.tensor([1, 2])
+    assert host_values(x) is x
+    assert host_values(x.to("meta")) is None
+    moved = known(x)
+    assert host_values(moved) is x
+    assert host_values(moved + 0) is None
+    moved += 1
+    assert host_values(moved) is None
+
+
+def test_a_batch_on_a_device_is_checked_like_one_on_the_host():
+    with pytest.raises(InputError, match="input_ids: expected ids from 0 to 4, got 0 to 5"):
+        check_ids("input_ids", known(torch.tensor([[0, 5]])), 5)
+    with pytest.raises(InputError, match="attention_mask: expected 1 for tokens that count"):
+        check_mask("attention_mask", known(torch.tensor([[0, 2]])), (1, 2))
+    with pytest.raises(InputError, match="labels: expected numbers from 0 to 3, or -100, got 0 to 4"):
+        check_labels(known(torch.tensor([4, IGNORED])), torch.Size([2]), 4)
+    check_ids("input_ids", torch.tensor([[0, 5]]).to("meta"), 5)  # nothing is known
+
+
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_a_mask_that_hides_nothing_is_dropped(hidden: int):
+    mask = torch.ones(2, 3, dtype=torch.long)
+    mask[0, 2] = 1 - hidden
+    inputs = ModelInputs(torch.zeros(2, 3, dtype=torch.long, device="meta"), known(mask))
+    valid = NO_TOKENS.extended(inputs).new_valid(3)
+    assert (valid is None) == (not hidden)
+    if valid is not None:
+        values = host_values(valid)
+        assert values is not None
+        assert torch.equal(values, mask.bool())
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_the_next_labels_are_known(has_documents: bool):
+    labels = torch.tensor([[1, 2, 3, 4]])
+    documents = torch.tensor([[0, 0, 1, 1]]) if has_documents else None
+    moved = next_labels(known(labels), None if documents is None else known(documents))
+    values = host_values(moved)
+    assert values is not None
+    assert torch.equal(values, next_labels(labels, documents))
+    assert host_values(next_labels(known(labels), labels.to("meta"))) is None
+
+
+def test_the_loss_finds_labelled_tokens_on_the_host(monkeypatch: pytest.MonkeyPatch):
+    moved: list[Tensor] = []
+
+    def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+        moved.append(tensor)
+        return tensor.to(device)
+
+    monkeypatch.setattr(cross_entropy, "to_device", to_device)
+    labels = torch.tensor([[3, IGNORED], [IGNORED, 1]])
+    tokens = cross_entropy._labelled(known(labels))
+    assert tokens.device.type == "meta"
+    assert [x.tolist() for x in moved] == [[0, 3]]
+    assert cross_entropy._labelled(labels).tolist() == [0, 3]
+    assert module.NAME not in vars(labels)

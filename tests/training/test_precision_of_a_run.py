@@ -1,0 +1,40 @@
+"""The precision of a run: what "auto" means, and which float32 products are rounded."""
+
+import pytest
+import torch
+
+from polyformer.training.precision import choose_precision, tensor_float32
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "supported", "expected"),
+    [
+        ("auto", "cpu", True, "no"),
+        ("auto", "cuda", True, "bf16"),
+        ("auto", "cuda", False, "no"),
+        ("no", "cuda", True, "no"),
+        ("fp16", "cuda", True, "fp16"),
+    ],
+)
+def test_the_precision_is_chosen_by_the_device(
+    precision: str, device: str, supported: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    assert choose_precision(precision, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "before", "inside"),
+    [("bf16", "highest", "high"), ("bf16", "medium", "medium"), ("no", "highest", "highest")],
+)
+def test_products_in_float32_are_rounded_only_in_a_run_that_rounds(
+    precision: str, before: str, inside: str
+) -> None:
+    usual = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(before)
+        with tensor_float32(precision, torch.device("cuda")):
+            assert torch.get_float32_matmul_precision() == inside
+        assert torch.get_float32_matmul_precision() == before
+    finally:
+        torch.set_float32_matmul_precision(usual)
