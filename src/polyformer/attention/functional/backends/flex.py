@@ -24,6 +24,13 @@ COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
 
 
+TERMS_LIMIT = 1 << 28
+"""Largest number of products of queries or keys with vectors of distances: 512 MiB in half precision.
+
+Each layer keeps them for the backward pass, and their number grows with the square of the length.
+"""
+
+
 def refuses(request: Request) -> str | None:
     """Return why this backend cannot run the request, or None."""
     device = request.q.device.type
@@ -35,6 +42,8 @@ def refuses(request: Request) -> str | None:
         return "its kernels have no float64"
     if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
         return "there is nothing to attend to"
+    if (terms := _terms_of_vectors(request)) > TERMS_LIMIT:
+        return f"relative terms of vectors would have {terms} entries for all distances, beyond {TERMS_LIMIT}"
     if device == "cpu":
         return _refuses_on_cpu(request)
     if device != "cuda":
@@ -55,6 +64,18 @@ def _refuses_on_cpu(request: Request) -> str | None:
     if transformed():
         return "torch.func and forward differentiation cannot look into its kernel"
     return None if torch.compiler.is_compiling() else _lacks()
+
+
+def _terms_of_vectors(request: Request) -> int:
+    """Return the number of entries of the tables [B, H, Tq or Tk, R] that a score_mod looks up."""
+    if (relative := request.relative) is None:
+        return 0
+    batch, heads = request.q.shape[:2]
+    lengths = (
+        (relative.position_keys, request.context.q_len),
+        (relative.position_queries, request.context.kv_len),
+    )
+    return sum(batch * heads * length * table.shape[1] for table, length in lengths if table is not None)
 
 
 def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
