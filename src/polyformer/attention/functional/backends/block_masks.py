@@ -60,8 +60,7 @@ def _block_mask(pattern: Pattern, context: Context, size: tuple[int, int], devic
     zero = torch.zeros(1, dtype=torch.long, device=device)
     # The rule for a single pair has axes for batch rows and heads only if it depends on them.
     copies = lookups.mask(context, *place, zero.view(1, 1), zero).numel()
-    often = device.type == "cuda" and pattern.is_static()
-    if copies * context.q_len * context.kv_len <= (EVALUATED_ONCE if often else EVALUATED):
+    if copies * context.q_len * context.kv_len <= _limit(pattern, device):
         some, full = blocks_by_rule(lookups, context, place, max(1, TOGETHER // (copies * context.kv_len)))
     else:
         some, full = blocks_by_layout(pattern, context, device)
@@ -72,6 +71,19 @@ def _block_mask(pattern: Pattern, context: Context, size: tuple[int, int], devic
         mask_mod=lookups.mask_mod(moving(context, device)),
         seq_lengths=(context.q_len, context.kv_len),
     )
+
+
+def _limit(pattern: Pattern, device: torch.device) -> int:
+    """Return the largest number of pairs to evaluate."""
+    return EVALUATED_ONCE if device.type == "cuda" and pattern.is_static() else EVALUATED
+
+
+def are_heads_evaluated(request: Request) -> bool:
+    """Return whether a BlockMask has separate blocks for each head: layouts are shared by all heads."""
+    pattern, context = request.pattern, request.context
+    assert pattern is not None, "without a pattern there is no mask"
+    pairs = context.num_rows * request.q.shape[1] * context.q_len * context.kv_len
+    return pairs <= _limit(pattern, request.q.device)
 
 
 def moving(context: Context, device: torch.device) -> Context:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.backends.block_masks import block_mask, moving
+from polyformer.attention.functional.backends.block_masks import are_heads_evaluated, block_mask, moving
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import Mod
+from polyformer.attention.patterns.per_head import PerHead
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
@@ -124,6 +125,19 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     for part in (out, lse):
         mark_first_order(part, "FlexAttention (backend 'flex')")
     return out, lse
+
+
+def can_join_heads(request: Request) -> bool:
+    """Return whether a call should compute heads with different patterns: they look their head up in a table.
+
+    The heads of `PerHead` are separate calls: the kernel would compute the rules of all heads for each pair.
+    """
+    if request.pattern is None:
+        return True
+    parts: list[Pattern] = []
+    request.pattern.map_parts(lambda part: parts.append(part) or part)
+    in_tables = request.pattern.is_static() and not any(isinstance(part, PerHead) for part in parts)
+    return in_tables and are_heads_evaluated(request)
 
 
 def _moved(request: Request, context: Context) -> ScoreMod | None:
