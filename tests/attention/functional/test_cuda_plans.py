@@ -76,6 +76,20 @@ def test_auto_on_cuda(backend: str, batch: int, length: int, make: Any, options:
     assert chosen(batch, length, make(batch, length), **options) == backend
 
 
+def test_terms_of_vectors_are_no_table_of_all_pairs() -> None:
+    """Products with the vectors of all distances, [B, H, T, R], are refused where they are large."""
+    with FakeTensorMode():
+        q, k, v = (torch.zeros(4, 12, 4096, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        vectors = torch.zeros(12, 4096, 64, dtype=torch.bfloat16, device="cuda")
+    context = Context(4096, 4096, causal=True)
+    for first in (Relative(first=0, position_keys=vectors), Relative(first=0, position_queries=vectors)):
+        choice = explain(q, k, v, context=context, relative=first)
+        assert choice.backend == "tiled"
+        assert "relative terms of vectors would have 805306368 entries" in str(choice)
+        small = explain(*(x.narrow(0, 0, 1) for x in (q, k, v)), context=context, relative=first)
+        assert small.backend == "flex"
+
+
 @pytest.mark.parametrize("pattern", [LONGFORMER, Window(64, 0)], ids=str)
 def test_a_few_queries_need_no_block_mask(pattern: Any) -> None:
     for queries in (1, 4):

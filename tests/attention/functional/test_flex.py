@@ -12,10 +12,11 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attention_cases import LargestTensor, dense, patterns, random_context
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.functional.backends import flex
+from polyformer.attention.functional.backends import block_masks, flex
+from polyformer.attention.functional.backends.block_masks import BLOCK
 from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.request import prepare
-from polyformer.attention.patterns import Causal, Global, Pattern, Window
+from polyformer.attention.patterns import BlockWindow, Causal, Documents, Global, Pattern, PerHead, Window
 from polyformer.attention.patterns.implied import Full, implied
 from polyformer.core.sequence.context import Context
 
@@ -25,23 +26,33 @@ needs_cuda = pytest.mark.skipif(
 )
 
 
-def blocks_of(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Which blocks a pair of BlockMask tables names, [rows, columns]."""
-    named = torch.zeros(counts.shape[-1], columns, dtype=torch.bool)
-    for row, (length, listed) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0].tolist())):
-        named[row, listed[:length]] = True
-    return named
+def block_mask(
+    pattern: Pattern, context: Context, batch: int = 1, heads: int = 1, device: torch.device = CPU
+) -> Any:
+    """The BlockMask of a call of this pattern."""
+    shapes = (batch, heads, context.q_len, 16), (batch, heads, context.kv_len, 16)
+    q, k = (torch.empty(1, device=device).expand(shape) for shape in shapes)
+    return block_masks.block_mask(
+        dataclasses.replace(prepare(Call(q, k, k, context=context)), pattern=pattern)
+    )
+
+
+def blocks_of(counts: Tensor, indices: Tensor) -> Tensor:
+    """Which blocks a pair of BlockMask tables names, [B, H, rows, columns]."""
+    order = torch.arange(indices.shape[-1]) < counts.unsqueeze(-1)
+    return torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), order)
 
 
 def per_block(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether any and whether every pair of each 128 x 128 block is allowed, over batch and heads."""
+    """Whether any and whether every pair of each 128 x 128 block is allowed, [B, H, rows, columns]."""
     queries, keys = mask.shape[-2:]
-    rows, columns = -(-queries // flex.BLOCK), -(-keys // flex.BLOCK)
-    some, every = torch.zeros(rows, columns).bool(), torch.zeros(rows, columns).bool()
-    for i in range(rows):
-        for j in range(columns):
-            block = mask[:, :, i * flex.BLOCK : (i + 1) * flex.BLOCK, j * flex.BLOCK : (j + 1) * flex.BLOCK]
-            some[i, j], every[i, j] = block.any(), block.all() and (j + 1) * flex.BLOCK <= keys
+    shape = *mask.shape[:2], -(-queries // BLOCK), -(-keys // BLOCK)
+    some, every = torch.zeros(shape).bool(), torch.zeros(shape).bool()
+    for i in range(shape[2]):
+        for j in range(shape[3]):
+            block = mask[:, :, i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
+            some[:, :, i, j] = block.any(-1).any(-1)
+            every[:, :, i, j] = block.all(-1).all(-1) & ((j + 1) * BLOCK <= keys)
     return some, every
 
 
@@ -52,32 +63,56 @@ def test_the_block_mask_covers_the_mask(
 ) -> None:
     torch.manual_seed(queries)
     context = random_context(2, queries, queries + past, documents=documents, padding=padding)
-    blocks = flex.block_mask(pattern, context, CPU)
-    columns = -(-context.kv_len // flex.BLOCK)
-    some = blocks_of(blocks.kv_num_blocks, blocks.kv_indices, columns)
-    full = blocks_of(blocks.full_kv_num_blocks, blocks.full_kv_indices, columns)
     needed, every = per_block(dense(pattern, context, 2, 2))
+    blocks = block_mask(pattern, context, 2, 2)
+    some = blocks_of(blocks.kv_num_blocks, blocks.kv_indices)
+    full = blocks_of(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    assert torch.equal((some | full).expand_as(needed), needed), "exact, for each batch row and head"
+    assert torch.equal(full.expand_as(every), every)
     assert not (some & full).any()
-    assert (needed <= (some | full)).all(), "a block is missed"
+    assert blocks.seq_lengths == (queries, queries + past)
+    some, full = block_masks.blocks_by_layout(pattern, context, CPU)
+    assert (needed <= some).all(), "a block is missed"
     assert (full <= every).all(), "full is not full"
-    assert blocks.shape == (1, 1, queries, queries + past)
-    assert blocks is flex.block_mask(pattern, context, CPU), "all layers share it"
 
 
-def test_full_blocks_are_found_where_they_are() -> None:
-    blocks = flex.block_mask(Window(256), Context(1024, 1024), CPU)
-    assert blocks.full_kv_num_blocks.flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
-    assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
-    whole = flex.block_mask(Full(), Context(1024, 1024), CPU)
-    assert whole.kv_num_blocks.sum() == 0
-    assert whole.full_kv_num_blocks.flatten().tolist() == [8] * 8
+def test_all_layers_and_steps_share_a_block_mask() -> None:
+    first, second = (block_mask(Window(256), Context(512, 512)) for _ in range(2))
+    assert first is second, "it depends on lengths only"
+    context = random_context(2, 140, 140, documents=True)
+    assert block_mask(Window(3), context, 2) is block_mask(Window(3), context, 2)
+    assert block_mask(Window(3), context, 2) is not block_mask(Window(4), context, 2)
+    with torch.inference_mode():
+        assert not block_mask(Window(255), Context(512, 512)).kv_indices.is_inference()
 
 
-def test_the_block_mask_is_never_dense() -> None:
-    length = 8192
+def test_rows_and_heads_have_their_own_blocks() -> None:
+    doc = torch.tensor([[0] * 128 + [1] * 256, [0] * 256 + [1] * 128])
+    documents = Context(384, 384, q_doc=doc, kv_doc=doc)
+    blocks = block_mask(Documents(), documents, 2, 3)
+    assert blocks.full_kv_num_blocks.tolist() == [[[1, 2, 2]], [[2, 2, 1]]]
+    assert blocks.kv_num_blocks.sum() == 0
+    heads = block_mask(PerHead([BlockWindow(128, 0, 0), Full()]), Context(384, 384), 2, 3)
+    assert heads.full_kv_num_blocks.tolist() == [[[1] * 3, [3] * 3, [1] * 3]]
+
+
+def test_full_blocks_are_where_the_layout_has_them() -> None:
+    some, full = block_masks.blocks_by_layout(Window(256), Context(1024, 1024), CPU)
+    assert full.sum(-1).flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
+    assert (some & ~full).sum(-1).flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
+    some, full = block_masks.blocks_by_layout(Full(), Context(1024, 1024), CPU)
+    assert some.all()
+    assert full.all()
+
+
+def test_no_more_pairs_are_evaluated_than_the_limit() -> None:
+    length = 16384
     with LargestTensor() as seen:
-        flex.block_mask(Causal() & Window(300) | Global(2), Context(length, length), CPU)
-    assert seen.largest <= 2 * (length // flex.BLOCK) * (length // flex.BLOCK + 1)
+        block_mask(Causal() & Window(300) | Global(2), Context(length, length))
+    assert seen.largest <= 2 * (length // BLOCK) * (length // BLOCK + 1)
+    with LargestTensor() as seen:
+        block_mask(Window(300), Context(8192, 8192))
+    assert seen.largest <= 2 * block_masks.TOGETHER
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -92,7 +127,7 @@ def test_flex_attention_agrees_when_run_as_it_is_written(
     limits = implied(context) if pattern is None else pattern & implied(context)
     slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
     score_mod = lambda score, b, h, i, j: score - slopes[h] * (i - j).abs()  # noqa: E731
-    blocks = flex.block_mask(limits, context, CPU)
+    blocks = block_mask(limits, context, 2, 4)
     among_keys = lambda score, b, h, i, j: score_mod(score, b, h, i + context.offset, j)  # noqa: E731
     out = flex_attention(q, k, v, score_mod=among_keys, block_mask=blocks, enable_gqa=True)
     expected = attend(q, k, v, pattern=pattern, context=context, score_mod=score_mod, backend="definition")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.functional.backends import definition, flex, sdpa
+from polyformer.attention.functional.backends import block_masks, definition, flex, sdpa
 from polyformer.attention.functional.plan import BACKENDS
+from polyformer.attention.mechanisms.spans import Spans
 from polyformer.attention.patterns import Causal, Fixed, Global, PerHead, Strided, Window
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
@@ -179,6 +180,19 @@ def test_flex_runs_heads_and_residue_classes_in_parts(
         ran.clear()
         attend(*tensors, pattern=pattern, backend="flex")
         assert ran == ["definition"] * parts
+
+
+def test_flex_computes_heads_with_a_table_of_spans_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "refuses", lambda request: None)
+    for calls in (CALLS["heads"], CALLS["heads together"]):
+        tensors, _ = calls.arguments()
+        spans = Spans(tuple((64 * head,) for head in range(tensors[0].shape[1])))
+        for pattern in (spans, spans & Causal()):
+            assert str(explain(*tensors, pattern=pattern, backend="flex")) == "flex (first choice)"
+        monkeypatch.setattr(block_masks, "EVALUATED", 1)
+        assert str(explain(*tensors, pattern=spans, backend="flex")).startswith("by head")
+        monkeypatch.undo()
+        monkeypatch.setattr(flex, "refuses", lambda request: None)
 
 
 def test_heads_of_which_one_returns_no_sums_are_joined() -> None:

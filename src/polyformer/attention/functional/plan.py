@@ -205,7 +205,8 @@ def plan(request: Request) -> Plan:
     leaf = leaf or choose(request)
     by_parts = leaf.backend in ("tiled", "flex") and not torch.compiler.is_compiling()
     if by_parts and not BACKENDS[leaf.backend].refuses(dataclasses.replace(request, return_lse=True)):
-        split = by_head(request, together=leaf.backend == "tiled") or by_residue_class(request)
+        together = flex.can_join_heads(request) if leaf.backend == "flex" else request.groups == 1
+        split = by_head(request, together) or by_residue_class(request)
         if split is not None:
             return _branch(split)
     return leaf

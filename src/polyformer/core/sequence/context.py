@@ -126,6 +126,12 @@ class Context:
             return None
         return self.q_len, self.kv_len, self.offset, self.causal, self.image
 
+    @staticmethod
+    def from_bare(bare: Bare) -> "Context":
+        """Return a context of these numbers, without tables."""
+        q_len, kv_len, offset, causal, image = bare
+        return Context(q_len, kv_len, causal=causal, q_start=offset, image=image)
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of `make`, computed once per context, as all layers share layouts and masks."""
         if torch.compiler.is_compiling():  # tracing shares repeated work and must not change the context

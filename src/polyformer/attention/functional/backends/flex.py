@@ -1,4 +1,4 @@
-"""Compiled FlexAttention on CUDA with a BlockMask that comes from the layout, never from a dense mask.
+"""Compiled FlexAttention on CUDA, with a BlockMask of each batch row and head (`block_masks`).
 
 On a CPU it runs only if it is named, and without gradients: torch's CPU kernel has no backward pass and no
 log-sum-exp. `auto` skips it there because each pattern, shape and score function takes seconds to compile.
@@ -12,20 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.backends.block_masks import are_heads_evaluated, block_mask, moving
 from polyformer.attention.functional.request import Request, transformed
 from polyformer.attention.patterns.base import Pattern, ScoreMod
-from polyformer.attention.patterns.layout import Interval, intersect, unite
 from polyformer.attention.patterns.mods import Mod
+from polyformer.attention.patterns.per_head import PerHead
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
 
-BLOCK = 128
-"""Queries and keys per block of a BlockMask: the default of FlexAttention."""
-
-
 COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
+
+
+TERMS_LIMIT = 1 << 28
+"""Largest number of products of queries or keys with vectors of distances: 512 MiB in half precision.
+
+Each layer keeps them for the backward pass, and their number grows with the square of the length.
+"""
 
 
 def refuses(request: Request) -> str | None:
@@ -39,6 +43,8 @@ def refuses(request: Request) -> str | None:
         return "its kernels have no float64"
     if 0 in (request.q.shape[0], request.context.q_len, request.context.kv_len):
         return "there is nothing to attend to"
+    if (terms := _terms_of_vectors(request)) > TERMS_LIMIT:
+        return f"relative terms of vectors would have {terms} entries for all distances, beyond {TERMS_LIMIT}"
     if device == "cpu":
         return _refuses_on_cpu(request)
     if device != "cuda":
@@ -59,6 +65,18 @@ def _refuses_on_cpu(request: Request) -> str | None:
     if transformed():
         return "torch.func and forward differentiation cannot look into its kernel"
     return None if torch.compiler.is_compiling() else _lacks()
+
+
+def _terms_of_vectors(request: Request) -> int:
+    """Return the number of entries of the tables [B, H, Tq or Tk, R] that a score_mod looks up."""
+    if (relative := request.relative) is None:
+        return 0
+    batch, heads = request.q.shape[:2]
+    lengths = (
+        (relative.position_keys, request.context.q_len),
+        (relative.position_queries, request.context.kv_len),
+    )
+    return sum(batch * heads * length * table.shape[1] for table, length in lengths if table is not None)
 
 
 def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +104,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
-    mask = None if request.pattern is None else block_mask(request.pattern, request.context, device)
+    mask = None if request.pattern is None else block_mask(request)
     score_mod = _moved(request, moving(request.context, device))
     # The kernel for few queries takes only a power of 2 of query heads per key head.
     general = {"FORCE_USE_FLEX_ATTENTION": True} if request.groups & (request.groups - 1) else None
@@ -109,33 +127,17 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     return out, lse
 
 
-def block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
-    """Return the BlockMask of a pattern: the intervals of the layout in blocks.
+def can_join_heads(request: Request) -> bool:
+    """Return whether a call should compute heads with different patterns: they look their head up in a table.
 
-    `some` is rounded outwards and `full` inwards. The layout is valid for all rows and heads, so batch and
-    heads are broadcast. The context stores the mask.
+    The heads of `PerHead` are separate calls: the kernel would compute the rules of all heads for each pair.
     """
-    return context.once(("block mask", pattern, device), lambda: _block_mask(pattern, context, device))
-
-
-def _block_mask(pattern: Pattern, context: Context, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    partial, full = [], []
-    for some, whole in _rows(pattern, context):
-        # A block inside `full` needs no mask; any other block that touches `some` is partial.
-        inner = {block for start, stop in whole for block in range(-(-start // BLOCK), stop // BLOCK)}
-        outer = {block for start, stop in some for block in range(start // BLOCK, -(-stop // BLOCK))}
-        partial.append(sorted(outer - inner))
-        full.append(sorted(inner))
-    columns = -(-context.kv_len // BLOCK)
-    return BlockMask.from_kv_blocks(
-        *_padded(partial, columns, device),
-        *_padded(full, columns, device),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=pattern.with_tables(context, device).mask_mod(moving(context, device)),
-        seq_lengths=(context.q_len, context.kv_len),
-    )
+    if request.pattern is None:
+        return True
+    parts: list[Pattern] = []
+    request.pattern.map_parts(lambda part: parts.append(part) or part)
+    in_tables = request.pattern.is_static() and not any(isinstance(part, PerHead) for part in parts)
+    return in_tables and are_heads_evaluated(request)
 
 
 def _moved(request: Request, context: Context) -> ScoreMod | None:
@@ -144,37 +146,6 @@ def _moved(request: Request, context: Context) -> ScoreMod | None:
     if isinstance(mod, Mod) and mod.start:
         request = dataclasses.replace(request, score_mod=dataclasses.replace(mod, start=context.offset))
     return request.whole_score_mod(context)
-
-
-def moving(context: Context, device: torch.device) -> Context:
-    """Return `context` with its offset in a tensor that the kernel reads when it runs.
-
-    A Python number would be a constant of the compiled kernel. After its first change it would become a
-    dynamic number, which FlexAttention does not support.
-    """
-    offset: Any = torch.tensor(context.offset, device=device)
-    return dataclasses.replace(context, q_start=offset, memo={})
-
-
-def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:
-    """Return the keys of each block of queries; rows of the layout shorter than a block are joined."""
-    joined: dict[int, tuple[tuple[Interval, ...], tuple[Interval, ...]]] = {}
-    for row in pattern.layout(context, BLOCK):
-        block = row.start // BLOCK
-        # Rows in the same block: keys of any row, and unmasked keys of all rows.
-        some, full = joined.get(block, ((), row.keys.full))
-        joined[block] = unite((*some, *row.keys.some)), intersect(full, row.keys.full)
-    return [joined[block] for block in sorted(joined)]
-
-
-def _padded(rows: list[list[int]], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the number of blocks per row, [1, 1, rows], and their indices padded with zeros.
-
-    The indices are [1, 1, rows, columns].
-    """
-    counts = torch.tensor([len(row) for row in rows], dtype=torch.int32)
-    indices = torch.tensor([row + [0] * (columns - len(row)) for row in rows], dtype=torch.int32)
-    return counts[None, None].to(device), indices[None, None].to(device)
 
 
 def _attention() -> Callable[..., Any]:

@@ -39,8 +39,7 @@ class ByHead(Split):
 def by_head(request: Request, together: bool) -> ByHead | None:
     """Return the call split into groups of heads that share a pattern; None if all heads share it.
 
-    Return None also if the backend can compute the heads `together`: each key has a single query head and no
-    pattern has a step.
+    Return None also if the backend can compute the heads `together` and no pattern has a step.
     """
     if request.pattern is None:
         return None
@@ -49,7 +48,7 @@ def by_head(request: Request, together: bool) -> ByHead | None:
         groups.setdefault(request.pattern.head_pattern(head), []).append(head)
     if groups.keys() <= {request.pattern}:
         return None
-    if together and request.groups == 1:
+    if together:
         queries = request.context.q_len
         if all(disjoint_by_step(pattern, queries) is None for pattern in groups):
             return None

@@ -96,9 +96,7 @@ def plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Ti
 
 @functools.lru_cache(maxsize=512)
 def _kept(pattern: Pattern, bare: Bare, heads: int, sizes: TileSizes) -> Tiling:
-    q_len, kv_len, offset, causal, image = bare
-    context = Context(q_len, kv_len, causal=causal, q_start=offset, image=image)
-    return _plan(pattern, context, heads, sizes)
+    return _plan(pattern, Context.from_bare(bare), heads, sizes)
 
 
 def _plan(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> Tiling:
