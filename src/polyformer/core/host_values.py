@@ -12,9 +12,13 @@ NAME = "_polyformer_host_values"
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a GPU, copied through pinned memory, which stays as its `host_values`."""
-    pinned = tensor.pin_memory()
-    return remember(pinned.to(device, non_blocking=True), pinned)
+    """Return a tensor of the CPU on a device; the values on the CPU stay as its `host_values`.
+
+    A GPU copies it through pinned memory, without a wait.
+    """
+    pins = device.type == "cuda"
+    values = tensor.pin_memory() if pins else tensor
+    return remember(values.to(device, non_blocking=pins), values)
 
 
 def remember(tensor: Tensor, values: Tensor | None) -> Tensor:

@@ -251,8 +251,6 @@ class Engine:
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the device; checks still read its values on the CPU (`core.host_values`)."""
-        if self.device.type == "cpu":
-            return batch
         return {name: to_device(tensor, self.device) for name, tensor in batch.items()}
 
     def sum(self, values: list[float]) -> torch.Tensor:
