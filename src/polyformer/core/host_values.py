@@ -5,8 +5,10 @@ answers the same questions at once: whether ids are in range, whether a mask hid
 labelled.
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NAME = "_polyformer_host_values"
 
@@ -40,3 +42,14 @@ def host_values(tensor: Tensor) -> Tensor | None:
         return tensor
     values, version = getattr(tensor, NAME, (None, 0))
     return values if values is not None and tensor._version == version else None
+
+
+def drop_full_mask(
+    module: nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leave out an `attention_mask` on a device that hides no token: a hook before a model's forward pass."""
+    mask = inputs.get("attention_mask")
+    values = None if mask is None or mask.device.type == "cpu" else host_values(mask)
+    if values is not None and bool(values.all()):
+        inputs = {name: x for name, x in inputs.items() if name != "attention_mask"}
+    return arguments, inputs
