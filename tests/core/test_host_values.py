@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values, remember
+from polyformer.core.host_values import drop_full_mask, host_values, remember
 from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
@@ -78,3 +78,19 @@ def test_the_loss_finds_labelled_tokens_on_the_host(monkeypatch: pytest.MonkeyPa
     assert [x.tolist() for x in moved] == [[0, 3]]
     assert cross_entropy._labelled(labels).tolist() == [0, 3]
     assert module.NAME not in vars(labels)
+
+
+@pytest.mark.parametrize(
+    ("mask", "dropped"),
+    [
+        (known(torch.ones(2, 3)), True),
+        (known(torch.zeros(2, 3)), False),
+        (torch.ones(2, 3).to("meta"), False),
+        (torch.ones(2, 3), False),
+    ],
+)
+def test_a_compiled_model_gets_no_mask_of_only_ones(mask: Tensor, dropped: bool):
+    inputs = {"input_ids": mask, "attention_mask": mask, "global_attention_mask": mask}
+    arguments, kept = drop_full_mask(torch.nn.Identity(), (1,), inputs)
+    assert arguments == (1,)
+    assert inputs.keys() - kept.keys() == ({"attention_mask"} if dropped else set())
