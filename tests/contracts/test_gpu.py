@@ -64,7 +64,7 @@ def test_outputs_and_gradients_equal_the_cpu(case: Case) -> None:
     slopes, exact_slopes = gradients(model, score(output)), gradients(exact, score(expected))
     for name, slope in exact_slopes.items():
         error = (slopes[name].cpu() - slope).norm() / slope.norm().clamp(1.0)
-        assert error < 2e-3 or chooses(case), f"{name}: {error:.1e}"
+        assert error < 5e-3 or chooses(case), f"{name}: {error:.1e}"
 
 
 @pytest.mark.parametrize("case", on_device(predicting("generation")), ids=str)
