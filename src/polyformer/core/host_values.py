@@ -5,6 +5,8 @@ answers the same questions at once: whether ids are in range, whether a mask hid
 labelled.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on a GPU, copied through pinned memory, which stays as its `host_values`."""
     pinned = tensor.pin_memory()
     return remember(pinned.to(device, non_blocking=True), pinned)
+
+
+def tensor_on(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of Python numbers on a device; a copy by `torch.tensor` would wait for earlier work."""
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
 
 
 def remember(tensor: Tensor, values: Tensor | None) -> Tensor:
