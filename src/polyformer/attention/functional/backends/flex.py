@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends.block_masks import are_heads_evaluated, block_mask, moving
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mods import Mod
 from polyformer.attention.patterns.per_head import PerHead
 from polyformer.core.ops.compiled_code import separate_by_instructions
@@ -24,6 +25,12 @@ from polyformer.core.sequence.context import Context
 COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
 
+
+FEW_QUERIES = 128
+"""Number of queries up to which `auto` does not choose this backend if there are more keys.
+
+Decoding has another number of keys in each call, and each would be compiled.
+"""
 
 TERMS_LIMIT = 1 << 28
 """Largest number of products of queries or keys with vectors of distances: 512 MiB in half precision.
@@ -53,6 +60,12 @@ def refuses(request: Request) -> str | None:
     if min(widths) < 16:
         return f"its kernels need widths of 16 or more, got {min(widths)}"
     return None
+
+
+def has_few_queries(request: Request) -> bool:
+    """Return whether the call has few queries and more keys, as in decoding."""
+    queries = request.context.q_len
+    return queries <= FEW_QUERIES and queries < request.context.kv_len
 
 
 def _refuses_on_cpu(request: Request) -> str | None:
@@ -134,10 +147,8 @@ def can_join_heads(request: Request) -> bool:
     """
     if request.pattern is None:
         return True
-    parts: list[Pattern] = []
-    request.pattern.map_parts(lambda part: parts.append(part) or part)
-    in_tables = request.pattern.is_static() and not any(isinstance(part, PerHead) for part in parts)
-    return in_tables and are_heads_evaluated(request)
+    per_head = any(isinstance(part, PerHead) for part in simple_parts(request.pattern))
+    return request.pattern.is_static() and not per_head and are_heads_evaluated(request)
 
 
 def _moved(request: Request, context: Context) -> ScoreMod | None:
