@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyformer.attention.functional.attend import explain
-from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.backends import flex, sdpa
 from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import prepare
@@ -79,6 +79,17 @@ LONGFORMER = Window(256) | Global(1)
 )
 def test_auto_on_cuda(backend: str, batch: int, length: int, make: Any, options: dict[str, Any]) -> None:
     assert chosen(batch, length, make(batch, length), **options) == backend
+
+
+def test_many_lengths_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {(length, length) for length in range(1000, 1000 + flex.LENGTHS)}
+    monkeypatch.setattr(flex, "compiled_lengths", seen)
+    assert chosen(32, 1001, documents(32, 1001)) == "flex", "it is compiled"
+    assert chosen(32, 999, documents(32, 999)) == "sdpa"
+    context = documents(32, 999)
+    assert chosen(32, 999, context, return_lse=True) == "tiled"
+    seen.pop()
+    assert chosen(32, 999, context) == "flex"
 
 
 def test_terms_of_vectors_are_no_table_of_all_pairs() -> None:

@@ -27,10 +27,13 @@ COMPILATIONS = 200
 
 
 FEW_QUERIES = 128
-"""Number of queries up to which `auto` does not choose this backend if there are more keys.
+"""Number of queries up to which `auto` skips this backend if there are more keys, as in decoding."""
 
-Decoding has another number of keys in each call, and each would be compiled.
-"""
+LENGTHS = 32
+"""Number of different lengths that `auto` compiles for a GPU: a batch of padded texts may have any length."""
+
+compiled_lengths: set[tuple[int, int]] = set()
+"""Numbers of queries and keys that were compiled for a GPU so far."""
 
 TERMS_LIMIT = 1 << 28
 """Largest number of products of queries or keys with vectors of distances: 512 MiB in half precision.
@@ -62,10 +65,17 @@ def refuses(request: Request) -> str | None:
     return None
 
 
-def has_few_queries(request: Request) -> bool:
-    """Return whether the call has few queries and more keys, as in decoding."""
-    queries = request.context.q_len
-    return queries <= FEW_QUERIES and queries < request.context.kv_len
+def passed_over(request: Request) -> str | None:
+    """Return why `auto` skips this backend if it can run the request, or None: it compiles for seconds."""
+    if request.q.device.type == "cpu":
+        return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
+    lengths = request.context.q_len, request.context.kv_len
+    if lengths[0] <= FEW_QUERIES and lengths[0] < lengths[1]:
+        return "it compiles anew for every number of keys, and there are few queries"
+    # A graph around the call is compiled for its length anyway.
+    if torch.compiler.is_compiling() or lengths in compiled_lengths or len(compiled_lengths) < LENGTHS:
+        return None
+    return f"it compiles anew for every length, and has compiled {LENGTHS}"
 
 
 def _refuses_on_cpu(request: Request) -> str | None:
@@ -117,6 +127,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        compiled_lengths.add((request.context.q_len, request.context.kv_len))
     mask = None if request.pattern is None else block_mask(request)
     score_mod = _moved(request, moving(request.context, device))
     # The kernel for few queries takes only a power of 2 of query heads per key head.

@@ -95,7 +95,7 @@ def _is_fused_on_cuda(request: Request) -> bool:
 
 def _is_last_resort(request: Request) -> bool:
     """Return whether FlexAttention, the only other fast kernel for CUDA, does not run the call."""
-    return flex.has_few_queries(request) or flex.refuses(request) is not None
+    return (flex.passed_over(request) or flex.refuses(request)) is not None
 
 
 def run(request: Request) -> tuple[Tensor, None]:
