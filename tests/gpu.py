@@ -59,21 +59,38 @@ STEPS = {
     ),
     "window": Step(
         120,
-        bench=("attention", "--members", "Window(256)", "--against", "sdpa", "flex", "--backward"),
+        bench=(
+            *("attention", "--members", "Window(256)", "--against", "sdpa", "flex", "--backward"),
+            *("--lengths", "4096", "16384", "--repeats", "7"),
+        ),
+        tiny="attention --members Window(4) --against sdpa --lengths 64 --backward",
+    ),
+    "windows": Step(
+        120,
+        bench=(
+            *(
+                "attention",
+                "--members",
+                "Window(256) | Global(16)",
+                "Window(256) + alibi",
+                "--against",
+                "sdpa",
+            ),
+            *("--backward", "--lengths", "16384", "--repeats", "7", "--dense-up-to", "16384"),
+        ),
         tiny="attention --members Window(4) --against sdpa --lengths 64 --backward",
     ),
     "mechanisms": Step(
         180,
         bench=(
             *("attention", "--members", "performer", "rfa", "linformer(max_length=16384, k=256)"),
-            *("lsh(rounds=4)", "routing", "sinkhorn(block_size=64, max_length=16384)"),
-            *("Window(256) | Global(16)", "Window(256) + alibi", "--against", "sdpa"),
-            *("--lengths", "4096", "16384", "--repeats", "3"),
+            *("lsh(rounds=4)", "routing", "sinkhorn(block_size=64, max_length=16384)", "--against", "sdpa"),
+            *("--lengths", "16384", "--repeats", "3", "--dense-up-to", "16384"),
         ),
         tiny="attention --members performer --against sdpa --lengths 64 --repeats 1",
     ),
 }
-HALF = {"generation", "window", "mechanisms"}
+HALF = {"generation", "window", "windows", "mechanisms"}
 """Benchmarks in bfloat16; the others have weights in float32."""
 
 

@@ -59,6 +59,7 @@ SHARED = {
         "masking",
         "metrics",
         "pair_encoder",
+        "text_rows",
         "seq2seq",
         "text",
     },

@@ -58,6 +58,13 @@ def test_own_attention(tmp_path: Path):
     assert "mechanism 'sigmoid' cannot use a position scheme that changes the scores" in text
 
 
+def test_positions(tmp_path: Path):
+    text = printed("positions.py", tmp_path)
+    shares = {name: int(share) for name, share in re.findall(r"^([\w(=)]+) +(\d+)%", text, re.M)}
+    assert shares["sinusoidal"] > 90
+    assert max(share for name, share in shares.items() if name != "sinusoidal") < 40
+
+
 def test_kernels(tmp_path: Path):
     text = printed("kernels.py", tmp_path)
     rows = re.findall(r"^ +(\d+) +[\d.]+ +([\d.]+) +([\d.]+) +[\d.]+$", text, re.M)

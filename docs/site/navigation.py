@@ -14,6 +14,7 @@ PARTS: dict[str, list[str]] = {
     "Start": ["start"],
     "Tutorials": [
         "tutorials/translator",
+        "tutorials/positions",
         "tutorials/own_attention",
         "tutorials/kernels",
         "tutorials/memories",

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values, remember, tensor_on
+from polyformer.core.host_values import drop_full_mask, host_values, remember, tensor_on
 from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
@@ -84,3 +84,19 @@ def test_numbers_reach_a_device() -> None:
     assert torch.equal(tensor_on([1, 2], torch.device("cpu")), torch.tensor([1, 2]))
     half = tensor_on([[0.5]], torch.device("meta"), torch.bfloat16)
     assert (half.device.type, half.dtype, half.shape) == ("meta", torch.bfloat16, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("mask", "dropped"),
+    [
+        (known(torch.ones(2, 3)), True),
+        (known(torch.zeros(2, 3)), False),
+        (torch.ones(2, 3).to("meta"), False),
+        (torch.ones(2, 3), False),
+    ],
+)
+def test_a_compiled_model_gets_no_mask_of_only_ones(mask: Tensor, dropped: bool):
+    inputs = {"input_ids": mask, "attention_mask": mask, "global_attention_mask": mask}
+    arguments, kept = drop_full_mask(torch.nn.Identity(), (1,), inputs)
+    assert arguments == (1,)
+    assert inputs.keys() - kept.keys() == ({"attention_mask"} if dropped else set())

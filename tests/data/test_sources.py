@@ -84,8 +84,8 @@ def test_patterns_read_files_in_order():
 
 def test_an_unknown_format_is_named():
     write("a.txt", "text")
-    with pytest.raises(InputError, match="unknown format 'xml': expected one of"):
-        list(open_source("a.txt", "train", "xml"))
+    with pytest.raises(InputError, match="unknown format 'html': expected one of"):
+        list(open_source("a.txt", "train", "html"))
 
 
 def test_tables():

@@ -15,6 +15,10 @@ from polyformer.models.presets import create_model
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import trained
+from polyformer_lab.recurrent import RecurrentWriter
+
+RECURRENT = "recurrent"
+"""The name of recurrent encoder-decoders in the place of a preset."""
 
 
 class FromPosition(nn.Module):
@@ -55,7 +59,7 @@ def strings(
     Args:
         cell: the cell; its folder gets the training.
         task: "copy", "reverse" or "add".
-        model: a preset and its options.
+        model: a preset and its options, or `RECURRENT` and the options of `RecurrentWriter`.
         length: digits of the longest source in training.
         lengths: digits of the test sources, the same strings for every model.
         positions: the positions that occur in training.
@@ -69,7 +73,7 @@ def strings(
         digits = int(torch.randint(1, length + 1, (), generator=generator))
         return placed(task, digits, rows, positions, generator)
 
-    writer = trained(cell, lambda: created(model), drawn, steps, lr)
+    writer = trained(cell, lambda: writer_of(model), drawn, steps, lr)
     for digits in lengths:
         batch = placed(task, digits, tested, positions, torch.Generator().manual_seed(digits))
         with torch.no_grad():
@@ -78,8 +82,16 @@ def strings(
         yield {"digits": digits, "tokens": float(tokens), "strings": float(whole)}
 
 
+def writer_of(model: Mapping[str, Any]) -> nn.Module:
+    """Return an encoder-decoder of strings with fresh weights, recurrent or a Transformer."""
+    options = dict(model)
+    if options.pop("preset") == RECURRENT:
+        return RecurrentWriter(VOCABULARY, START, **options)
+    return created(model)
+
+
 def created(model: Mapping[str, Any]) -> FromPosition:
-    """Return an encoder-decoder of strings with fresh weights."""
+    """Return a Transformer of strings with fresh weights."""
     options = dict(model)
     ids = {"pad": PAD, "bos": START, "eos": END}
     return FromPosition(create_model(options.pop("preset"), vocab_size=VOCABULARY, **ids, **options))

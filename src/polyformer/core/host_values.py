@@ -8,15 +8,19 @@ labelled.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NAME = "_polyformer_host_values"
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a GPU, copied through pinned memory, which stays as its `host_values`."""
-    pinned = tensor.pin_memory()
-    return remember(pinned.to(device, non_blocking=True), pinned)
+    """Return a tensor of the CPU on a device; the values on the CPU stay as its `host_values`.
+
+    A GPU copies it through pinned memory, without a wait.
+    """
+    pins = device.type == "cuda"
+    values = tensor.pin_memory() if pins else tensor
+    return remember(values.to(device, non_blocking=pins), values)
 
 
 def tensor_on(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,3 +47,14 @@ def host_values(tensor: Tensor) -> Tensor | None:
         return tensor
     values, version = getattr(tensor, NAME, (None, 0))
     return values if values is not None and tensor._version == version else None
+
+
+def drop_full_mask(
+    module: nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leave out an `attention_mask` on a device that hides no token: a hook before a model's forward pass."""
+    mask = inputs.get("attention_mask")
+    values = None if mask is None or mask.device.type == "cpu" else host_values(mask)
+    if values is not None and bool(values.all()):
+        inputs = {name: x for name, x in inputs.items() if name != "attention_mask"}
+    return arguments, inputs

@@ -8,8 +8,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from polyformer.core.errors import InputError, unknown
+from polyformer.data.benchmarks import BENCHMARK_READERS
 from polyformer.data.compressed_files import lines_of, opened, plain_name
 from polyformer.data.episodes import read_npz
 from polyformer.data.image_decoding import SUFFIXES as PICTURES
@@ -166,7 +168,47 @@ READERS: dict[str, Reader] = {
     "squad": read_squad,
     "qnli": read_qnli,
     "npz": read_npz,
+    **BENCHMARK_READERS,
 }
+
+Format = Literal[
+    "text",
+    "lines",
+    "paragraphs",
+    "articles",
+    "summaries",
+    "jsonl",
+    "csv",
+    "tsv",
+    "parquet",
+    "conll",
+    "conllu",
+    "squad",
+    "qnli",
+    "npz",
+    "idx",
+    "image",
+    "cifar10",
+    "cifar100",
+    "glue-cola",
+    "glue-sst2",
+    "glue-mrpc",
+    "glue-stsb",
+    "glue-qqp",
+    "glue-mnli",
+    "glue-qnli",
+    "glue-rte",
+    "glue-wnli",
+    "superglue-boolq",
+    "superglue-cb",
+    "superglue-copa",
+    "superglue-multirc",
+    "superglue-record",
+    "superglue-rte",
+    "superglue-wic",
+    "superglue-wsc",
+    "xnli",
+]
 
 SUFFIXES = {
     ".txt": "text",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote
+from polyformer.data.benchmarks import BENCHMARKS, Benchmark, published_in
 from polyformer.data.columns import KINDS, content_roles, is_heading, roles
 from polyformer.data.compressed_files import lines_of, opened
 from polyformer.data.directories import choose_files, suffix
@@ -37,11 +38,16 @@ ARTICLES = "qnli", "squad"
 
 @dataclass
 class Guess:
-    """The `data` section of a recipe, the kind of the task, and a line for each guess."""
+    """The `data` section of a recipe, the kind and options of the task, and a line for each guess."""
 
     data: dict[str, Any]
     kind: str = "lm"
     said: list[str] = field(default_factory=list)
+    task: dict[str, Any] = field(default_factory=dict)
+
+    def format(self, options: Mapping[str, Any]) -> str | None:
+        """Return the format that the user names, or the guessed format."""
+        return options.get("format") or self.data.get("format")
 
     def explain(self, what: str, value: object, why: str, option: str) -> None:
         """Record a guess, its reason, and the option that overrides it."""
@@ -71,6 +77,10 @@ def guess(
         _look_into(Path(path), guessed)
     path = guessed.data["path"]
     _guess_format(path, guessed, options)
+    benchmark = BENCHMARKS.get(guessed.format(options) or "")
+    if benchmark is not None and kind in (None, benchmark.task):
+        _use_task(benchmark, guessed, kind)
+        kind = benchmark.task
     _guess_header(path, guessed, options, kind)
     _guess_columns(path, guessed, options, kind)
     _guess_validation(path, guessed, {**usual(guessed.kind), **options})
@@ -79,6 +89,11 @@ def guess(
 
 def _look_into(folder: Path, guessed: Guess) -> None:
     """Choose the files of a directory for training and for other splits."""
+    published = published_in(folder)
+    if published is not None:
+        guessed.data.update({"format": published[0], **published[1]})
+        guessed.explain("format", published[0], "by its folder and files", "--data.format")
+        return
     chosen = choose_files(folder)
     guessed.data.update(chosen.sources)
     if chosen.why:
@@ -87,6 +102,15 @@ def _look_into(folder: Path, guessed: Guess) -> None:
         more = len(chosen.left_out) - 6
         names = ", ".join(chosen.left_out[:6]) + (f" and {more} more" if more > 0 else "")
         guessed.said.append(f"left out: {names} (--data FILE trains on another file)")
+
+
+def _use_task(benchmark: Benchmark, guessed: Guess, kind: str | None) -> None:
+    """Set the task and the metrics of a published data set."""
+    guessed.task = dict(benchmark.options)
+    if kind is None:
+        guessed.explain("task", benchmark.task, f"as {benchmark.folder} is published", "--task.kind")
+    for option, names in benchmark.options.items():
+        guessed.explain(option, ", ".join(names), f"as {benchmark.folder} is published", f"--task.{option}")
 
 
 def _sample(path: str) -> Path | None:
@@ -98,7 +122,7 @@ def _sample(path: str) -> Path | None:
 
 def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     file = _sample(path)
-    if "format" in options or file is None:
+    if "format" in {*options, *guessed.data} or file is None:
         return
     if suffix(file) == ".txt" and _has_tabs(file):
         guessed.data["format"] = "tsv"
@@ -137,7 +161,7 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
     file = _sample(path)
     if file is None:
         return
-    format = options.get("format") or guessed.data.get("format") or SUFFIXES.get(suffix(file))
+    format = guessed.format(options) or SUFFIXES.get(suffix(file))
     if format not in ("csv", "tsv"):
         return
     rows, delimiter = first_records(file, format, ROWS)
@@ -161,7 +185,7 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
 def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
     stated = options.get("columns") or {}
     header = options.get("header") or guessed.data.get("header")
-    format = options.get("format") or guessed.data.get("format")
+    format = guessed.format(options)
     row = next(open_source(path, "train", format, header), None)
     if row is None:
         return  # the reader reports the empty source
@@ -194,7 +218,8 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
     """Find validation files next to a file named train, or plan to hold out rows."""
     name = Path(path).name
     if not path.startswith(("hub:", PREFIX)) and name.startswith("train."):
-        for role in ("validation", "test"):
+        labelled = ("validation",) if guessed.format(options) in BENCHMARKS else ("validation", "test")
+        for role in labelled:
             beside = [other + name.removeprefix("train") for other in SPLITS[role]]
             there = [name for name in beside if are_files(str(Path(path).with_name(name)))]
             if there and role not in options:
@@ -205,7 +230,7 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)
         whole = ""
-        format = options.get("format") or guessed.data.get("format")
+        format = guessed.format(options)
         apart = {"together", "streaming"} & {*options}
         if format in ARTICLES and not apart and _several_articles(path, format):
             guessed.data["together"], whole = "article", ", whole articles"

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from annotated_types import Interval
 
@@ -16,7 +16,7 @@ from polyformer.core.limits import IMAGE_SIDE
 from polyformer.core.ranges import Wording
 from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
-from polyformer.data.formats import Row
+from polyformer.data.formats import Format, Row
 from polyformer.data.held_out import select_rows, split_rows
 from polyformer.data.image_decoding import Mode, decoded_rows
 from polyformer.data.images import IMAGE, default_images
@@ -49,27 +49,6 @@ _HOLDS = {
     "answers": _ANSWERS,
 }
 
-
-Format = Literal[
-    "text",
-    "lines",
-    "paragraphs",
-    "articles",
-    "summaries",
-    "jsonl",
-    "csv",
-    "tsv",
-    "parquet",
-    "conll",
-    "conllu",
-    "squad",
-    "qnli",
-    "npz",
-    "idx",
-    "image",
-    "cifar10",
-    "cifar100",
-]
 
 HeldOutShare = Annotated[float, Interval(ge=0, le=0.5), Wording("a share")]
 ImageSide = Annotated[int, Interval(ge=1, le=IMAGE_SIDE)]

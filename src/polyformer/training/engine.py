@@ -11,7 +11,7 @@ from torch import nn
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
-from polyformer.core.host_values import to_device
+from polyformer.core.host_values import drop_full_mask, to_device
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
@@ -207,9 +207,12 @@ class Engine:
             if any(stack.skips_layers for stack in stacks):  # each process skips different layers
                 self.accelerator.ddp_handler.find_unused_parameters = True  # type: ignore[union-attr]
             wrapped = self.accelerator.prepare_model(model)
+        self.wrapped = wrapped
         if self.config.compile:
             separate_by_instructions()
-        self.wrapped = torch.compile(wrapped) if self.config.compile else wrapped  # type: ignore[assignment]
+            self.wrapped = torch.compile(wrapped)  # type: ignore[assignment]
+            # Compiled code cannot read a mask, so this hook of the compiled module runs outside of it.
+            self.wrapped.register_forward_pre_hook(drop_full_mask, with_kwargs=True)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of the forward pass in the configured precision."""
@@ -251,8 +254,6 @@ class Engine:
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the device; checks still read its values on the CPU (`core.host_values`)."""
-        if self.device.type == "cpu":
-            return batch
         return {name: to_device(tensor, self.device) for name, tensor in batch.items()}
 
     def sum(self, values: list[float]) -> torch.Tensor:

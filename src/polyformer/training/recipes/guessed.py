@@ -22,6 +22,8 @@ from polyformer.training.tasks import TaskConfig
 BASES = {
     "classify": "classify",
     "classify_pair": "classify",
+    "classify_grouped": "classify",
+    "regress_pair": "classify",
     "choose": "classify",
     "translate": "translate",
     "summarize": "summarize",
@@ -69,6 +71,8 @@ def guessed_recipe(
         if _kind(recipe) != guessed.kind and kind is None:
             recipe = merged(recipe, {"task": {**recipe["task"], "kind": guessed.kind}})
     recipe["data"] = {**(recipe.get("data") or {}), **guessed.data}
+    if guessed.task:
+        recipe = merged(recipe, {"task": guessed.task})
     if guessed.kind == "lm" and is_prepared_source(path):
         recipe = merged(recipe, {"task": {"ngram_order": 0}})  # n-grams are counted in memory
     if guessed.kind in ("image", "super_resolution"):

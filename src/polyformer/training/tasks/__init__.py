@@ -8,6 +8,8 @@ from polyformer.training.tasks.choose import MultipleChoice, MultipleChoiceConfi
 from polyformer.training.tasks.classify import (
     Classification,
     ClassificationConfig,
+    GroupedClassification,
+    GroupedClassificationConfig,
     PairClassification,
     PairClassificationConfig,
 )
@@ -21,6 +23,7 @@ from polyformer.training.tasks.labels import SingleLabelTask
 from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
 from polyformer.training.tasks.mlm import MaskedModelling, MaskedModellingConfig
 from polyformer.training.tasks.qa import QuestionAnswering, QuestionAnsweringConfig
+from polyformer.training.tasks.regress import PairRegression, PairRegressionConfig
 from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
 from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
@@ -47,6 +50,8 @@ __all__ = [
     "ElectraConfig",
     "ExtractConfig",
     "Extraction",
+    "GroupedClassification",
+    "GroupedClassificationConfig",
     "HeldOut",
     "ImageClassification",
     "ImageClassificationConfig",
@@ -62,6 +67,8 @@ __all__ = [
     "NextSentenceConfig",
     "PairClassification",
     "PairClassificationConfig",
+    "PairRegression",
+    "PairRegressionConfig",
     "QuestionAnswering",
     "QuestionAnsweringConfig",
     "SentenceOrderConfig",

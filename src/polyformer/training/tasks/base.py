@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import to_device
 from polyformer.core.labels import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
@@ -219,7 +220,7 @@ class Task(abc.ABC):
         device = next(model.parameters()).device
 
         def totals(batch: Batch) -> Tensor:
-            return self.totals(model, {name: tensor.to(device) for name, tensor in batch.items()})
+            return self.totals(model, {name: to_device(tensor, device) for name, tensor in batch.items()})
 
         batches = (batch for _, batch in held.batches.epoch(0))
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)

@@ -3,18 +3,21 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.optional_packages import needs_extra
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Batch
 from polyformer.nn.heads import ClassifyConfig, HeadConfig, TagConfig
 from polyformer.training.tasks.base import Rows, Task
 from polyformer.training.tasks.text import EncoderTask
+
+LabelMetric = Literal["f1", "matthews"]
 
 
 def check_labels(labels: Sequence[str] | None) -> None:
@@ -36,6 +39,31 @@ def labels_of(rows: Rows, what: str, way: str = "") -> tuple[str, ...]:
             f"needed{way}"
         )
     return tuple(sorted(labels))
+
+
+def label_metrics(
+    names: Sequence[LabelMetric], confusion: Sequence[float], labels: Sequence[str]
+) -> dict[str, float]:
+    """Return metrics by name, from a flattened confusion matrix [label, prediction], by scikit-learn.
+
+    f1: the F1 of the last of two labels, "1" of "0" and "1". matthews: Matthews' correlation coefficient, 0
+    if all predictions are equal. Raises `InputError` for f1 of more labels.
+    """
+    if not names:
+        return {}
+    if "f1" in names and len(labels) != 2:
+        raise InputError(f"metrics: f1 is of two labels, got {len(labels)}; f1_macro is of any number")
+    with needs_extra("metrics", "task.metrics: f1 and matthews are computed by scikit-learn"):
+        from sklearn.metrics import f1_score, matthews_corrcoef
+    numbers = np.arange(len(labels))
+    # scikit-learn reads rows, not a matrix: each cell is a row with its count as the weight.
+    cells = np.repeat(numbers, len(labels)), np.tile(numbers, len(labels))
+    binary_f1: Any = f1_score  # its annotation of zero_division lacks numbers
+    values = {
+        "f1": lambda: binary_f1(*cells, sample_weight=confusion, zero_division=0.0),
+        "matthews": lambda: matthews_corrcoef(*cells, sample_weight=confusion),
+    }
+    return {name: float(values[name]()) for name in names}
 
 
 class Labelled:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import to_device
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
@@ -245,7 +246,8 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
             batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
             if not len(batch["input_ids"]):
                 break  # every batch has fewer rows than processes
-            output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
+            moved = {name: to_device(x, device) for name, x in batch.items()}
+            output = model(**moved, state=state, use_cache=True)
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 
