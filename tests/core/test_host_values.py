@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import drop_full_mask, host_values, remember
+from polyformer.core.host_values import drop_full_mask, host_values, remember, tensor_on
 from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
@@ -78,6 +78,12 @@ def test_the_loss_finds_labelled_tokens_on_the_host(monkeypatch: pytest.MonkeyPa
     assert [x.tolist() for x in moved] == [[0, 3]]
     assert cross_entropy._labelled(labels).tolist() == [0, 3]
     assert module.NAME not in vars(labels)
+
+
+def test_numbers_reach_a_device() -> None:
+    assert torch.equal(tensor_on([1, 2], torch.device("cpu")), torch.tensor([1, 2]))
+    half = tensor_on([[0.5]], torch.device("meta"), torch.bfloat16)
+    assert (half.device.type, half.dtype, half.shape) == ("meta", torch.bfloat16, (1, 1))
 
 
 @pytest.mark.parametrize(

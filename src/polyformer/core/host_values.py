@@ -23,6 +23,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return remember(values.to(device, non_blocking=pins), values)
 
 
+def tensor_on(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a tensor of Python numbers on a device; a copy by `torch.tensor` would wait for earlier work."""
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
+
+
 def remember(tensor: Tensor, values: Tensor | None) -> Tensor:
     """Return `tensor` with these `host_values`, unless they are None or the tensor is on the CPU itself."""
     if values is not None and tensor.device.type != "cpu":

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyformer.attention.functional.attend import explain
-from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.backends import flex, sdpa
 from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import prepare
@@ -28,8 +28,9 @@ def padded(batch: int, length: int) -> Context:
     return Context(length, length, kv_valid=torch.arange(length) < lengths)
 
 
-def biases(length: int, heads: int) -> Relative:
-    return Relative(first=1 - length, bias=torch.zeros(heads, 2 * length - 1, device="cuda"))
+def biases(length: int, heads: int, learned: bool) -> Relative:
+    table = torch.zeros(heads, 2 * length - 1, device="cuda", requires_grad=learned)
+    return Relative(first=1 - length, bias=table)
 
 
 def chosen(
@@ -41,13 +42,14 @@ def chosen(
     groups: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     bias: bool = False,
+    learned: bool = True,
     **options: Any,
 ) -> str:
     """The backend of a call of 12 heads of width 64, with gradients."""
     with FakeTensorMode():
         q = torch.zeros(batch, 12, queries or length, 64, dtype=dtype, device="cuda", requires_grad=True)
         k, v = (torch.zeros(batch, 12 // groups, length, 64, dtype=dtype, device="cuda") for _ in range(2))
-        relative = biases(length, 12) if bias else None
+        relative = biases(length, 12, learned) if bias else None
     return explain(q, k, v, context=context, relative=relative, **options).backend
 
 
@@ -62,10 +64,13 @@ LONGFORMER = Window(256) | Global(1)
         ("sdpa", 8, 512, padded, {"dropout": 0.1, "bias": True}),
         ("sdpa", 1, 4096, padded, {"dropout": 0.1, "pattern": LONGFORMER}),
         ("sdpa", 8, 1024, documents, {"dropout": 0.1, "groups": 3}),
-        ("flex", 32, 512, padded, {}),
+        ("sdpa", 32, 512, padded, {}),
+        ("flex", 32, 2048, padded, {}),
         ("flex", 32, 1024, documents, {}),
         ("flex", 32, 1024, documents, {"groups": 3}),
-        ("flex", 8, 512, padded, {"bias": True}),
+        ("sdpa", 8, 512, padded, {"bias": True}),
+        ("flex", 8, 512, padded, {"bias": True, "learned": False}),
+        ("flex", 16, 1024, padded, {"bias": True}),
         ("flex", 1, 4096, padded, {"pattern": LONGFORMER}),
         ("sdpa", 32, 1024, lambda batch, length: Context(length, length), {"pattern": Causal()}),
         ("tiled", 32, 1024, documents, {"dtype": torch.float64}),
@@ -74,6 +79,17 @@ LONGFORMER = Window(256) | Global(1)
 )
 def test_auto_on_cuda(backend: str, batch: int, length: int, make: Any, options: dict[str, Any]) -> None:
     assert chosen(batch, length, make(batch, length), **options) == backend
+
+
+def test_many_lengths_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {(length, length) for length in range(1000, 1000 + flex.LENGTHS)}
+    monkeypatch.setattr(flex, "compiled_lengths", seen)
+    assert chosen(32, 1001, documents(32, 1001)) == "flex", "it is compiled"
+    assert chosen(32, 999, documents(32, 999)) == "sdpa"
+    context = documents(32, 999)
+    assert chosen(32, 999, context, return_lse=True) == "tiled"
+    seen.pop()
+    assert chosen(32, 999, context) == "flex"
 
 
 def test_terms_of_vectors_are_no_table_of_all_pairs() -> None:
@@ -94,7 +110,9 @@ def test_terms_of_vectors_are_no_table_of_all_pairs() -> None:
 def test_a_few_queries_need_no_block_mask(pattern: Any) -> None:
     for queries in (1, 4):
         context = Context(queries, 8192, causal=True)
-        assert chosen(8, 8192, context, queries=queries, pattern=pattern) == "sdpa"
+        assert chosen(64, 8192, context, queries=queries, pattern=pattern) == "sdpa"
+        options = {"queries": queries, "pattern": pattern, "return_lse": True}
+        assert chosen(8, 8192, context, **options) == "tiled", "each number of keys would be compiled"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

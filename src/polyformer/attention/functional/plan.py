@@ -254,8 +254,8 @@ def choose(request: Request) -> Leaf:
 
 def _passed_over(name: str, request: Request) -> str | None:
     """Return why `auto` skips a backend that could run the request, or None."""
-    if name == "flex" and request.q.device.type == "cpu":
-        return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
+    if name == "flex":
+        return flex.passed_over(request)
     if name == "tiled" and is_traced() and request.pairs <= TRACED:
         return "it would break the graph, and so few scores can be computed at once"
     return None

@@ -17,6 +17,7 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, Pos
 from polyformer.attention.patterns.base import Pattern, ScoreMod, TabulatedPattern
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.attention.patterns.score_steps import chain_score_mods
+from polyformer.core.host_values import tensor_on
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability
 from polyformer.core.sequence.context import Context
@@ -41,7 +42,7 @@ class Spans(TabulatedPattern, named=False):
 
     def with_tables(self, context: Context, device: torch.device) -> Pattern:
         """Return the lookup of head and run in a table of the spans."""
-        return SpanTable(torch.tensor(self.spans, device=device), self.run)
+        return SpanTable(tensor_on(self.spans, device), self.run)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the widest span of the queries, and without a mask the narrowest."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern, TabulatedPattern
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
+from polyformer.core.host_values import tensor_on
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
@@ -45,7 +46,7 @@ class Blockwise(TabulatedPattern, BlockPattern):
 
     def with_tables(self, context: Context, device: torch.device) -> Pattern:
         """Return the lookup of the query block in the permutation."""
-        return PermutedBlocks(self.size, torch.tensor(self.permutation, device=device))
+        return PermutedBlocks(self.size, tensor_on(self.permutation, device))
 
     def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return the block that the permutation names."""

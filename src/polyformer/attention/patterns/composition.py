@@ -15,6 +15,13 @@ from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.sequence.context import Context
 
 
+def simple_parts(pattern: Pattern) -> list[Pattern]:
+    """Return the patterns that a pattern is composed of by `&`, `|` and `Without`, in their order."""
+    parts: list[Pattern] = []
+    pattern.map_parts(lambda part: parts.append(part) or part)
+    return parts
+
+
 class CompositePattern(Pattern, named=False):
     """Base of the patterns that are composed of others, their parts."""
 

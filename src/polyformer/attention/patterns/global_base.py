@@ -97,7 +97,8 @@ class DocumentEndPattern(GlobalPattern, named=False):
     def with_tables(self, context: Context, device: torch.device) -> "GlobalTables":
         """Return the lookups in both tables."""
         self._check(context)
-        return GlobalTables(self.table(context, "q").to(device), self.table(context, "kv").to(device))
+        query, key = (self.table(context, side).to(device, non_blocking=True) for side in ("q", "kv"))
+        return GlobalTables(query, key)
 
     def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return `global_slots` if the context has no documents, padding or positions, else None."""

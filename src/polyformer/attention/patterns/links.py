@@ -52,7 +52,7 @@ class Links(TabulatedPattern, BlockPattern):
         matrix = torch.zeros(len(self.table) + 1, 2 + max([0, *(j for _, j in pairs)]), dtype=torch.bool)
         for i, j in pairs:
             matrix[i, j] = True
-        return matrix.to(device)
+        return matrix.to(device, non_blocking=True)
 
     @classmethod
     def examples(cls) -> tuple["Links", ...]:

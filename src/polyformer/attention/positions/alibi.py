@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
+from polyformer.core.host_values import tensor_on
 from polyformer.core.sequence.context import Context
 
 
@@ -46,7 +47,7 @@ class Alibi(Position):
     def _biases(self, q: Tensor, context: Context) -> Relative:
         least, greatest = context.distances
         distance = torch.arange(least, greatest + 1, device=q.device, dtype=q.dtype).abs()
-        slopes = torch.tensor(self.slopes, device=q.device, dtype=q.dtype)
+        slopes = tensor_on(self.slopes, q.device, q.dtype)
         return Relative(first=least, bias=-slopes.unsqueeze(1) * distance)
 
 

@@ -158,6 +158,6 @@ def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     half = buckets // 2
     # The released models compute their buckets in float32; float64 would move some boundaries.
     size = distance.abs().clamp_min(half).float() / half
-    end = torch.tensor((max_distance - 1) / half, device=distance.device).log()
+    end = torch.full((), (max_distance - 1) / half, device=distance.device).log()
     far = half + (size.log() / end * (half - 1)).ceil().long()
     return torch.where(distance.abs() <= half, distance, far * distance.sign())

@@ -128,7 +128,7 @@ def blocks_by_layout(pattern: Pattern, context: Context, device: torch.device) -
             outer[0, 0, row, start // BLOCK : -(-stop // BLOCK)] = True
         for start, stop in full:
             inner[0, 0, row, -(-start // BLOCK) : stop // BLOCK] = True
-    return outer.to(device), inner.to(device)
+    return outer.to(device, non_blocking=True), inner.to(device, non_blocking=True)
 
 
 def _rows(pattern: Pattern, context: Context) -> list[tuple[tuple[Interval, ...], tuple[Interval, ...]]]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends.block_masks import are_heads_evaluated, block_mask, moving
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mods import Mod
 from polyformer.attention.patterns.per_head import PerHead
 from polyformer.core.ops.compiled_code import separate_by_instructions
@@ -24,6 +25,15 @@ from polyformer.core.sequence.context import Context
 COMPILATIONS = 200
 """Largest number of different patterns and score functions per process that FlexAttention compiles."""
 
+
+FEW_QUERIES = 128
+"""Number of queries up to which `auto` skips this backend if there are more keys, as in decoding."""
+
+LENGTHS = 32
+"""Number of different lengths that `auto` compiles for a GPU: a batch of padded texts may have any length."""
+
+compiled_lengths: set[tuple[int, int]] = set()
+"""Numbers of queries and keys that were compiled for a GPU so far."""
 
 TERMS_LIMIT = 1 << 28
 """Largest number of products of queries or keys with vectors of distances: 512 MiB in half precision.
@@ -53,6 +63,19 @@ def refuses(request: Request) -> str | None:
     if min(widths) < 16:
         return f"its kernels need widths of 16 or more, got {min(widths)}"
     return None
+
+
+def passed_over(request: Request) -> str | None:
+    """Return why `auto` skips this backend if it can run the request, or None: it compiles for seconds."""
+    if request.q.device.type == "cpu":
+        return "on a CPU it compiles anew, for seconds, for every pattern and shape: it is to be asked for"
+    lengths = request.context.q_len, request.context.kv_len
+    if lengths[0] <= FEW_QUERIES and lengths[0] < lengths[1]:
+        return "it compiles anew for every number of keys, and there are few queries"
+    # A graph around the call is compiled for its length anyway.
+    if torch.compiler.is_compiling() or lengths in compiled_lengths or len(compiled_lengths) < LENGTHS:
+        return None
+    return f"it compiles anew for every length, and has compiled {LENGTHS}"
 
 
 def _refuses_on_cpu(request: Request) -> str | None:
@@ -104,6 +127,8 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     device = request.q.device
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        compiled_lengths.add((request.context.q_len, request.context.kv_len))
     mask = None if request.pattern is None else block_mask(request)
     score_mod = _moved(request, moving(request.context, device))
     # The kernel for few queries takes only a power of 2 of query heads per key head.
@@ -134,10 +159,8 @@ def can_join_heads(request: Request) -> bool:
     """
     if request.pattern is None:
         return True
-    parts: list[Pattern] = []
-    request.pattern.map_parts(lambda part: parts.append(part) or part)
-    in_tables = request.pattern.is_static() and not any(isinstance(part, PerHead) for part in parts)
-    return in_tables and are_heads_evaluated(request)
+    per_head = any(isinstance(part, PerHead) for part in simple_parts(request.pattern))
+    return request.pattern.is_static() and not per_head and are_heads_evaluated(request)
 
 
 def _moved(request: Request, context: Context) -> ScoreMod | None:

@@ -15,16 +15,18 @@ from polyformer.attention.functional.backends import flex
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request, indices
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.implied import Causal, Full
+from polyformer.attention.patterns.composition import simple_parts
+from polyformer.attention.patterns.implied import Causal, Full, Padding
 from polyformer.attention.patterns.layout import count
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
 
-MASK_LIMIT, CUDA_MASK_LIMIT = 1 << 22, 1 << 28
+MASK_LIMIT, CUDA_PADDING_LIMIT, CUDA_MASK_LIMIT = 1 << 22, 1 << 26, 1 << 28
 """Largest number of entries of a boolean mask (4 MiB); longer inputs are for `tiled` or `flex`.
 
-On CUDA, calls that FlexAttention cannot run have the second limit (512 MiB in half precision for all layers):
-a GPU has the memory, and `tiled` is many times as slow there.
+On CUDA the second limit is for padding and causality, which leave little to skip and differ in length from
+batch to batch, and FlexAttention compiles each length. The third is for calls for which `auto` passes
+FlexAttention over (512 MiB in half precision for all layers): `tiled` is many times as slow there.
 """
 
 SPARSE_FROM = 1 << 23
@@ -33,11 +35,9 @@ SPARSE_FROM = 1 << 23
 BIAS_LIMIT, CUDA_BIAS_LIMIT = 1 << 18, 1 << 27
 """Largest number of entries of a mask of biases for all heads, or for all heads and rows of the batch.
 
-The second limit is like `CUDA_MASK_LIMIT`; each layer keeps such a mask for the backward pass.
+The second limit is like `CUDA_MASK_LIMIT`, and also for a learned bias: the gradients of a few numbers that
+all pairs share are slow in FlexAttention. Each layer keeps such a mask for the backward pass.
 """
-
-FEW_QUERIES = 128
-"""Number of queries up to which a GPU computes all pairs faster than a BlockMask is made."""
 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
 """Largest number of scores for calls that torch computes densely because no fused kernel applies.
@@ -65,14 +65,12 @@ def refuses(request: Request) -> str | None:
         return "torch has no fused kernel for dropout here and draws its numbers slowly"
     if (pattern := request.pattern) is None or _plain(request) is not None:
         return None
-    is_last = _is_last_resort(request)
-    limit = CUDA_MASK_LIMIT if is_last else MASK_LIMIT
-    if batch * pairs > limit:
+    if batch * pairs > (limit := _mask_limit(request)):
         return f"its mask would have more than {limit} entries"
-    if is_last or (cuda and queries <= FEW_QUERIES):
+    # So few pairs are nothing to a GPU, and reading the tables of a layout waits for it; tracing cannot read.
+    if cuda or torch.compiler.is_compiling():
         return None
-    # Tracing cannot read a layout's tensors.
-    if batch * heads * pairs * width >= SPARSE_FROM and not torch.compiler.is_compiling():
+    if batch * heads * pairs * width >= SPARSE_FROM:
         share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
         # Other backends skip the keys that the layout does not list.
         if share < 0.5:
@@ -80,10 +78,24 @@ def refuses(request: Request) -> str | None:
     return None
 
 
+def _mask_limit(request: Request) -> int:
+    """Return the largest number of entries of a mask of this call."""
+    if not _is_fused_on_cuda(request) or request.pattern is None:
+        return MASK_LIMIT
+    if _is_last_resort(request):
+        return CUDA_MASK_LIMIT
+    is_padding = all(isinstance(part, Full | Causal | Padding) for part in simple_parts(request.pattern))
+    return CUDA_PADDING_LIMIT if is_padding else MASK_LIMIT
+
+
+def _is_fused_on_cuda(request: Request) -> bool:
+    """Return whether torch has a fused kernel with a mask for the call on CUDA."""
+    return request.q.device.type == "cuda" and request.q.dtype != torch.float64
+
+
 def _is_last_resort(request: Request) -> bool:
-    """Return whether no other fast kernel can run the call: on CUDA, if FlexAttention refuses it."""
-    on_cuda = request.q.device.type == "cuda" and request.q.dtype != torch.float64
-    return on_cuda and flex.refuses(request) is not None
+    """Return whether FlexAttention, the only other fast kernel for CUDA, does not run the call."""
+    return (flex.passed_over(request) or flex.refuses(request)) is not None
 
 
 def run(request: Request) -> tuple[Tensor, None]:
@@ -183,7 +195,8 @@ def _short_terms(request: Request) -> bool:
         return False
     exact = q.dtype in (torch.float32, torch.float64)
     masks = q.shape[1] * q.shape[2] * request.context.kv_len
-    if _is_last_resort(request):
+    learned = torch.is_grad_enabled() and relative.bias is not None and relative.bias.requires_grad
+    if _is_fused_on_cuda(request) and (learned or _is_last_resort(request)):
         return (exact or relative.position_keys is None) and q.shape[0] * masks <= CUDA_BIAS_LIMIT
     if torch.is_grad_enabled():
         return False

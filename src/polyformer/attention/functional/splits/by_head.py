@@ -11,6 +11,7 @@ from polyformer.attention.functional.request import Request
 from polyformer.attention.functional.splits.base import Result, Split
 from polyformer.attention.functional.splits.by_residue_class import disjoint_by_step
 from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.core.host_values import tensor_on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +24,7 @@ class ByHead(Split):
 
     def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
         """Return out = [out_1 .. out_H], concatenated along the heads in their order before the split."""
-        order = torch.tensor([head for group in self.heads for head in group], device=outs[0].device)
+        order = tensor_on([head for group in self.heads for head in group], outs[0].device)
         # The inverse permutation restores the order of the heads.
         back = order.argsort()
         known = [lse for lse in lses if lse is not None]  # some backends always return it
@@ -59,7 +60,7 @@ def by_head(request: Request, together: bool) -> ByHead | None:
 def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Request:
     """Return the call for only these heads, with `pattern` as their pattern."""
     device, number = request.q.device, request.q.shape[1]
-    index = torch.tensor(heads, device=device)
+    index = tensor_on(heads, device)
     # Query head h reads key head h // groups.
     kv_index = index // request.groups
     relative = None if request.relative is None else request.relative.select_heads(heads, number)

@@ -32,6 +32,7 @@ from polyformer.attention.mechanisms.linformer.length_projections import (
     LengthProjection,
 )
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.host_values import tensor_on
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import PositiveInt, Probability
@@ -195,9 +196,7 @@ class Linformer(Mechanism):
                 parts.append(self._attend(index, *mine, columns))
             # Heads with fewer rows get weights of 0, so that the records have one shape.
             weights.append(nn.functional.pad(records[0], (0, max(self.heads) - records[0].shape[-1])))
-        order = torch.tensor(
-            [head for heads in self.heads.values() for head in heads], device=q.device
-        ).argsort()
+        order = tensor_on([head for heads in self.heads.values() for head in heads], q.device).argsort()
         if is_recording:
             record(torch.cat(weights, 1)[:, order])
         return torch.cat(parts, 1)[:, order]
