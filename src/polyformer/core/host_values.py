@@ -44,6 +44,12 @@ def host_values(tensor: Tensor) -> Tensor | None:
     return values if values is not None and tensor._version == version else None
 
 
+def on_host(tensor: Tensor) -> Tensor:
+    """Return the tensor in the memory of the host, never changed in place: `host_values`, else a copy."""
+    values = host_values(tensor)
+    return tensor.cpu() if values is None else values
+
+
 def drop_full_mask(
     module: nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

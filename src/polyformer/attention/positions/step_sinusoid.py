@@ -42,5 +42,5 @@ class StepSinusoid(Position):
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """Return x_p + PE(p) + PE(layer) at every layer."""
         # PE(layer) is [E] and broadcasts over positions.
-        step = sinusoids(torch.tensor(layer, device=pos.device), self.hidden_size, self.base)
+        step = sinusoids(torch.full((), layer, device=pos.device), self.hidden_size, self.base)
         return x + (sinusoids(pos, self.hidden_size, self.base) + step).to(x.dtype)
