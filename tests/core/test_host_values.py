@@ -29,6 +29,8 @@ def test_values_are_known_until_the_tensor_changes():
     assert host_values(moved + 0) is None
     moved += 1
     assert host_values(moved) is None
+    with torch.inference_mode():  # which counts no changes
+        assert host_values(known(x)) is x
 
 
 def test_a_batch_on_a_device_is_checked_like_one_on_the_host():
