@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import drop_full_mask, host_values, remember, tensor_on
+from polyformer.core.host_values import drop_full_mask, host_values, on_host, remember, tensor_on
 from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
@@ -22,12 +22,15 @@ def known(values: Tensor) -> Tensor:
 def test_values_are_known_until_the_tensor_changes():
     x = torch.tensor([1, 2])
     assert host_values(x) is x
+    assert on_host(x) is on_host(known(x)) is x
     assert host_values(x.to("meta")) is None
     moved = known(x)
     assert host_values(moved) is x
     assert host_values(moved + 0) is None
     moved += 1
     assert host_values(moved) is None
+    with torch.inference_mode():  # which counts no changes
+        assert host_values(known(x)) is x
 
 
 def test_a_batch_on_a_device_is_checked_like_one_on_the_host():
@@ -51,6 +54,17 @@ def test_a_mask_that_hides_nothing_is_dropped(hidden: int):
         values = host_values(valid)
         assert values is not None
         assert torch.equal(values, mask.bool())
+
+
+def test_documents_of_a_context_are_known():
+    documents = torch.tensor([[0, 0, 1], [0, 1, 1]])
+    inputs = ModelInputs(torch.zeros(2, 3, dtype=torch.long, device="meta"), document_ids=known(documents))
+    context = NO_TOKENS.extended(inputs).context(3, causal=True)
+    for numbers in (context.q_doc, context.kv_doc):
+        assert numbers is not None
+        values = host_values(numbers)
+        assert values is not None
+        assert torch.equal(values, documents)
 
 
 @pytest.mark.parametrize("has_documents", [False, True])

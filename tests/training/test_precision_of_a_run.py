@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from tiny_task import TinyModel, TinyTask
 
+from polyformer.training.config import EngineConfig
+from polyformer.training.engine import Engine
 from polyformer.training.precision import choose_precision, tensor_float32
 
 
@@ -38,3 +41,14 @@ def test_products_in_float32_are_rounded_only_in_a_run_that_rounds(
         assert torch.get_float32_matmul_precision() == before
     finally:
         torch.set_float32_matmul_precision(usual)
+
+
+@pytest.mark.parametrize(("needed", "expected"), [(True, "no"), (False, "bf16")])
+def test_a_task_may_need_float32_by_default(needed: bool, expected: str) -> None:
+    class Exact(TinyTask):
+        needs_float32 = needed
+
+    engine = Engine(EngineConfig(device="cpu"))
+    engine.precision = "bf16"  # as on a GPU
+    engine.place_model(TinyModel(0.0, torch.float32), Exact())
+    assert engine.precision == expected

@@ -32,8 +32,13 @@ def remember(tensor: Tensor, values: Tensor | None) -> Tensor:
     """Return `tensor` with these `host_values`, unless they are None or the tensor is on the CPU itself."""
     if values is not None and tensor.device.type != "cpu":
         # An operation in place changes the version, and the values are no longer known.
-        setattr(tensor, NAME, (values, tensor._version))
+        setattr(tensor, NAME, (values, _version(tensor)))
     return tensor
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of changes in place, which inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def host_values(tensor: Tensor) -> Tensor | None:
@@ -46,7 +51,13 @@ def host_values(tensor: Tensor) -> Tensor | None:
     if tensor.device.type == "cpu":
         return tensor
     values, version = getattr(tensor, NAME, (None, 0))
-    return values if values is not None and tensor._version == version else None
+    return values if values is not None and _version(tensor) == version else None
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """Return the tensor in the memory of the host, never changed in place: `host_values`, else a copy."""
+    values = host_values(tensor)
+    return tensor.cpu() if values is None else values
 
 
 def drop_full_mask(

@@ -98,7 +98,8 @@ class EngineConfig(Config):
     """The devices and how they compute: these options do not change the mathematics."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA where there is one
-    # Autocast type of matrix products; weights keep theirs. auto: bf16 on CUDA where supported, otherwise no.
+    # Autocast type of matrix products; weights keep theirs. auto: bf16 on CUDA where supported, else no;
+    # reinforcement learning is in float32 by default.
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     compile: bool = False  # torch.compile the forward and backward passes
     recompute: bool = False  # activation checkpointing of blocks: recompute in the backward pass

@@ -106,6 +106,8 @@ class Engine:
         not support the configured parallelism.
         """
         self.check_task(task)
+        if self.config.precision == "auto" and getattr(task, "needs_float32", False):
+            self.precision = "no"
         if self.mesh is None:
             model.to(self.device)
             return []

@@ -237,3 +237,13 @@ def test_the_measurement_chooses_some_way_for_every_number_of_rows():
     assert 0 <= config.halves <= max(int8.ROWS)
     assert config.halves <= config.integers or not config.integers
     assert isinstance(int8._ones(2, 3), StackedWeights)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_product_of_a_gpu_is_the_definition(biased: bool):
+    x, (weight, scale) = drawn(3, 2, 40).double(), quantized(drawn(30, 40).double())
+    bias = drawn(30).double() if biased else None
+    y, expected = int8.gpu_product(x, weight, scale, bias), int8.dequantized_product(x, weight, scale, bias)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    assert not int8.has_gpu_product(x, weight)

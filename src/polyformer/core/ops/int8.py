@@ -3,8 +3,8 @@
     W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
 
 with one scale per output channel; only weights are rounded. `dequantized_product` is the definition. CPUs
-have three more methods, and the fastest for each number of rows is measured. In none does a row depend on
-another.
+have three more methods, and the fastest for each number of rows is measured. GPUs have `gpu_product`. In none
+does a row depend on another.
 
 `bfloat16_product`: x and y rounded to bfloat16, sums in float32; not for logits, whose differences matter.
 `integer_product`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is approximated by
@@ -169,6 +169,32 @@ def chunked_product(x: Tensor, joined: StackedWeights) -> Tensor:
 def dequantized_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the definition, on any device; gradients reach x."""
     return F.linear(x, dequantized(weight, scale).to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def gpu_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute with the integers, exact in the type of x, and multiply the sums, in float32, by the scales.
+
+    The definition would write and read the weight three times more, in float32.
+    """
+    rows, matrix = x.reshape(-1, x.shape[-1]), weight.to(x.dtype).T
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        y = torch.mm(rows, matrix, out_dtype=torch.float32)
+    else:
+        y = rows @ matrix
+    y = y.mul_(scale) if bias is None else torch.addcmul(bias.to(y.dtype), y, scale)
+    return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def has_gpu_product(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `gpu_product` applies: eager on a GPU, outside autograd and autocast."""
+    return (
+        x.is_cuda
+        and weight.is_cuda
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.is_autocast_enabled("cuda")
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 def has_fast_product(x: Tensor, weight: Tensor) -> bool:

@@ -9,7 +9,9 @@ from polyformer.core.ops.int8 import (
     StackedWeights,
     dequantized,
     dequantized_product,
+    gpu_product,
     has_fast_product,
+    has_gpu_product,
     product,
     quantized,
 )
@@ -39,6 +41,8 @@ class Int8Weight(nn.Module):
 
     def product(self, x: Tensor, bias: Tensor | None = None, exact: bool = True) -> Tensor:
         """Return x [..., I] times the weight transposed, plus bias [O]: [..., O]. exact: not in bfloat16."""
+        if has_gpu_product(x, self.weight):
+            return gpu_product(x, self.weight, self.scale, bias)
         if not has_fast_product(x, self.weight):
             return dequantized_product(x, self.weight, self.scale, bias)
         return product(x, self.join([self], [bias]), exact)

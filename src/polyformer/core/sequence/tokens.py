@@ -145,20 +145,18 @@ class Tokens(State):
             causal=causal,
             q_pos=None if pos is None else pos[..., -new:],
             kv_pos=pos,
-            q_doc=None if doc is None else doc[:, -new:],
+            q_doc=_last(doc, new),
             kv_doc=doc,
-            q_segment=None if segment is None else segment[:, -new:],
+            q_segment=_last(segment, new),
             kv_segment=segment,
             kv_valid=self.valid,
-            q_marked=None if marked is None else marked[:, -new:],
+            q_marked=_last(marked, new),
             kv_marked=marked,
         )
 
     def new_valid(self, new: int) -> Tensor | None:
         """Return which of the last `new` tokens are real, [B, new]; None if all are."""
-        if self.valid is None or self.valid.shape[1] == new:
-            return self.valid
-        return self.valid[:, -new:]
+        return _last(self.valid, new)
 
 
 NO_TOKENS = Tokens(0)
@@ -176,6 +174,11 @@ def _count_positions(
         starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
         count = count - torch.where(starts, count - real, 0).cummax(1).values
     return (count - 1).clamp_min(0)
+
+
+def _last(table: Tensor | None, new: int) -> Tensor | None:
+    """Return the last `new` columns of a table; if these are all, the table, with its `host_values`."""
+    return table if table is None or table.shape[1] == new else table[:, -new:]
 
 
 def _as_bools(mask: Tensor) -> Tensor:

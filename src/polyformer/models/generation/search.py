@@ -81,10 +81,15 @@ class GrowingTexts:
         if self.rules.streamer is not None:
             self.rules.streamer(self.output[:, step])
         self.step += 1
-        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1])
-        if self.step == self.rules.max_new_tokens or bool(ended.all()):
+        if self.step == self.rules.max_new_tokens:
             return None
-        if not bool(ended.any()):
+        if not self.rules.stopping.can_end:
+            return slice(None)
+        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1])
+        count = int(ended.count_nonzero())  # a GPU waits here, once per token
+        if count == len(ended):
+            return None
+        if not count:
             return slice(None)
         stay = (~ended).nonzero().squeeze(1)
         self.alive = stay if isinstance(self.alive, slice) else self.alive[stay]

@@ -21,6 +21,11 @@ class Stopping:
     strings: tuple[str, ...] = ()
     decode: Decode | None = None
 
+    @property
+    def can_end(self) -> bool:
+        """Return whether a text may end before the limit of its length."""
+        return bool(self.eos or self.strings)
+
     def ended(self, texts: Tensor) -> Tensor:
         """Return which of the texts [N, T] ended with their last token: [N] bool."""
         ended = torch.zeros(len(texts), dtype=torch.bool, device=texts.device)

@@ -34,7 +34,7 @@ class PolicyPlayer:
         output = self.policy(observation, state=self.state, output_attentions=self.attends)
         self.state = output.state
         self.attentions = tuple(layer[0, :, 0] for layer in output.attentions or ())
-        logits = output.logits[0, 0].cpu()
+        logits = output.logits[0, 0].float().cpu()
         if not self.policy.config.continuous:
             drawn = self.generator is not None
             return int(

@@ -98,6 +98,7 @@ class Agent(Task, config=AgentConfig):
     best = "return"
     direction = "max"
     sums = 3
+    needs_float32 = True  # the probabilities of old and new actions are compared, and states are stored
 
     def __init__(self, config: AgentConfig, tokenizer: None = None):
         super().__init__(config)

@@ -144,6 +144,8 @@ class Task(abc.ABC):
     direction: ClassVar[Literal["min", "max"]] = "min"
     sums: int
     """The number of elements of `totals`."""
+    needs_float32: ClassVar[bool] = False
+    """Whether the default precision is float32 on a GPU too."""
 
     def __init_subclass__(cls, config: type[TaskConfig] | None = None):
         super().__init_subclass__()
@@ -253,6 +255,7 @@ class TaskWithData:
         self.direction: Literal["min", "max"] = task.direction
         self.weight = task.weight
         self.supports_context_parallel = task.supports_context_parallel
+        self.needs_float32 = task.needs_float32
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield the batches of an epoch after the first `skip` for process `rank` of `world`.

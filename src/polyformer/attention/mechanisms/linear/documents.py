@@ -7,6 +7,7 @@ from polyformer.attention.mechanisms.linear.causal import CausalAttention
 from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.noncausal import NoncausalAttention
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, recurrent_step
+from polyformer.core.host_values import on_host
 
 
 def attend_document(inputs: LinearInputs, past: Sums) -> tuple[Tensor, Sums]:
@@ -51,7 +52,7 @@ def attend_causal_documents(
     if inputs.k.shape[2] == 1:
         return attend_document(inputs, past)
     row_outputs, row_sums = [], []
-    for row, numbers in enumerate(documents[:, before:].tolist()):
+    for row, numbers in enumerate(on_host(documents)[:, before:].tolist()):
         sums = Sums(*(x[row * heads : (row + 1) * heads] for x in past))
         outputs = []
         for index, (start, stop) in enumerate(spans(numbers)):
@@ -73,7 +74,7 @@ def attend_causal_documents(
 def attend_noncausal_documents(inputs: LinearInputs, q_doc: Tensor, kv_doc: Tensor, past: Sums) -> Tensor:
     """Return the output of queries that attend to their whole document: q_doc [B, Tq], kv_doc [B, T]."""
     outputs = []
-    for row, (of_queries, of_keys) in enumerate(zip(q_doc.tolist(), kv_doc.tolist())):
+    for row, (of_queries, of_keys) in enumerate(zip(on_host(q_doc).tolist(), on_host(kv_doc).tolist())):
         keys = {of_keys[start]: slice(start, stop) for start, stop in spans(of_keys)}
         parts = [
             inputs.part(row, slice(start, stop), keys.get(of_queries[start], slice(0, 0)), 0)
