@@ -101,20 +101,21 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
     if score_mod is not None and not is_own(score_mod):
         score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
-        score_mod = by_slots(score_mod, context.shard)
+        score_mod = by_slots(score_mod, context.shard, q.device)
     return Request(
         q, k, v, context, limits, relative, score_mod, scale, call.dropout, call.backend, call.return_lse, key
     )
 
 
-def by_slots(score_mod: ScoreMod, shard: SequenceShard | None) -> ScoreMod:
+def by_slots(score_mod: ScoreMod, shard: SequenceShard | None, device: torch.device) -> ScoreMod:
     """Return a user's `score_mod` for the queries of a process: it receives the slots of the queries."""
     if shard is None:
         return score_mod
+    slots = shard.slots(device)  # here, because a compiler translates the function for a single pair
 
     @broadcasts
     def at_slots(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score_mod(score, b, h, shard.slots(q_idx.device)[q_idx], kv_idx)
+        return score_mod(score, b, h, slots[q_idx], kv_idx)
 
     return at_slots
 
