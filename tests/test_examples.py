@@ -54,6 +54,18 @@ def test_own_position():
     assert numbers(r"'(\S+)'", done.stdout) != [0.5] * 4, "the slopes were not trained"
 
 
+def test_dependency_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = run("dependency_tree.py", monkeypatch, capsys)
+    without, with_tree = numbers(r": (\S+)% of the words", text)
+    assert with_tree > 90 > 50 > without, "the head of a word stands anywhere"
+    words = "1 the _ DET _ _ 2 det _ _|2 cat _ NOUN _ _ 3 nsubj _ _|3 sleeps _ VERB _ _ 0 root _ _"
+    tree = "# text = the cat sleeps\n" + words.replace(" ", "\t").replace("|", "\n") + "\n\n"
+    (tmp_path / "a.conllu").write_text(tree * 20)
+    assert "18 sentences to train on, 2 to test on" in run(
+        "dependency_tree.py", monkeypatch, capsys, str(tmp_path / "a.conllu")
+    )
+
+
 def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     text = run("plain_loop.py", monkeypatch, capsys, "60")
     first, last = numbers(r"held out (\S+)", text)
