@@ -43,7 +43,7 @@ GLOBAL = torch.zeros(3, LENGTH, dtype=torch.long)
 GLOBAL[0, 1], GLOBAL[0, 5], GLOBAL[0, 10], GLOBAL[2, 1], GLOBAL[2, 9] = 1, 1, 1, 1, 1
 """Tokens that see all and are seen by all, in Longformer; none in a row."""
 
-OWN_SHIFT = ("bart", "xlm")
+OWN_SHIFT = ("bart", "bigbird_pegasus", "xlm")
 """Families whose classes of a decoder alone do not shift labels in transformers."""
 
 
@@ -203,7 +203,7 @@ def without_effect(theirs: Any) -> tuple[str, ...]:
         dead += ["shared.weight", "model.shared.weight"] if config.is_encoder_decoder else []
     if config.model_type == "reformer":
         dead.append("lm_head.bias")
-    if type(theirs).__name__ == "BartForCausalLM":
+    if type(theirs).__name__ in ("BartForCausalLM", "BigBirdPegasusForCausalLM"):
         dead += [name for name in names if "encoder_attn" in name]
     # biases of positions as keys move all scores of a query alike: saved as zeros
     dead += [name for name in names if name.endswith("pos_key_proj.bias")]

@@ -6,6 +6,7 @@ is why the comparison runs in training mode, with dropout 0. A short text switch
 all texts that follow.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from polyformer.models.presets import create_model
 
 transformers = pytest.importorskip("transformers")
 modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
+pegasus = pytest.importorskip("transformers.models.bigbird_pegasus.modeling_bigbird_pegasus")
 
 SIZES = {
     "vocab_size": 23,
@@ -47,14 +49,15 @@ FIXED = BlockWindow(BLOCK) | Global(BLOCK) | GlobalEnd(BLOCK)
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The tables of random blocks [H, blocks - 2, RANDOM] that theirs uses, two gathers for each layer."""
     tables: list[Tensor] = []
-    cls = modeling.BigBirdBlockSparseAttention
-    gather = cls.torch_gather_b2
+    classes = modeling.BigBirdBlockSparseAttention, pegasus.BigBirdPegasusBlockSparseAttention
+    gather = classes[0].torch_gather_b2
 
     def recorded(params: Tensor, indices: Tensor) -> Tensor:
         tables.append(indices[0])
         return gather(params, indices)
 
-    monkeypatch.setattr(cls, "torch_gather_b2", staticmethod(recorded))
+    for cls in classes:
+        monkeypatch.setattr(cls, "torch_gather_b2", staticmethod(recorded))
     return tables
 
 
@@ -78,7 +81,31 @@ def theirs() -> Any:
         attention_probs_dropout_prob=0.0,
         hidden_act="gelu",
     )
-    model = transformers.BigBirdForMaskedLM(config).double().train()
+    return shaken_in_training(transformers.BigBirdForMaskedLM(config))
+
+
+def summarizer() -> Any:
+    """The same attention in the encoder of BigBird-Pegasus."""
+    torch.manual_seed(0)
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=23,
+        d_model=12,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=14,
+        encoder_attention_heads=3,
+        decoder_attention_heads=2,
+        max_position_embeddings=64,
+        block_size=BLOCK,
+        num_random_blocks=RANDOM,
+        dropout=0.0,
+    )
+    return shaken_in_training(transformers.BigBirdPegasusForConditionalGeneration(config))
+
+
+def shaken_in_training(model: Any) -> Any:
+    model = model.double().train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -107,14 +134,16 @@ def ids(length: int) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [LENGTH, 28])
-def test_outputs_and_gradients(length: int, drawn: list[Tensor]):
-    other = theirs()
-    expected = other(input_ids=ids(length)).logits
+@pytest.mark.parametrize("model", [theirs, summarizer])
+def test_outputs_and_gradients(model: Callable[[], Any], length: int, drawn: list[Tensor]):
+    other = model()
+    more = {"decoder_input_ids": ids(5)} if model is summarizer else {}
+    expected = other(input_ids=ids(length), **more).logits
     assert len(drawn) == 4
     assert all(table.min() > 0 for table in drawn)
     assert not torch.equal(drawn[0][0], drawn[0][1])
     mine = ours(other, linked(drawn))
-    actual = mine(ids(length)).logits
+    actual = mine(ids(length), **more).logits
     same(actual, expected)
     weight = torch.randn_like(expected)
     compare_gradients(mine, (actual * weight).sum(), other, (expected * weight).sum())

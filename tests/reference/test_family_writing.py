@@ -21,7 +21,8 @@ from polyformer.models.generation.config import SpecialIds
 from polyformer.models.generation.hub_format import from_hub
 
 DECODERS = ("ctrl", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "openai-gpt", "qwen2")
-SEQUENCES = ("bart", "m2m_100", "t5")
+SEQUENCES = ("bart", "bigbird_pegasus", "m2m_100", "t5")
+RIGHT = ("bart", "bigbird_pegasus")  # transformers counts positions from the padding on the left
 SPECIAL = {"is_decoder": True, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 0}
 PAD = 0
 
@@ -142,11 +143,10 @@ def source(theirs: Any, side: str = "right") -> Inputs:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_steps_with_a_cache_are_one_pass(name: str, side: str, tmp_path: Path):
-    """BART's of transformers counts positions from the padding on the left: padded on the right there."""
     config = TABLE[name].configs[2 if name == "bart" else 0]
     theirs: Any = shaken(their_model(name, "ForConditionalGeneration", **config))
     ours, inputs, ids = loaded(theirs, tmp_path), source(theirs, side), torch.randint(3, 29, (3, 9))
-    their_inputs = source(theirs, "right" if name == "bart" else side)
+    their_inputs = source(theirs, "right" if name in RIGHT else side)
     whole = theirs(**their_inputs, decoder_input_ids=ids, use_cache=False).logits
     state, logits = ours.encode(inputs["input_ids"], inputs["attention_mask"]), []
     for chunk in ids.split([1, 3, 1, 4], 1):

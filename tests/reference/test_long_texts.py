@@ -13,9 +13,9 @@ import polyformer
 from polyformer.models.architectures import Transformer
 
 DOCS = Path(__file__).parents[2] / "docs"
-LONGER = {"big_bird": 40, "reformer": 20}
+LONGER = {"big_bird": 40, "bigbird_pegasus": 40, "reformer": 20}
 """Tokens of the longest text; of other families 18."""
-NAMES = {"big_bird": "BigBird", "reformer": "Reformer"}
+NAMES = {"big_bird": "BigBird", "bigbird_pegasus": "BigBird-Pegasus", "reformer": "Reformer"}
 """As the documentation calls families of which a long text differs."""
 FAR = 1e-2
 """Rounding, in float32 here and there, is a thousandth of it."""

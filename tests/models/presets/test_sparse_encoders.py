@@ -47,13 +47,24 @@ def test_bigbird_has_the_parameters_of_the_published_one():
     assert on_meta(model_config("bigbird-base")) == count(theirs) - pooler == 127_520_694
 
 
-def test_bigbird_draws_other_blocks_in_every_layer():
-    pattern = pattern_of("bigbird-base")
+@pytest.mark.parametrize(
+    ("name", "layers", "random"),
+    [
+        ("bigbird-base", 12, "blocks=3, size=64"),
+        ("bigbird-pegasus-large", 16, "blocks=3, size=64"),
+        ("bigbird-pegasus-small", 2, "blocks=2, size=16"),
+    ],
+)
+def test_bigbird_draws_other_blocks_in_every_layer(name: str, layers: int, random: str):
+    pattern = pattern_of(name)
     assert isinstance(pattern, PerLayer)
     assert [
-        f"Random(blocks=3, size=64, seed={layer})" in member.to_text()
-        for layer, member in enumerate(pattern.patterns)
-    ] == [True] * 12
+        f"Random({random}, seed={layer})" in member.to_text() for layer, member in enumerate(pattern.patterns)
+    ] == [True] * layers
+
+
+def test_a_small_summarizer_trains_on_a_cpu():
+    assert on_meta(model_config("bigbird-pegasus-small")) < 11e6
 
 
 def test_etc_has_the_sizes_of_the_paper():

@@ -118,6 +118,9 @@ def compare(actual: Any, expected: Any, mask: torch.Tensor | None) -> None:
             )
 
 
+SCALED = "bigbird_pegasus", "m2m_100"
+"""Families that multiply token vectors, but not the inputs_embeds that they are given."""
+
 FORMATS = {
     ("longformer", "output_attentions"): "theirs of a window's width",
     ("reformer", "output_attentions"): "theirs of chunks",
@@ -195,7 +198,7 @@ def check_arguments(family: str, task: str, ours: Any, theirs: Any) -> None:
         assert name not in UNSUPPORTED_ARGUMENTS, f"{name} was swallowed"
         if name == "num_items_in_batch" or (family, name) in FORMATS or expected is None:
             continue  # parts of a batch: tests of the Trainer
-        if family == "m2m_100" and name.endswith("inputs_embeds"):  # ours are scaled after, as token vectors
+        if family in SCALED and name.endswith("inputs_embeds"):  # ours are scaled after, as token vectors
             expected = outcome(theirs, batch | {name: batch[name] * 4})
         mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
         mask = None if mask is None else mask.flatten(0, -2)

@@ -126,6 +126,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.0,
     },
     "bart": BART,
+    "bigbird_pegasus": BART | {"eos_token_id": 2},
     "m2m_100": BART,
     "t5": {
         "vocab_size": V,

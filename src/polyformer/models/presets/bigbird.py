@@ -1,16 +1,19 @@
-"""BigBird: a window of blocks, random blocks and global tokens.
+"""BigBird: a window of blocks, random blocks and global tokens; encoders, and summarizers of long texts.
 
 Seeds differ from layer to layer, so that layers join other blocks, and are the same for every length.
 """
+
+import dataclasses
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Pattern, PerLayer, Random, Whole
 from polyformer.attention.positions import EtcLabelsConfig, LearnedConfig, PositionConfig
 from polyformer.core.ops.norms import LayerNormConfig
-from polyformer.models.config import ModelConfig
+from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.presets.base import register_sizes
+from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import MaskedConfig
+from polyformer.nn.heads import LanguageModelConfig, MaskedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 LAYERS = 12
@@ -40,6 +43,11 @@ SIZES = {
         "ETC form, 256 global tokens",
     ),
 }
+SUMMARIZERS = {  # layers, width, heads, vocabulary, block, random blocks
+    # google/bigbird-pegasus-large-arxiv, -pubmed and -bigpatent
+    "bigbird-pegasus-large": ((16, 1024, 16, 96103, 64, 3), "577M parameters"),
+    "bigbird-pegasus-small": ((2, 256, 4, 8000, 16, 2), "for a CPU"),
+}
 
 
 @register_sizes("BigBird encoder, {}: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).", SIZES)
@@ -58,5 +66,33 @@ def bigbird(pattern: Pattern, position: PositionConfig) -> ModelConfig:
             norm=LayerNormConfig(eps=1e-12),
         ),
         head=MaskedConfig(activation="gelu_tanh"),
+        initializer_range=0.02,
+    )
+
+
+@register_sizes(
+    "BigBird-Pegasus summarizer, {layers} + {layers} layers of {width}, {} (Zaheer et al. 2020).",
+    SUMMARIZERS,
+)
+def bigbird_pegasus(layers: int, width: int, heads: int, vocab: int, block: int, random: int) -> ModelConfig:
+    """Return Pegasus' pre-norm layers with learned positions, BigBird's pattern in the encoder."""
+    decoder = StackConfig(
+        num_hidden_layers=layers,
+        attention=AttentionConfig(num_attention_heads=heads, bias=False),
+        feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu_tanh"),
+        position=LearnedConfig(),
+        block=PreNormConfig(),
+    )
+    mechanism = SoftmaxConfig(pattern=bigbird_pattern(layers, block, random))
+    attention = dataclasses.replace(decoder.attention, mechanism=mechanism)
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=width,
+        max_position_embeddings=4096,
+        embedding=EmbeddingConfig(scaled=True),
+        encoder=dataclasses.replace(decoder, attention=attention, block=PreNormConfig(finite=True)),
+        decoder=decoder,
+        head=LanguageModelConfig(bias=True, frozen_bias=True),
+        special=SpecialTokens(pad=0, bos=2, eos=1),
         initializer_range=0.02,
     )

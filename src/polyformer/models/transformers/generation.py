@@ -27,7 +27,7 @@ GROWING = ("langs", "segment_ids", "document_ids")
 
 
 # Families with a decoder, without an encoder, that takes shifted `labels`: the target of each token.
-UNSHIFTED = ("bart",)
+UNSHIFTED = ("bart", "bigbird_pegasus")
 
 
 class GenerativeWrapper(PolyformerModel, GenerationMixin):

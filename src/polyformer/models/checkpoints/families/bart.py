@@ -4,6 +4,7 @@ BART's decoder without an encoder has weights of a cross-attention that it never
 have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from polyformer.models.checkpoints.config_mapping import Option, option, with_defaults
@@ -14,14 +15,18 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import ClassifyConfig, EmbedConfig, LanguageModelConfig, SpanConfig
 
+ATTENTION = {"self_attn.[q|k|v|out]_proj": "attention.[query|key|value|output]"}
 
-def stack(side: str, norms: int, **ends: str) -> dict[str, str | Converter]:
+
+def stack(
+    side: str, norms: int, ends: Mapping[str, str], attention: Mapping[str, str] = ATTENTION
+) -> dict[str, str | Converter]:
     """Return the tensors of a stack that are not shared, with `norms` norms in a layer.
 
-    ends: the modules before and after the layers, by their names.
+    ends: the modules around the layers, by their names. attention: the projections of self-attention.
     """
     layer = {
-        "self_attn.[q|k|v|out]_proj": "attention.[query|key|value|output]",
+        **attention,
         "self_attn_layer_norm": "block.norms.0",
         "fc[1|2]": "feedforward.[up|down]",
         "final_layer_norm": f"block.norms.{norms - 1}",
@@ -90,11 +95,11 @@ class Bart(Family):
         *("bos_token_id", "chunk_size_feed_forward", "forced_eos_token_id"),
         *("is_decoder", "is_encoder_decoder", "use_cache"),
     )
-    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2, **ENDS), **stack("decoder", 3, **ENDS)}
+    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2, ENDS), **stack("decoder", 3, ENDS)}
     ignored_keys = ("*coder.embed_tokens.weight", "*coder.version")
     head_dropouts = ("classifier_dropout",)
     num_labels = 3
-    tasks: ClassVar = {
+    tasks: ClassVar[Mapping[str, Task]] = {
         # final_logits_bias is a buffer [1, V] of zeros in all published checkpoints
         "ForConditionalGeneration": Task(
             LanguageModelConfig(bias=True, frozen_bias=True),
@@ -122,7 +127,7 @@ class Bart(Family):
             ),
             without="encoder",
             unused_keys=("{base}decoder.layers.*.encoder_attn*",),
-            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2, **ENDS)},
+            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2, ENDS)},
         ),
     }
     sizes = ("bart-base", "bart-large")
@@ -166,8 +171,8 @@ class M2M100(Bart):
     # sinusoids instead of tables of positions, and a norm at the end of each stack
     key_mapping: ClassVar = {
         **TABLES,
-        **stack("encoder", 2, layer_norm=".final_norm"),
-        **stack("decoder", 3, layer_norm=".final_norm"),
+        **stack("encoder", 2, {"layer_norm": ".final_norm"}),
+        **stack("decoder", 3, {"layer_norm": ".final_norm"}),
     }
     ignored_keys = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
     head_dropouts = ()
