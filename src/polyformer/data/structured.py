@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyformer.core.errors import InputError
+from polyformer.data.tokenizer import Tokenizer
 
 Row = dict[str, np.ndarray]
 
@@ -29,6 +30,32 @@ END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of a text, split after . ! and ? before white space, and at empty lines."""
     return [part.strip() for part in END.split(text) if part.strip()]
+
+
+def sentence_row(tokenizer: Tokenizer, text: str, limit: int) -> tuple[list[str], dict[str, list[int]]]:
+    """Return the first sentences of a text, and <cls> sentence <sep> for each, with types 0 and 1 in turn.
+
+    Sentences that do not fit in `limit` tokens are left out; a longer first sentence is cut. A text without
+    sentences is <cls> <sep>. The tokenizer must have both. Liu and Lapata 2019 (BertSum), section 3.1.
+    """
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert cls is not None
+    assert sep is not None
+    sentences: list[str] = []
+    ids: list[int] = []
+    types: list[int] = []
+    split = split_sentences(text)
+    for number, pieces in enumerate(tokenizer.encode_batch(split)):
+        row = [cls, *pieces, sep]
+        if sentences and len(ids) + len(row) > limit:
+            break
+        row = [*row[: limit - 1], sep] if len(row) > limit else row
+        sentences.append(split[number])
+        ids += row
+        types += [number % 2] * len(row)
+    if not sentences:
+        ids, types = [cls, sep], [0, 0]
+    return sentences, {"input_ids": ids, "token_type_ids": types}
 
 
 def structured(sentences: Sequence[Sequence[int]], *, global_id: int, global_tokens: int) -> Row:

@@ -14,6 +14,7 @@ SYSTEMS = (
     "adaptive-span",
     "alibi",
     "bertsum",
+    "bertsum-abs",
     "blockwise-bert",
     "calm",
     "char-transformer",
@@ -41,6 +42,7 @@ PUBLISHED = {  # millions of parameters, tolerance
     "adaptive-span-large": (209, 0.01),
     "alibi": (247, 0.005),
     "alibi-1.3b": (1300, 0.05),
+    "bertsum-abs": (180, 0.005),  # of the published code
     "char-transformer": (219, 0.005),
     "char-transformer-12": (41, 0.01),
     "gtrxl-dmlab30": (66.4, 0.01),

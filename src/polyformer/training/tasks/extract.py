@@ -22,7 +22,7 @@ from polyformer.core.labels import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Row
-from polyformer.data.structured import split_sentences
+from polyformer.data.structured import sentence_row
 from polyformer.data.summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, TagConfig
@@ -65,17 +65,7 @@ class Extraction(EncoderTask, config=ExtractConfig):
 
     def read(self, text: str) -> tuple[list[str], Row]:
         """Return the sentences that fit, and their token ids and types; a long first sentence is cut."""
-        sentences, ids, types = [], [], []
-        split = split_sentences(text)
-        for number, pieces in enumerate(self.tokenizer.encode_batch(split)):
-            row = [self.cls, *pieces, self.sep]
-            if sentences and len(ids) + len(row) > self.config.max_length:
-                break
-            row = [*row[: self.config.max_length - 1], self.sep] if len(row) > self.config.max_length else row
-            sentences.append(split[number])
-            ids += row
-            types += [number % 2] * len(row)
-        return sentences, {"input_ids": ids, "token_type_ids": types}
+        return sentence_row(self.tokenizer, text, self.config.max_length)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return texts with a label at the <cls> of every sentence: whether it belongs to the summary."""

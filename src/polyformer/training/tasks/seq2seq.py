@@ -59,11 +59,15 @@ class SequenceToSequence(TextTask):
         """Return the decoder target of each text."""
         return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
+    def source_rows(self, texts: Sequence[str]) -> list[Row]:
+        """Return all inputs of the encoder for each text."""
+        return [{"input_ids": ids} for ids in self.encode_sources(texts)]
+
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs of token ids."""
-        sources = self.encode_sources([row["source"] for row in rows])
+        sources = self.source_rows([row["source"] for row in rows])
         targets = self.encode_targets([row["target"] for row in rows])
-        return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets)]
+        return [{**source, "labels": target} for source, target in zip(sources, targets)]
 
     def translated(self, model: Transformer, texts: Sequence[str], workers: Workers) -> list[str]:
         """Return `translate` of all texts, computed in shares by the processes."""
@@ -74,13 +78,12 @@ class SequenceToSequence(TextTask):
     ) -> list[str]:
         """Return the generated text for each text, by beam search, in batches of texts of similar length."""
         search: BeamConfig = beam or self.config.beam
-        sources = self.encode_sources(texts)
+        sources = self.source_rows(texts)
         outputs = [""] * len(texts)
         for numbers, batch in self.batched(model, sources, self.batch_tokens // search.num_beams):
-            config = GenerationConfig(
-                max_new_tokens=self.max_generated(batch["input_ids"].shape[1]), beam=search
-            )
-            generated = model.generate(batch["input_ids"], batch["attention_mask"], config)
+            ids, mask, others = batch.pop("input_ids"), batch.pop("attention_mask"), dict[str, Any](batch)
+            config = GenerationConfig(max_new_tokens=self.max_generated(ids.shape[1]), beam=search)
+            generated = model.generate(ids, mask, config, **others)
             for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
                 outputs[number] = text.strip()
         return outputs
