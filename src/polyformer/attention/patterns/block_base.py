@@ -16,6 +16,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.global_base import Side
 from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, unite
+from polyformer.core.host_values import on_host
 from polyformer.core.sequence.context import Context
 
 
@@ -129,11 +130,11 @@ def last_positions(context: Context) -> Tensor:
     slots = torch.arange(context.kv_len).unsqueeze(0)
     end = torch.full_like(slots, context.kv_len - 1)
     if context.kv_doc is not None:
-        documents = context.kv_doc.cpu().contiguous()
+        documents = on_host(context.kv_doc).contiguous()
         # Document numbers are sorted within a row: bisection finds each document's last slot.
         end = torch.searchsorted(documents, documents, right=True) - 1
     if context.kv_valid is not None:
-        real = torch.where(context.kv_valid.bool().cpu(), slots, 0)
+        real = torch.where(on_host(context.kv_valid).bool(), slots, 0)
         if context.kv_doc is None:  # ONNX has a maximum, but no running maximum
             end = F.pad(real, (1, 0)).amax(1, keepdim=True).expand_as(real)  # amax fails on zero slots
         else:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Interval, Keys, clip
+from polyformer.core.host_values import on_host
 from polyformer.core.sequence.context import Context
 
 
@@ -76,9 +77,14 @@ class Padding(ImpliedPattern):
             return Full().keys(context, start, stop)
         if torch.compiler.is_compiling():  # a tensor cannot be read while a graph is traced
             return super().keys(context, start, stop)
-        valid = context.kv_valid
-        # Slots that are not padding in some, and in all, batch rows.
-        return context.once(self, lambda: Keys(runs(valid.any(0).cpu()), runs(valid.all(0).cpu())))
+        mask = context.kv_valid
+
+        def shared() -> Keys:
+            """Return the slots that are not padding in some, and in all, batch rows."""
+            valid = on_host(mask)
+            return Keys(runs(valid.any(0)), runs(valid.all(0)))
+
+        return context.once(self, shared)
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:
@@ -154,6 +160,6 @@ def _document_spans(q_doc: Tensor | None, kv_doc: Tensor | None) -> tuple[Tensor
     """
     assert q_doc is not None, "Documents asks only where the context has them"
     assert kv_doc is not None
-    kv_doc, q_doc = kv_doc.cpu().contiguous(), q_doc.cpu().contiguous()
+    kv_doc, q_doc = on_host(kv_doc).contiguous(), on_host(q_doc).contiguous()
     # Equal numbers are neighbours: bisection from the left and from the right.
     return torch.searchsorted(kv_doc, q_doc), torch.searchsorted(kv_doc, q_doc, right=True)
