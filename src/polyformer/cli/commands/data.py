@@ -4,7 +4,8 @@
 documents for validation, and writes the tokens to DIR. To resume an interrupted run, repeat the same command.
 The result does not depend on the number of workers. Train on it with `polyformer train RECIPE --data DIR`.
 `show` prints the contents of DIR, and `verify` compares them with their checksums. Both also accept a mixture
-(mix.yaml).
+(mix.yaml). `vectors` trains word vectors of FILES, skip-gram or CBOW, and writes DIR/vectors.bin for
+`polyformer train --pretrained-vectors`.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   polyformer data show prepared
   polyformer data verify mix.yaml
   polyformer train wikitext2 --data prepared
+  polyformer data vectors reviews.txt --format lines --width 64 --out vectors
 """
 
 SAMPLE = 10**8
@@ -38,46 +40,81 @@ SAMPLE = 10**8
 class DataOptions:
     """Options of `polyformer data`."""
 
-    what: Literal["prepare", "show", "verify"] = argument("action", metavar="WHAT")
+    what: Literal["prepare", "show", "verify", "vectors"] = argument("action", metavar="WHAT")
     names: tuple[str, ...] = argument(
-        "for prepare: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders or mixtures",
+        "for prepare and vectors: files, patterns, addresses, hub:OWNER/NAME; for show and verify: folders "
+        "or mixtures",
         metavar="FILE",
     )
     out: str | None = option(
-        "for prepare: output folder, new or from an interrupted run", metavar="DIR", output="folder"
+        "for prepare and vectors: output folder, new or, for prepare, from an interrupted run",
+        metavar="DIR",
+        output="folder",
     )
     tokenizer: str | None = option(
         "for prepare: folder or file of a tokenizer (a run, a checkpoint, other prepared text), or 'train' "
         "to train a tokenizer on the text"
     )
-    workers: int | None = option("for prepare: number of threads (default: number of cores)")
-    format: str | None = option(
-        "for prepare: format of FILES, if the names do not show it: text, lines, jsonl, ..."
+    workers: int | None = option(
+        "for prepare and vectors: number of threads (default: number of cores, for vectors 1)"
     )
-    column: str | None = option("for prepare: column of tables that contains the text (default: text)")
+    format: str | None = option(
+        "for prepare and vectors: format of FILES, if the names do not show it: text, lines, jsonl, ..."
+    )
+    column: str | None = option(
+        "for prepare and vectors: column of tables that contains the text (default: text)"
+    )
     validation: float | None = option(
         "for prepare: share of the text to hold out, evenly spread, or number of documents to hold out from "
         "the beginning (default: 0.005)"
     )
     shard_tokens: int | None = option("for prepare: minimum tokens per file (default: 134217728)", most=COUNT)
     algorithm: str | None = option(
-        "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece"
+        "for --tokenizer train: bpe (default), bytes, characters, unigram, wordpiece; for vectors: skipgram "
+        "(default), cbow"
     )
     vocab_size: int | None = option("for --tokenizer train: size of the vocabulary (default: 8192)")
     documents: int | None = option("for show: number of documents to preview (default: 3)")
+    width: int | None = option("for vectors: numbers per word (default: 64)")
+    epochs: int | None = option("for vectors: passes over the texts (default: 5)")
+    window: int | None = option("for vectors: context words on either side (default: 5)")
+    least: int | None = option("for vectors: occurrences of a word that gets a vector (default: 5)")
+    cased: bool = option("for vectors: keep upper case", False)
+    seed: int | None = option("for vectors: seed of the training (default: 0)")
 
 
 def run(options: DataOptions) -> None:
-    """Prepare, show or verify."""
-    own = {"prepare": {"documents"}, "show": {*_PREPARE}, "verify": {*_PREPARE, "documents"}}[options.what]
-    refuse(options, sorted(own), f"not an option of `data {options.what}`")
-    {"prepare": prepare_text, "show": show, "verify": verify}[options.what](options)
+    """Prepare, show, verify or train vectors."""
+    own = {"prepare": {*_PREPARE}, "show": {"documents"}, "verify": set(), "vectors": {*_VECTORS, *_READ}}
+    others = {*_PREPARE, *_VECTORS, *_READ, "documents"} - own[options.what]
+    refuse(options, sorted(others), f"not an option of `data {options.what}`")
+    does = {"prepare": prepare_text, "show": show, "verify": verify, "vectors": train_vectors}
+    does[options.what](options)
 
 
 _PREPARE = (
     *("out", "tokenizer", "workers", "format", "column", "validation"),
     *("shard_tokens", "algorithm", "vocab_size"),
 )
+_READ = "format", "column"
+_VECTORS = "out", "algorithm", "workers", "width", "epochs", "window", "least", "cased", "seed"
+
+
+def train_vectors(options: DataOptions) -> None:
+    """Train word vectors and write their file."""
+    from polyformer.data.prepared.manifest import Settings
+    from polyformer.data.prepared.word_vector_training import VectorSettings, train_word_vectors
+
+    if options.out is None:
+        raise InputError("--out DIR is missing; see polyformer data --help")
+    chosen = {name: getattr(options, name) for name in _VECTORS if name != "out"}
+    settings = VectorSettings.from_dict(
+        {name: value for name, value in chosen.items() if value is not None}, "data vectors"
+    )
+    reading = Settings(tokenizer="", format=options.format, column=options.column or "text")
+    file = Path(options.out) / "vectors.bin"
+    vectors, words = train_word_vectors(options.names, file, settings, reading)
+    print(f"{file}: {vectors:,} vectors of {settings.width} numbers, from {words:,} words")
 
 
 def prepare_text(options: DataOptions) -> None:
