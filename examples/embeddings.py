@@ -15,7 +15,7 @@ import polyformer
 from polyformer.data import TokenizerConfig
 from polyformer.data.library_text import default_documents
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
-from polyformer.training.objectives.contrastive import contrastive_loss
+from polyformer.training import contrastive_loss
 
 LONGEST = 64  # texts are cut to this number of tokens
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import polyformer
-from polyformer.attention.functional.relative import Relative
+from polyformer.attention import Relative
 from polyformer.attention.positions import Position, PositionConfig, Shape
 
 

@@ -66,8 +66,8 @@ SHARED = {
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 
-LAZY = ["attention", "models", "nn", "training"]
-"""Packages with names of their subpackages."""
+LAZY = ["attention", "cli.plots", "models", "nn", "training"]
+"""Packages with names of their modules and subpackages."""
 
 HEAVY = [
     *("accelerate", "datasets", "gymnasium", "huggingface_hub", "matplotlib", "minari", "pandas"),

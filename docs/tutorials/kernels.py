@@ -11,9 +11,7 @@ import math
 
 import torch
 
-from polyformer.attention.mechanisms import PerformerConfig
-from polyformer.core.ops.random_directions import directions
-from polyformer.core.sequence.context import Context
+from polyformer.attention import Context, PerformerConfig, directions
 
 generator = torch.Generator().manual_seed(0)
 

@@ -25,7 +25,7 @@ import polyformer.models.transformers_attention
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 from polyformer.models.checkpoints import convert
-from polyformer.training.objectives.contrastive import contrastive_loss
+from polyformer.training import contrastive_loss
 
 MODEL, BOOK = os.environ.get("MODEL"), os.environ.get("BOOK")
 STEPS, CHAPTERS = int(os.environ.get("STEPS", "4")), int(os.environ.get("CHAPTERS", "40"))

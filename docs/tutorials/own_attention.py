@@ -13,7 +13,7 @@ import torch
 
 import polyformer
 from polyformer import Relative, Window, attend
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
+from polyformer.attention.mechanisms import Mechanism, MechanismConfig
 from polyformer.attention.patterns import ByDistance
 from polyformer.attention.positions import Position, PositionConfig
 

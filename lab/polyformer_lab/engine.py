@@ -98,7 +98,7 @@ def run(studies: Sequence[Running], page: Path, jobs: int | None = None, quick: 
         f"{owner.study.name}, {cell.title}" for cell, owner in owners.items() if cell in owner.failures
     ]
     if failed:
-        print(f"failed: {'; '.join(failed)}; the same command goes on with them")
+        print(f"failed: {'; '.join(failed)}; run the same command again to resume them")
         raise SystemExit(1)
     return page
 

@@ -168,7 +168,7 @@ def test_quantising_our_linear_layers_warns_with_the_way_out() -> None:
         quantized(model)
     ids = batch(model)
     expected = model(**ids).logits
-    plain = polyformer.core.ops.linear.as_torch(model)
+    plain = polyformer.nn.as_torch(model)
     torch.testing.assert_close(plain(**ids).logits, expected, rtol=1e-4, atol=1e-5)
     small = quantized(plain)
     assert any("quantized" in type(module).__module__ for module in small.modules())

@@ -104,7 +104,7 @@ def test_a_cell_that_fails_stops_no_other(mine: Path, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "mine, pre, seed 0: done" in text
     assert "absent.txt" in text
-    assert "failed: mine, wrong, seed 0; the same command goes on with them" in text
+    assert "failed: mine, wrong, seed 0; run the same command again to resume them" in text
     assert "log.txt" in Path("out/claims.html").read_text()
     shutil.rmtree("out")
     assert main(["reproduce", "mine.yaml", "--out", "out"]) == 2, "in this process at once"
@@ -238,7 +238,7 @@ def test_a_study_that_cannot_be_prepared_stops_no_other(mine: Path, capsys: pyte
     assert "compressive: not run; " in text
     assert "too short a book" in text
     assert "warmup, post, cold, seed 0: done" in text
-    assert "failed: compressive; the same command goes on with them" in text
+    assert "failed: compressive; run the same command again to resume them" in text
     page = Path("out/claims.html").read_text()
     assert page.count("too short a book") == 2, "in the table of all claims and in the part of this claim"
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyformer.attention.functional.relative import Relative
+from polyformer.attention import Context, Relative
 from polyformer.attention.positions import Position, PositionConfig, Shape, Site
-from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polyformer.attention import Context
 from polyformer.core.errors import InputError
-from polyformer.core.ops.dropout import Dropout
-from polyformer.core.ops.linear import Linear
-from polyformer.core.sequence.context import Context
-from polyformer.nn.feedforward import FeedForward, FeedForwardConfig
+from polyformer.nn import Dropout, FeedForward, FeedForwardConfig, Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

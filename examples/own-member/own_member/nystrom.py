@@ -15,11 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention import Context, Mechanism, MechanismConfig, ScoreTerms, guarded, softmax
 from polyformer.core.errors import InputError
-from polyformer.core.ops.softmax import softmax
-from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
 

@@ -10,16 +10,24 @@ from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.attention.functional.attend import attend as attend
+    from polyformer.attention.functional.isolation import guarded as guarded
     from polyformer.attention.functional.relative import Relative as Relative
     from polyformer.attention.mechanisms import *
     from polyformer.attention.patterns import *
     from polyformer.attention.positions import *
+    from polyformer.core.ops.random_directions import directions as directions
+    from polyformer.core.ops.softmax import softmax as softmax
+    from polyformer.core.sequence.context import Context as Context
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Context": "polyformer.core.sequence.context",
         "Relative": "functional.relative",
         "attend": "functional.attend",
+        "directions": "polyformer.core.ops.random_directions",
+        "guarded": "functional.isolation",
+        "softmax": "polyformer.core.ops.softmax",
     },
     ["mechanisms", "patterns", "positions"],
 )

@@ -10,14 +10,14 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of `package`.
 
-    `homes` maps a name to its module, relative to `package`. The other names are the `__all__` of
-    `subpackages`. `import polyformer` and the command line stay fast because torch is loaded with the first
-    of these names. A type checker needs the same names below `if TYPE_CHECKING`; a test compares the two
-    lists.
+    `homes` maps a name to its module, relative to `package`, or absolute if it begins with "polyformer.". The
+    other names are the `__all__` of `subpackages`. `import polyformer` and the command line stay fast because
+    torch is loaded with the first of these names. A type checker needs the same names below
+    `if TYPE_CHECKING`; a test compares the two lists.
     """
 
     def load(name: str) -> Any:
-        return importlib.import_module(f"{package}.{name}")
+        return importlib.import_module(name if name.startswith("polyformer.") else f"{package}.{name}")
 
     def names() -> list[str]:
         return [*homes, *(name for part in subpackages for name in load(part).__all__)]

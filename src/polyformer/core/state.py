@@ -1,15 +1,20 @@
 """States: what one call leaves for the next (caches, memories, sums), passed in and returned."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Base of all states: a dataclass of tensors [B, ...], other states, tuples of them, and plain values."""
+    """Base of all states: a dataclass of tensors [B, ...], other states, tuples of them, and plain values.
+
+    `renamed`: names of fields in earlier files -> names today.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with `function` applied to every tensor."""

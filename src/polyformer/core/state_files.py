@@ -79,7 +79,8 @@ def _read(node: dict[str, Any], tensors: dict[str, Tensor], source: object) -> A
         raise InputError(
             f"{source}: a state of {quote(node['state'])}, which is not imported; import its module first"
         )
-    return kind(**{name: _read(field, tensors, source) for name, field in node["fields"].items()})
+    fields = {name: _read(field, tensors, source) for name, field in node["fields"].items()}
+    return kind(**{kind.renamed.get(name, name): value for name, value in fields.items()})
 
 
 def _name(kind: type[State]) -> str:

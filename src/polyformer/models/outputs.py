@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ class ModelState(State):
     source: Tensor | None = None  # encoder output [B, S, E]; None once every layer has projected it
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
-    source_share: SequenceShard | None = None  # the part in `source`, with context parallelism
+    source_shard: SequenceShard | None = None  # the part in `source`, with context parallelism
+
+    renamed: ClassVar[Mapping[str, str]] = {"source_share": "source_shard"}
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from polyformer.core.ops.dropout import Dropout as Dropout
+    from polyformer.core.ops.linear import Linear as Linear
+    from polyformer.core.ops.linear import as_torch as as_torch
     from polyformer.nn.block import *
     from polyformer.nn.depth import *
     from polyformer.nn.feedforward import *
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {},
+    {
+        "Dropout": "polyformer.core.ops.dropout",
+        "Linear": "polyformer.core.ops.linear",
+        "as_torch": "polyformer.core.ops.linear",
+    },
     ["block", "depth", "feedforward", "heads", "memory", "stack"],
 )

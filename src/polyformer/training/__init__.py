@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from polyformer.training.config import TrainingConfig as TrainingConfig
     from polyformer.training.loop import Result as Result
     from polyformer.training.loop import train as train
+    from polyformer.training.objectives.contrastive import contrastive_loss as contrastive_loss
     from polyformer.training.optimizers import MuonConfig as MuonConfig
     from polyformer.training.optimizers import OptimizerConfig as OptimizerConfig
     from polyformer.training.recipes import *
@@ -38,6 +39,7 @@ __getattr__, __dir__ = lazy_names(
         "ScheduleConfig": "schedules",
         "TrainingConfig": "config",
         "TrainingTask": "task",
+        "contrastive_loss": "objectives.contrastive",
         "share": "task",
         "share_rows": "task",
         "train": "loop",

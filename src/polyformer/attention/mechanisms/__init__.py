@@ -2,6 +2,7 @@
 
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
 from polyformer.attention.mechanisms.linear.performer import PerformerConfig
 from polyformer.attention.mechanisms.linear.rfa import RFAConfig
@@ -20,11 +21,14 @@ __all__ = [
     "DynamicSpanConfig",
     "LSHConfig",
     "LinformerConfig",
+    "Mechanism",
+    "MechanismConfig",
     "MemoryCompressedConfig",
     "PerformerConfig",
     "RFAConfig",
     "RoutingConfig",
     "SVDConfig",
+    "ScoreTerms",
     "SinkhornConfig",
     "SoftmaxConfig",
     "SortCutConfig",

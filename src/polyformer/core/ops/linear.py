@@ -177,7 +177,7 @@ class Linear(nn.Linear):
         if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
             warnings.warn(
                 "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
-                "quantise polyformer.core.ops.linear.as_torch(model)",
+                "quantise polyformer.nn.as_torch(model)",
                 stacklevel=2,
             )
         super().__setattr__(name, value)  # type: ignore[arg-type]

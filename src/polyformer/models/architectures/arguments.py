@@ -136,12 +136,12 @@ class Labels:
         following = next_labels(self.labels, document_ids, tokens.new_valid(self.labels.shape[1]))
         return dataclasses.replace(self, labels=following)
 
-    def local_part(self, share: SequenceShard | None) -> "Labels":
-        """Return the (already shifted) `labels` of a process's tokens; all if `share` is None."""
-        if share is None:
+    def local_part(self, shard: SequenceShard | None) -> "Labels":
+        """Return the (already shifted) `labels` of a process's tokens; all if `shard` is None."""
+        if shard is None:
             return self
         # Labels are shifted before the sequence is cut: the next token may be on another rank.
-        return Labels(None if self.labels is None else share.take(self.labels))
+        return Labels(None if self.labels is None else shard.take(self.labels))
 
     def add_to(self, inputs: HeadInput, vocab_size: int) -> HeadInput:
         """Return `inputs` of the head with all fields of this class except `labels`; raises `InputError` for

@@ -57,7 +57,7 @@ def runs_of_stack(config: StackConfig, whole: Context, processes: int) -> tuple[
     return choose_runs(patterns, whole, processes)
 
 
-def mean_loss_over_group(loss: Tensor, labels: Tensor | None, share: SequenceShard | None) -> Tensor:
+def mean_loss_over_group(loss: Tensor, labels: Tensor | None, shard: SequenceShard | None) -> Tensor:
     """Return the mean over the labelled tokens of the whole sequence, from the mean `loss` over this
     process's.
 
@@ -65,11 +65,11 @@ def mean_loss_over_group(loss: Tensor, labels: Tensor | None, share: SequenceSha
     process's part times the number of processes, so that the mean of the gradients over the processes is the
     gradient of the whole.
     """
-    if share is None or labels is None:
+    if shard is None or labels is None:
         return loss
     count = (labels != IGNORED).sum()
     # Without labels the mean is 0 / 0, so it is replaced by 0 before the sum.
     own = torch.where(count > 0, loss.detach(), 0.0).double() * count
-    whole = total(torch.stack([own, count.double()]), share)
-    part = loss * (count * len(share.runs) / whole[1].clamp_min(1)).to(loss.dtype)
+    whole = total(torch.stack([own, count.double()]), shard)
+    part = loss * (count * len(shard.runs) / whole[1].clamp_min(1)).to(loss.dtype)
     return part + ((whole[0] / whole[1].clamp_min(1)).to(loss.dtype) - part).detach()

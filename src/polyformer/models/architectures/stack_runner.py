@@ -47,17 +47,17 @@ class StackOutput:
     last_layer: LastLayer | None  # for heads that run the last layer again
     auxiliary_losses: AuxiliaryLosses  # terms that parts of the stack add to the training loss
     halting: Halting | None = None  # the number of layers of each token, if it varies
-    share: SequenceShard | None = None  # this rank's tokens, to which all fields except `tokens` refer
+    shard: SequenceShard | None = None  # this rank's tokens, to which all fields except `tokens` refer
 
     @property
     def output_tokens(self) -> Tokens:
         """Return the tokens of `hidden`."""
-        return self.tokens if self.share is None else self.tokens.local_part(self.share)
+        return self.tokens if self.shard is None else self.tokens.local_part(self.shard)
 
     @property
     def slots(self) -> Tensor | None:
         """Return the indices of these tokens in the sequence, [T]; None if they are all tokens."""
-        return None if self.share is None else self.share.slots(self.hidden.device)
+        return None if self.shard is None else self.shard.slots(self.hidden.device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class StackRunner:
     ) -> StackOutput:
         """Run the stack on this rank's shard of the tokens of `inputs` and of a source in `state`."""
         self.check_context_parallel()
-        if state is not None and (state.source_share is None or cached):
+        if state is not None and (state.source_shard is None or cached):
             raise InputError(
                 "state, use_cache: context parallelism reads the whole sequence in one call; leave them out"
             )
@@ -164,15 +164,15 @@ class StackRunner:
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
-        share = None if over is None else choose_shard(over, context, getattr(self.config, self.name))
-        if share is not None:
-            context, inputs = shard_sequence(context, share, ids.device), inputs.local_part(share)
-            ids, pos = share.take(ids), share.take(pos)
+        shard = None if over is None else choose_shard(over, context, getattr(self.config, self.name))
+        if shard is not None:
+            context, inputs = shard_sequence(context, shard, ids.device), inputs.local_part(shard)
+            ids, pos = shard.take(ids), shard.take(pos)
         source = None
         if state is not None and self.config.encoder is not None:
             read = Context(new, state.source_length, kv_valid=state.source_valid)
-            if share is not None and state.source_share is not None:
-                read = shard_source(read, share, state.source_share)
+            if shard is not None and state.source_shard is not None:
+                read = shard_source(read, shard, state.source_shard)
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
         x = self._embed(ids, pos, inputs)
@@ -197,7 +197,7 @@ class StackRunner:
             last_layer,
             auxiliary_losses,
             halting,
-            share,
+            shard,
         )
 
     def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:

@@ -299,7 +299,7 @@ class Transformer(PretrainedMixin):
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.local_part(output.share)
+        labels = labels.local_part(output.shard)
         valid, table = output.output_tokens.new_valid(output.hidden.shape[1]), self._output_weight()
         head_input = labels.add_to(
             HeadInput(output.hidden, valid, table, output.last_layer, ids=ids), self.config.vocab_size
@@ -307,7 +307,7 @@ class Transformer(PretrainedMixin):
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:
-            loss = mean_loss_over_group(loss, labels.labels, output.share)
+            loss = mean_loss_over_group(loss, labels.labels, output.shard)
             losses = {"prediction": loss.detach()}
             others = encoded.auxiliary_losses if encoded else {}
             own = {}
@@ -347,4 +347,4 @@ class Transformer(PretrainedMixin):
 def _source_state(encoded: StackOutput, layers: tuple[LayerState, ...]) -> ModelState:
     """Return the state of a decoder that has read the source and no token of the target."""
     tokens = encoded.tokens
-    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.share)
+    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.shard)

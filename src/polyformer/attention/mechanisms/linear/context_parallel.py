@@ -42,14 +42,14 @@ class RunSums:
 
 def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor:
     """Return output [B, H, T, Dv] of this process's queries; `inputs` has this process's keys."""
-    share = context.shard
-    assert share is not None
-    if share.source is not None:
-        return _attend_to_source(inputs, share)
+    shard = context.shard
+    assert shard is not None
+    if shard.source is not None:
+        return _attend_to_source(inputs, shard)
     # Without causality earlier runs also need the document at the beginning of a run.
     both = context.kv_doc is not None and not inputs.causal
     parts, last = [], 0
-    for start, stop in share.local_runs:
+    for start, stop in shard.local_runs:
         first, last = last, last + stop - start
         doc = None if context.kv_doc is None else context.kv_doc[:, first:last]
         parts.append((inputs.tokens(slice(first, last)), doc, (start, stop)))
@@ -59,9 +59,9 @@ def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor
         for leads in (False, True)[: 1 + both]
     ]
     # One all-gather, of a size that does not depend on the number of tokens.
-    gathered = gather(torch.stack(own), share, "sums of keys")
+    gathered = gather(torch.stack(own), shard, "sums of keys")
     # In the order of the gathered sums: process, run, end or beginning.
-    edges = [(run, leads) for runs in share.runs for run in runs for leads in (False, True)[: 1 + both]]
+    edges = [(run, leads) for runs in shard.runs for run in runs for leads in (False, True)[: 1 + both]]
     all_runs = [
         RunSums(*_unpack(sums, parts[0][0]), run, _edge_document(context, run, leads))
         for (run, leads), sums in zip(edges, gathered.flatten(0, 1))
@@ -70,9 +70,9 @@ def context_parallel_attention(inputs: LinearInputs, context: Context) -> Tensor
     return anchored(torch.cat(outs, 2), gathered)
 
 
-def _attend_to_source(inputs: LinearInputs, share: SequenceShard) -> Tensor:
+def _attend_to_source(inputs: LinearInputs, shard: SequenceShard) -> Tensor:
     """Return the output of this process's queries over a source distributed over the processes."""
-    gathered = gather(_pack(*document_sums(inputs, None, False)), share, "sums of keys")
+    gathered = gather(_pack(*document_sums(inputs, None, False)), shard, "sums of keys")
     all_runs = [RunSums(*_unpack(sums, inputs), (0, 0), None) for sums in gathered]
     fresh = empty_sums(inputs.weight[..., 0].numel(), inputs.v.shape[3], inputs.kernel)
     return anchored(read_sums(inputs, combine_sums(fresh, all_runs, None)), gathered)

@@ -28,14 +28,14 @@ class KeyColumns:
         used: the number of columns up to the column of the last token.
         index: [B or 1, Tk], the column of every key, 0 for padding; None if each key's column is its slot.
         valid: [B, Tk], False where a key is padding; None if there is no padding.
-        share: the keys of this process under context parallelism; `first` is then the column of its first key
+        shard: the keys of this process under context parallelism; `first` is then the column of its first key
             and `whole` has the columns of all keys.
     """
 
     used: int
     index: Tensor | None = None
     valid: Tensor | None = None
-    share: SequenceShard | None = None
+    shard: SequenceShard | None = None
     first: int = 0
     whole: "KeyColumns | None" = None
     memo: dict[int, tuple[Tensor, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
@@ -43,11 +43,11 @@ class KeyColumns:
     @classmethod
     def of(cls, context: Context, most: int, device: torch.device) -> Self:
         """Return the columns of a context; raises `InputError` for tokens beyond the `most` columns."""
-        whole, share = context.whole, context.shard
-        if whole is None or share is None:
+        whole, shard = context.whole, context.shard
+        if whole is None or shard is None:
             return context.once(("columns", most), lambda: cls._read(context, most))
         return context.once(
-            ("columns", most), lambda: cls._read(whole, most)._for_shard(share.key_shard, device)
+            ("columns", most), lambda: cls._read(whole, most)._for_shard(shard.key_shard, device)
         )
 
     @classmethod
@@ -71,18 +71,18 @@ class KeyColumns:
         in_place = bool(((column == slots) | ~real).all())
         return cls(used, None if in_place else index, valid)
 
-    def _for_shard(self, share: SequenceShard, device: torch.device) -> Self:
+    def _for_shard(self, shard: SequenceShard, device: torch.device) -> Self:
         """Return the columns of this process's keys, out of the columns `self` of all keys."""
-        index = share.slots(device).unsqueeze(0) if self.index is None else share.take(self.index)
-        valid = None if self.valid is None else share.take(self.valid)
+        index = shard.slots(device).unsqueeze(0) if self.index is None else shard.take(self.index)
+        valid = None if self.valid is None else shard.take(self.valid)
         if not index.numel():
-            return type(self)(1, index, valid, share, 0, self)
+            return type(self)(1, index, valid, shard, 0, self)
         if index.is_meta:  # values cannot be read: assume tokens in consecutive columns
-            return type(self)(index.shape[1], index, valid, share, 0, self)
+            return type(self)(index.shape[1], index, valid, shard, 0, self)
         real = torch.ones_like(index, dtype=torch.bool) if valid is None else valid
         first = int(torch.where(real, index, self.used - 1).min())
         used = int(torch.where(real, index, first).max()) + 1
-        return type(self)(used, torch.where(real, index, first), valid, share, first, self)
+        return type(self)(used, torch.where(real, index, first), valid, shard, first, self)
 
     def scatter(self, x: Tensor, step: int = 1) -> Tensor:
         """Return tokens x [B, H, Tk, D] scattered to their columns, [B, H, N, D], with zeros elsewhere.
@@ -109,21 +109,21 @@ class KeyColumns:
 
         `step`: the rows belong to windows of `step` columns; None if they belong to all columns.
         """
-        return rows if self.share is None else self._gather_rows(rows, step, 0.0).sum(0)
+        return rows if self.shard is None else self._gather_rows(rows, step, 0.0).sum(0)
 
     def maximum(self, rows: Tensor, step: int) -> Tensor:
         """Return the maxima over the keys of all processes, otherwise like `total`."""
-        return rows if self.share is None else self._gather_rows(rows, step, -torch.inf).amax(0)
+        return rows if self.shard is None else self._gather_rows(rows, step, -torch.inf).amax(0)
 
     def _gather_rows(self, rows: Tensor, step: int | None, empty: float) -> Tensor:
-        assert self.share is not None
+        assert self.shard is not None
         assert self.whole is not None
         if step is not None:
             # Empty rows for the windows of other processes, so that all have equal shapes.
             before = self.start(step) // step
             after = -(-self.whole.used // step) - before - rows.shape[2]
             rows = F.pad(rows, (0, 0, before, after), value=empty)
-        return gather(at_least_float32(rows), self.share, "sums of keys")  # under autocast rows are rounded
+        return gather(at_least_float32(rows), self.shard, "sums of keys")  # under autocast rows are rounded
 
     def tokens(self, step: int, device: torch.device) -> Tensor:
         """Return the number of tokens in each column, [B or 1, N]."""

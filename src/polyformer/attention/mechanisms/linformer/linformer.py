@@ -221,7 +221,7 @@ class Linformer(Mechanism):
             dropout=self.config.dropout if self.training else 0.0,
             backend=self.config.backend,
         )
-        if columns.share is None:
+        if columns.shard is None:
             return out
         # A process without queries must still take part in the all-gather of the backward pass.
         return anchored(anchored(out, k), v)
