@@ -313,9 +313,14 @@ def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:
     """A number that depends on all of the output (of its real tokens): what gradients are taken of."""
     hidden = output.last_hidden_state
     kept = hidden if mask is None else hidden[mask.bool()]
-    kept = kept.reshape(-1, hidden.shape[-1])
+    return weighted_sum(kept)
+
+
+def weighted_sum(hidden: Tensor) -> Tensor:
+    """The sum of [..., E] with random weights, the same in every precision and on every device."""
+    rows = hidden.reshape(-1, hidden.shape[-1])
     torch.manual_seed(3)
-    return (kept * torch.randn(kept.shape).to(kept)).sum()
+    return (rows * torch.randn(rows.shape).to(rows)).sum()
 
 
 def gradients(model: Transformer, value: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -61,7 +61,7 @@ def train_word_vectors(
     with needs_extra("vectors", "data vectors: skip-gram and CBOW are trained by gensim"):
         from gensim.models import Word2Vec  # type: ignore[import-untyped]
     sentences = Sentences(names, reading, settings.cased)
-    model = Word2Vec(
+    model: Any = Word2Vec(
         vector_size=settings.width,
         window=settings.window,
         min_count=settings.least,
