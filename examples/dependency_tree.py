@@ -108,7 +108,7 @@ def accuracy(train: list[Sentence], test: list[Sentence], tree: bool, epochs: in
 if __name__ == "__main__":
     random.seed(0)
     file = sys.argv[1] if len(sys.argv) > 1 else None
-    trees = read_trees(Path(file)) if file else random_trees(1000)
+    trees = read_trees(Path(file)) if file else random_trees(600)
     train, test = trees[len(trees) // 10 :], trees[: len(trees) // 10]
     print(f"{len(train)} sentences to train on, {len(test)} to test on")
     for tree, name in ((False, "distances"), (True, "distances and the tree")):

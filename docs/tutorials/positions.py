@@ -7,6 +7,7 @@
 
 # %%
 import dataclasses
+import os
 
 import torch
 
@@ -64,8 +65,8 @@ def right(position, seed, steps=200):
 
 
 for position in ("sinusoidal", "counted", "counted(divided=true)", "none"):
-    shares = ", ".join(f"{right(position, seed):.0%}" for seed in (0, 1))
-    print(f"{position:22} {shares} right with seeds 0 and 1")
+    shares = [f"{right(position, seed):.0%}" for seed in range(int(os.environ.get("SEEDS", "2")))]
+    print(f"{position:22} {', '.join(shares)} right, by seed")
 
 # %% [markdown]
 # Both schemes are worse than a decoder without positions, which knows the order only from its causal mask.

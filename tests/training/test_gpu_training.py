@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on_and_learns(name: str, tmp_path: Path) -> None:
     assert resumed[-1] == pytest.approx(whole[-1], rel=0.02)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd"] if GPU else ["muon"])
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd"] if GPU else [])
 def test_other_optimizers_learn(optimizer: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     subprocess.run(

@@ -59,6 +59,10 @@ def tiny(name: str) -> Recipe:
             "task": {"batch_tokens": 512},
             "data": {"path": "pairs.csv", "format": "csv", "test": None},
         },
+        "summarize": {
+            "task": {"batch_tokens": 512, "max_length": 64},
+            "data": {"path": "pairs.csv", "format": "csv", "test": None},
+        },
         "lm": {"task": {"batch_tokens": max(length, 256), "ngram_order": 2}, "data": {"test": None}},
     }
     own = changes.get(kind, {"task": {"batch_tokens": max(length, 256)}})
