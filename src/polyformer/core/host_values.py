@@ -5,6 +5,7 @@ answers the same questions at once: whether ids are in range, whether a mask hid
 labelled.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     pins = device.type == "cuda"
     values = tensor.pin_memory() if pins else tensor
     return remember(values.to(device, non_blocking=pins), values)
+
+
+def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return a batch with every tensor on a device, as `to_device` returns it."""
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
 def tensor_on(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -58,6 +64,16 @@ def on_host(tensor: Tensor) -> Tensor:
     """Return the tensor in the memory of the host, never changed in place: `host_values`, else a copy."""
     values = host_values(tensor)
     return tensor.cpu() if values is None else values
+
+
+def bounds(tensor: Tensor) -> tuple[float, float] | None:
+    """Return the least and the greatest value, if the host knows the values and there are any."""
+    values = host_values(tensor)
+    if values is None or not values.numel():
+        return None
+    number = float if values.is_floating_point() else int
+    least, greatest = values.aminmax()
+    return number(least), number(greatest)
 
 
 def drop_full_mask(

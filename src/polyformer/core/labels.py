@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values, remember
+from polyformer.core.host_values import bounds, host_values, remember
 
 IGNORED = -100
 """Label of a token without a target."""
@@ -22,9 +22,10 @@ def check_labels(labels: Tensor, shape: torch.Size, classes: int) -> None:
 def check_range(labels: Tensor, classes: int) -> None:
     """Raise `InputError` unless labels are class numbers or -100; only values in `host_values` are read."""
     values = host_values(labels)
-    if values is None or not values.numel():
+    known = None if values is None else bounds(values.masked_fill(values == IGNORED, 0))
+    if known is None:
         return
-    low, high = (int(bound) for bound in values.masked_fill(values == IGNORED, 0).aminmax())
+    low, high = known
     if low < 0 or high >= classes:
         raise InputError(f"labels: expected numbers from 0 to {classes - 1}, or -100, got {low} to {high}")
 

@@ -11,7 +11,7 @@ from torch import nn
 from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
-from polyformer.core.host_values import drop_full_mask, to_device
+from polyformer.core.host_values import batch_to_device, drop_full_mask
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import separate_by_instructions
 from polyformer.core.sequence.context_parallel import context_parallel
@@ -256,7 +256,7 @@ class Engine:
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the device; checks still read its values on the CPU (`core.host_values`)."""
-        return {name: to_device(tensor, self.device) for name, tensor in batch.items()}
+        return batch_to_device(batch, self.device)
 
     def sum(self, values: list[float]) -> torch.Tensor:
         """Return the sums of `values` over the processes, in float64 on the device."""

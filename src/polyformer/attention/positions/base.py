@@ -13,7 +13,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values
+from polyformer.core.host_values import bounds, host_values
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 
@@ -167,9 +167,8 @@ def with_relations(context: Context, relation_ids: Tensor, rows: int, position: 
             f"relation_ids: expected integers [batch, new tokens, tokens so far] {shape}, "
             f"got {relation_ids.dtype} {tuple(relation_ids.shape)}"
         )
-    values = host_values(relation_ids)
-    if values is not None and values.numel():
-        low, high = (int(bound) for bound in values.aminmax())
+    if (known := bounds(relation_ids)) is not None:
+        low, high = known
         if low < -1 or high >= count:
             raise InputError(
                 f"relation_ids: expected labels from 0 to {count - 1}, or -1 for none, got {low} to {high}"

@@ -144,9 +144,11 @@ def _passes(fitted: "Fitted", model: Any, rows: Any) -> Callable[[], None]:
 
     import torch
 
+    from polyformer.core.host_values import batch_to_device
+
     device = next(model.parameters()).device
     held = itertools.islice(fitted.task.held_out(rows).batches.epoch(0), BATCHES)
-    batches = [{name: tensor.to(device) for name, tensor in batch.items()} for _, batch in held]
+    batches = [batch_to_device(batch, device) for _, batch in held]
 
     @torch.no_grad()
     def call() -> None:

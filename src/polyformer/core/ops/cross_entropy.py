@@ -228,7 +228,7 @@ def _chunks(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the summed loss, and its gradients with respect to hidden, weight and bias if wanted.
 
-    labelled: the first so many tokens have labels, and no others; None: unknown. dtype: of the products'
+    labelled: the number of tokens with labels, if these come first; None: unknown. dtype: of the products'
     factors.
     """
     loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))

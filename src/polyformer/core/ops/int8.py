@@ -187,14 +187,7 @@ def gpu_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
 
 def has_gpu_product(x: Tensor, weight: Tensor) -> bool:
     """Return whether `gpu_product` applies: eager on a GPU, outside autograd and autocast."""
-    return (
-        x.is_cuda
-        and weight.is_cuda
-        and not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.is_autocast_enabled("cuda")
-        and not torch._C._are_functorch_transforms_active()
-    )
+    return x.is_cuda and weight.is_cuda and _is_plain(x)
 
 
 def has_fast_product(x: Tensor, weight: Tensor) -> bool:
@@ -202,13 +195,20 @@ def has_fast_product(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == weight.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
+        and _is_plain(x)
         and x.numel() > 0
         and weight.numel() > 0
+    )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether a call with x is eager, outside autograd, autocast and torch.func."""
+    return (
+        not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch._C._are_functorch_transforms_active()
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import host_values
+from polyformer.core.host_values import bounds, host_values
 from polyformer.core.sequence.inputs import ModelInputs, expected_ids
 from polyformer.nn.heads import HeadInput
 
@@ -37,10 +37,8 @@ def check_ids(name: str, ids: object, vocab_size: int) -> None:
         raise expected_ids(name, ids)
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
-    values = _readable(ids)
-    if values is not None:
-        # A single pass over the ids.
-        low, high = (int(bound) for bound in values.aminmax())
+    if (known := bounds(ids)) is not None:
+        low, high = known
         if low < 0 or high >= vocab_size:
             raise InputError(f"{name}: expected ids from 0 to {vocab_size - 1}, got {low} to {high}")
 

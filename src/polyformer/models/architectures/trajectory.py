@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyformer.attention.positions import NoPositionConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values
+from polyformer.core.host_values import bounds
 from polyformer.core.initialization import initialize
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear
@@ -273,9 +273,8 @@ class TrajectoryTransformer(PretrainedMixin):
                     f"{name}: expected [batch, steps, {size}] {(*timesteps.shape, size)}, "
                     f"got {tuple(tensor.shape)}"
                 )
-        numbers = host_values(timesteps)
-        if numbers is not None and numbers.numel():
-            low, high = (int(bound) for bound in numbers.aminmax())
+        if (known := bounds(timesteps)) is not None:
+            low, high = known
             if low < 0 or high >= self.config.max_timesteps:
                 raise InputError(
                     f"timesteps: expected 0 to {self.config.max_timesteps - 1} (max_timesteps), "

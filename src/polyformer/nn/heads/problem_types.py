@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.host_values import host_values
+from polyformer.core.host_values import bounds
 from polyformer.core.labels import check_labels
 
 PROBLEMS = ("single_label", "multi_label", "regression")
@@ -65,9 +65,8 @@ def random_labels(problem: str | None, rows: int, num_labels: int) -> Tensor:
 
 def _check_binary_labels(labels: Tensor) -> None:
     """Raise `InputError` for labels outside [0, 1], if the host knows their values."""
-    values = host_values(labels)
-    if values is None or not values.numel():
+    if (known := bounds(labels)) is None:
         return
-    low, high = (float(bound) for bound in values.aminmax())
+    low, high = known
     if low < 0 or high > 1:
         raise InputError(f"labels: expected 0 or 1 for each of several labels, got {low:g} to {high:g}")

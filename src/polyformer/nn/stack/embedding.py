@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyformer.attention.positions import Position
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import host_values
+from polyformer.core.host_values import bounds
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig, normalize
@@ -108,9 +108,8 @@ def _add_rows(
         return x
     if numbers is None:
         return x + table(torch.zeros_like(pos))
-    values = host_values(numbers)
-    if values is not None and values.numel():
-        low, high = (int(bound) for bound in values.aminmax())
+    if (known := bounds(numbers)) is not None:
+        low, high = known
         if low < 0 or high >= table.num_embeddings:
             most = table.num_embeddings - 1
             raise InputError(f"{name}: expected numbers from 0 to {most}, got {low} to {high}")

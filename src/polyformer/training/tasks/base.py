@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import to_device
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.labels import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
@@ -222,7 +222,7 @@ class Task(abc.ABC):
         device = next(model.parameters()).device
 
         def totals(batch: Batch) -> Tensor:
-            return self.totals(model, {name: to_device(tensor, device) for name, tensor in batch.items()})
+            return self.totals(model, batch_to_device(batch, device))
 
         batches = (batch for _, batch in held.batches.epoch(0))
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import to_device
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.labels import IGNORED, next_labels
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
@@ -246,8 +246,7 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
             batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
             if not len(batch["input_ids"]):
                 break  # every batch has fewer rows than processes
-            moved = {name: to_device(x, device) for name, x in batch.items()}
-            output = model(**moved, state=state, use_cache=True)
+            output = model(**batch_to_device(batch, device), state=state, use_cache=True)
             total, state = total + loss_total(output.loss, self.weight(batch)), output.state
         return self.metrics(workers.add(total).tolist(), held.counts)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import to_device
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Batches, Collate, by_tokens
 from polyformer.data.answers import (
@@ -193,7 +193,7 @@ def _logits(
     plan = partial(by_tokens, max_tokens=max(batch_tokens, longest))
     batches = Batches(rows, plan, collate, shuffle=False)
     for numbers, (_, batch) in zip(batches.order(0), batches.epoch(0)):
-        output = model(**{name: to_device(tensor, device) for name, tensor in batch.items()})
+        output = model(**batch_to_device(batch, device))
         yield from zip(numbers.tolist(), output.logits.double().cpu().numpy())
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.optional_packages import needs_extra
 from polyformer.data.batching import Batch, Row
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
@@ -58,7 +59,7 @@ class PairRegression(PairRows, config=PairRegressionConfig):
         device = next(model.parameters()).device
 
         def predictions(batch: Batch) -> list[tuple[float, float]]:
-            logits = model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits
+            logits = model(**batch_to_device(batch, device)).logits
             return [*zip(logits.flatten().tolist(), batch["labels"].tolist())]
 
         batches = share((batch for _, batch in held.batches.epoch(0)), 0, workers.rank, workers.world)

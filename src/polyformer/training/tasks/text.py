@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import to_device
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.ranges import check_range
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
@@ -238,7 +238,7 @@ def batched(
     limit = max(max_tokens, int(lengths.max(initial=1)))
     for numbers in by_tokens(lengths, None, max_tokens=limit):
         batch = collate([inputs[number] for number in numbers])
-        yield numbers.tolist(), {name: to_device(tensor, device) for name, tensor in batch.items()}
+        yield numbers.tolist(), batch_to_device(batch, device)
 
 
 def with_tables(config: ModelConfig, **least: int) -> ModelConfig:
