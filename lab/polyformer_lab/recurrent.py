@@ -1,14 +1,149 @@
-"""Recurrent encoder-decoders, with and without attention, as baselines.
+"""Recurrent baselines: layers that a recipe imports, and an encoder-decoder of strings.
 
-state of the decoder at step 0 = last states of the bidirectional encoder (Cho et al. 2014)
-with attention: c_t = sum_s softmax(y_t W h_s) h_s is read next to y_t (Luong et al. 2015, section 3.1)
+A recipe that imports this module trains recurrent models with the tasks and scores of the Transformers:
+
+    feedforward `lstm`: y_1 .. y_T = LSTM(x_1 .. x_T), instead of a feed-forward of each token
+    attention `none`: no self-attention; the cross-attention is softmax (Bahdanau et al. 2015)
+    attention `ends`: no self-attention; the cross-attention is W_k h_1 + W_v h_S for every target token
+
+h_1 and h_S are the first and the last output of the encoder: the last states of its two directions. `ends` is
+the encoder-decoder of Cho et al. 2014 (section 2.2), which reads a source as a single vector. The projections
+of the absent self-attention remain, without an effect.
+
+`RecurrentWriter` copies and reverses strings:
+
+    state of the decoder at step 0 = last states of the bidirectional encoder (Cho et al. 2014)
+    with attention: c_t = sum_s softmax(y_t W h_s) h_s is read next to y_t (Luong et al. 2015, section 3.1)
 """
 
+import dataclasses
 from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from polyformer.attention.mechanisms import Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LSTMConfig(FeedForwardConfig):
+    """LSTM: a recurrent layer of the width of the model, or two of half the width for `bidirectional`."""
+
+    bidirectional: bool = False
+
+    kind: ClassVar[str] = "lstm"
+    tokenwise: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+    def build(self, hidden_size: int) -> "LSTMLayer":
+        """Return the layer."""
+        return LSTMLayer(hidden_size, self.bidirectional)
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMState(State):
+    """The last output h and the last cell c of a text: [B, E] each, None before the first token."""
+
+    h: Tensor | None = None
+    c: Tensor | None = None
+
+
+class LSTMLayer(FeedForward):
+    """torch's LSTM over the tokens of a row, across its documents; padding must be on the right."""
+
+    def __init__(self, hidden_size: int, bidirectional: bool):
+        super().__init__()
+        width = hidden_size // 2 if bidirectional else hidden_size
+        self.lstm = nn.LSTM(hidden_size, width, batch_first=True, bidirectional=bidirectional)
+
+    def new_state(self) -> LSTMState:
+        """Return the state before the first token."""
+        return LSTMState()
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: LSTMState | None = None
+    ) -> Tensor | tuple[Tensor, LSTMState]:
+        """Return y [B, T, E], and with a `state` also the next state."""
+        if self.lstm.bidirectional:
+            return self._both_directions(x, None if context is None else context.q_valid)
+        past = None
+        if state is not None and state.h is not None and state.c is not None:
+            past = state.h.unsqueeze(0), state.c.unsqueeze(0)
+        y, (h, c) = self.lstm(x, past)
+        return y if state is None else (y, LSTMState(h[0], c[0]))
+
+    def _both_directions(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Return y; the backward direction starts at the last token that is not padding."""
+        if valid is None:
+            return self.lstm(x)[0]
+        rows = pack_padded_sequence(x, valid.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.lstm(rows)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoAttentionConfig(MechanismConfig):
+    """No self-attention: zeros, which leave the residual stream as it is."""
+
+    kind: ClassVar[str] = "none"
+    pairs: ClassVar[bool] = False
+
+    def build(self, num_heads: int, head_size: int) -> "NoAttention":
+        """Return the module without parameters."""
+        return NoAttention()
+
+
+class NoAttention(Mechanism):
+    """Zeros of the shape of the queries."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return zeros of the shape of q, and no state."""
+        return q.new_zeros(q.shape), None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EndsConfig(NoAttentionConfig):
+    """No self-attention, and a single vector of the source instead of cross-attention."""
+
+    kind: ClassVar[str] = "ends"
+
+    def cross(self) -> "EndsOfSourceConfig":
+        """Return the sum of the ends of the source."""
+        return EndsOfSourceConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EndsOfSourceConfig(MechanismConfig):
+    """The key of the first token of the source plus the value of the last."""
+
+    kind: ClassVar[str] = "ends_of_source"
+    pairs: ClassVar[bool] = False
+
+    def build(self, num_heads: int, head_size: int) -> "EndsOfSource":
+        """Return the module without parameters."""
+        return EndsOfSource()
+
+
+class EndsOfSource(Mechanism):
+    """A vector of the source, the same for all queries; padding must be on the right."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return k_1 + v_S [B, H, Tq, D], and no state."""
+        last = v[:, :, -1:]
+        if context.kv_valid is not None:
+            index = context.kv_valid.sum(1).long() - 1
+            last = v.take_along_dim(index.view(-1, 1, 1, 1), 2)
+        return (k[:, :, :1] + last).expand_as(q), None
 
 
 class RecurrentWriter(nn.Module):
