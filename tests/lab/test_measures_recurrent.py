@@ -11,6 +11,7 @@ from polyformer.models.presets import create_model
 from polyformer_lab.cells import Cell
 from polyformer_lab.measures.loss_surface import drawn_direction, moved_loss
 from polyformer_lab.measures.training_steps import training_steps
+from polyformer_lab.measures.translation_compute import step_of_level, weights
 from polyformer_lab.recurrent import EndsConfig, LSTMConfig, LSTMLayer
 
 SIZES = {"hidden_size": 8, "vocab_size": 20, "position": "none"}
@@ -73,3 +74,17 @@ def test_steps_have_equal_tokens(tmp_path: Path):
     rows = [*training_steps(Cell((), None, tmp_path, None, "training-steps", {}), models, 8, [2, 8], 1)]
     assert [(row["model"], row["length"]) for row in rows] == [("LSTM", 2), ("LSTM", 8)]
     assert all(row["milliseconds"] > 0 for row in rows)
+
+
+def test_weights_without_absent_projections():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    parts = {"decoder.attention": "ends", "decoder.feedforward": "lstm", "position": "none"}
+    model = create_model("transformer-small", **sizes, **parts)
+    assert weights(model.decoder) == 4 * 8 * 8 + 2 * 4 * 8 * 8  # cross-attention and LSTM
+    assert weights(create_model("transformer-small", **sizes, intermediate_size=16).encoder) == 8 * 8 * 8
+
+
+def test_a_level_between_two_evaluations():
+    losses = [(50.0, 4.0), (100.0, 3.0), (150.0, 3.5), (200.0, 2.0)]
+    assert step_of_level(losses, 3.5, 300) == 75
+    assert step_of_level(losses, 1.0, 300) == 300
