@@ -59,12 +59,13 @@ def test_without_attention_the_source_is_a_vector_of_its_ends():
 
 @torch.no_grad()
 def test_directions_have_the_norms_of_the_rows_and_weights_return():
-    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    linear = nn.Linear(3, 2)
+    model = nn.Sequential(linear, nn.LayerNorm(2))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     direction = drawn_direction(model, torch.Generator().manual_seed(0))
     assert list(direction) == ["0.weight"]
     torch.testing.assert_close(direction["0.weight"].norm(dim=1), before["0.weight"].norm(dim=1))
-    moved = moved_loss(model, direction, 2.0, lambda: float(model[0].weight[0, 0]))
+    moved = moved_loss(model, direction, 2.0, lambda: float(linear.weight[0, 0]))
     assert moved == pytest.approx(float(before["0.weight"][0, 0] + 2 * direction["0.weight"][0, 0]))
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 

@@ -36,7 +36,7 @@ def loss_surface(cell: Cell, directions: int, reach: float, points: int, batches
     read = [batch for _, batch in islice(held.batches.epoch(0), batches)]
 
     def mean_loss() -> float:
-        nats, tokens = sum(task.totals(model, batch) for batch in read)
+        nats, tokens = torch.stack([task.totals(model, batch) for batch in read]).sum(0)
         return float(nats / tokens)
 
     generator = torch.Generator().manual_seed(cell.seed or 0)
