@@ -1,5 +1,6 @@
 """Recorded episodes, and the returns that models of them achieve (Chen et al. 2021, section 5.2)."""
 
+import importlib
 import os
 import shutil
 import unittest.mock
@@ -19,8 +20,13 @@ DATA = "episodes-v0"
 
 
 @measurement()
-def recorded_episodes(cell: Cell, environment: str, episodes: int) -> Row:
-    """Record episodes of a scripted and of partly trained policies, so that returns cover the whole range."""
+def recorded_episodes(cell: Cell, environment: str, episodes: int, wrappers: Sequence[str] = ()) -> Row:
+    """Record episodes of a scripted and of partly trained policies, so that returns cover the whole range.
+
+    wrappers: of the environment, 'module:Class' each; their modules are imported.
+    """
+    for name in wrappers:
+        importlib.import_module(name.partition(":")[0])
     shutil.rmtree(cell.folder / DATA, ignore_errors=True)  # an interrupted recording
     with unittest.mock.patch.dict(os.environ, MINARI_DATASETS_PATH=str(cell.folder)):
         record(
@@ -29,6 +35,7 @@ def recorded_episodes(cell: Cell, environment: str, episodes: int) -> Row:
                 out=DATA,
                 policies=("scripted", "half-trained"),
                 episodes=episodes,
+                wrappers=tuple(wrappers),
                 noise=1.0,
                 seed=cell.seed or 0,
             )
@@ -39,6 +46,8 @@ def recorded_episodes(cell: Cell, environment: str, episodes: int) -> Row:
 @measurement("point")
 def returns_achieved(cell: Cell, environment: str, episodes: int, points: int = 0) -> Iterator[Row]:
     """Yield the achieved return for each target return, and in the last row for the largest target.
+
+    The environment has the wrappers of the recording.
 
     Args:
         cell: the seed after its seed is used for the trials.
@@ -56,7 +65,13 @@ def returns_achieved(cell: Cell, environment: str, episodes: int, points: int = 
     if points:
         low, high = np.percentile([sum(row["rewards"]) for row in cast(Any, fitted.splits.train)], [5, 95])
         asked = tuple(np.linspace(low, high, points).tolist())
-    trial = Trial(environment=environment, returns=asked, episodes=episodes, seed=(cell.seed or 0) + 1)
+    trial = Trial(
+        environment=environment,
+        wrappers=task.config.environment_wrappers,
+        returns=asked,
+        episodes=episodes,
+        seed=(cell.seed or 0) + 1,
+    )
     results = achieved_returns(model, task, trial)
     for point, (value, returns) in enumerate(sorted(results.items()) if points else ()):
         row = {"point": point, "asked": value}

@@ -35,16 +35,16 @@ def documents(folder: Path, text: str | None) -> None:
         folder: the output folder.
         text: the directory of WikiText-2, the file of a book, or None for the default text.
     """
-    for split, rows in _splits(text).items():
-        _write(folder, split, rows)
+    for split, rows in split_texts(text).items():
+        write_rows(folder, split, rows)
 
 
 @preparation
 def beginnings(folder: Path, text: str | None, train: int, validation: int) -> None:
     """Write the beginning of each split as one document, long enough for the required number of tokens."""
     for split, tokens in (("train", train), ("validation", validation)):
-        whole = "".join(_splits(text)[split])
-        _write(folder, split, [whole[: CHARACTERS * tokens]])
+        whole = "".join(split_texts(text)[split])
+        write_rows(folder, split, [whole[: CHARACTERS * tokens]])
 
 
 @preparation
@@ -66,10 +66,11 @@ def articles(folder: Path, text: str, characters: int, held_out: int) -> None:
                 break
             rows.append(str(dict(row)["text"]))
             left -= len(rows[-1])
-        _write(folder, split, rows)
+        write_rows(folder, split, rows)
 
 
-def _splits(text: str | None) -> dict[str, Iterator[str]]:
+def split_texts(text: str | None) -> dict[str, Iterator[str]]:
+    """Return the documents of a text, given as for `documents`, by their split."""
     if text is not None and Path(text).is_file():
         return {split: pieces(part) for split, part in zip(SPLITS, book(text))}
     described = with_data(dict(SOURCES["wikitext2"].data or {}), text) if text else {}
@@ -102,7 +103,8 @@ def pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _write(folder: Path, split: str, rows: Iterable[str]) -> None:
+def write_rows(folder: Path, split: str, rows: Iterable[str]) -> None:
+    """Write the documents of a split."""
     lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
     atomic_write(folder / f"{split}.jsonl", lines.encode())
 
