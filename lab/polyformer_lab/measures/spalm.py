@@ -36,10 +36,10 @@ def neighbours_of_texts(cell: Cell, texts: str, length: int, neighbours: int) ->
     """
     reader, store = open_reader(cell.fitted.run.folder, "cpu"), cell.folder / "store"
     train = f"{texts}/train.jsonl"
-    manifest = build_store(reader, _rows(train), _files(train), reader.reading(2 * length, length), store)
+    manifest = build_store(reader, rows_of(train), files_of(train), reader.reading(2 * length, length), store)
     for split in ("train", "validation", "test"):
         file, near = f"{texts}/{split}.jsonl", cell.folder / f"near-{split}"
-        find(reader, _rows(file), _files(file), open_folder(store), neighbours, near)
+        find(reader, rows_of(file), files_of(file), open_folder(store), neighbours, near)
     return {"entries": manifest.count}
 
 
@@ -76,7 +76,7 @@ def own_log_p(fitted: Fitted, file: str) -> Tensor:
     task, model = fitted.task, fitted.model.eval()
     assert isinstance(task, LanguageModelling)
     state, parts, device = None, [], next(model.parameters()).device
-    held_out = task.held_out([{"text": text} for text in _rows(file)], side_by_side=1)
+    held_out = task.held_out([{"text": text} for text in rows_of(file)], side_by_side=1)
     for _, batch in held_out.batches.epoch(0):
         goals = batch.pop("shift_labels")[0]
         output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)
@@ -92,7 +92,7 @@ def targets(
     """Return p_kNN next to `log_p` of the same tokens; the first batch sets the temperatures by default."""
     reader, store = open_reader(frozen, "cpu"), open_folder(frozen / "store")
     parts, reading = [], store.manifest.reading
-    for batch in batched(windows(reader.documents(_rows(file)), reading), reading.length, None):
+    for batch in batched(windows(reader.documents(rows_of(file)), reading), reading.length, None):
         near = store.search(torch.from_numpy(keys_of(reader, batch)).float(), max(counts))
         temperatures = temperatures or tuple(step * spread(near.distances) for step in STEPS)
         ids = np.concatenate([window.ids[window.carried + 1 :] for window in batch]).astype(np.int64)
@@ -102,10 +102,11 @@ def targets(
     return Targets(log_p, torch.cat(parts), tuple(counts), temperatures or (), (0.0, 0.0))
 
 
-def _rows(file: str) -> Iterator[str]:
+def rows_of(file: str) -> Iterator[str]:
+    """Yield the texts of a file written by a preparation."""
     return (str(dict(row)["text"]) for row in read(DataConfig(path=file), ("text",), file))
 
 
-def _files(file: str) -> Text:
-    """Return the file in the form in which a store describes it."""
+def files_of(file: str) -> Text:
+    """Return the file in the form in which a store describes its text."""
     return tuple(fingerprint(DataConfig(path=file), ("text",))["path"])
