@@ -10,7 +10,8 @@ from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks import TextTask
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.probing import features
-from polyformer_lab.measures.translation_directions import SIDES
+
+SIDES = ("source", "target")
 
 
 @measurement("layer")
