@@ -6,8 +6,9 @@ In training the gradient passes the rounding unchanged: the straight-through est
 used for integers by Jacob et al. 2018, section 3.
 """
 
+import copy
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -16,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from polyformer.nn.feedforward.dense import Dense, DenseConfig
-from polyformer.training.recipes import Run
-from polyformer_lab.cells import Cell, Row, measurement, resumed
+from polyformer_lab.cells import Cell, Row, measurement
 
 Bits = Annotated[int, Interval(ge=2, le=16)]
 
@@ -57,17 +57,14 @@ def with_rounding(layer: Dense, bits: int) -> Dense:
     return layer
 
 
-@measurement()
-def rounded(cell: Cell, run: str, bits: int) -> Row:
-    """Return the validation scores of a finished run after its feed-forward matrices are rounded.
-
-    Args:
-        cell: the cell; nothing is trained.
-        run: the folder of a finished run with dense feed-forward layers.
-        bits: the bits of a weight.
-    """
-    fitted = resumed(Run.open(Path(run)).recipe, Path(run))
-    for layer in [module for module in fitted.model.modules() if isinstance(module, Dense)]:
-        with_rounding(layer, bits)
-    scores = fitted.task.measure(fitted.model.eval(), fitted.task.held_out(fitted.splits.validation or []))
-    return {f"validation.{name}": value for name, value in scores.items()}
+@measurement("weights")
+def after_rounding(cell: Cell, bits: Sequence[int] = ()) -> Iterator[Row]:
+    """Yield the validation loss as trained, and after the feed-forward matrices are rounded to `bits`."""
+    fitted = cell.fitted
+    rows = fitted.task.held_out(fitted.splits.validation or [])
+    yield {"weights": "as trained", "loss": fitted.scores["validation"]["loss"]}
+    for number in bits:
+        model = copy.deepcopy(fitted.model).eval()
+        for layer in [module for module in model.modules() if isinstance(module, Dense)]:
+            with_rounding(layer, number)
+        yield {"weights": f"{number} bits", "loss": fitted.task.measure(model, rows)["loss"]}
