@@ -153,7 +153,7 @@ class Decoder:
             self.last = LastFeedForwardInput(model.decoder)
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
-        self.packed = PackedWeights(None)
+        self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
     def recording(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of all passes, in which the mixture's input is recorded."""
@@ -170,10 +170,6 @@ class Decoder:
 
         inputs: further inputs of the model, by argument.
         """
-        if self.max_new_tokens >= PACK_FOR_STEPS:
-            self.packed = PackedWeights(
-                PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
-            )
         if self.model.encoder is None:
             # Reserved at once, because a growing cache would be copied again and again.
             state = self.model.new_state(input_ids.shape[1] + self.max_new_tokens)
@@ -182,7 +178,7 @@ class Decoder:
                 neighbours, retrieval_state = self.retrieval.start(
                     input_ids, attention_mask, self.max_new_tokens
                 )
-            with self.packed, full_depth():  # later tokens use this state
+            with full_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._last_logits(output, neighbours)
             history = input_ids
@@ -195,8 +191,7 @@ class Decoder:
         assert first is not None, "check_inputs asks for it"
         state = self.model.encode(input_ids, attention_mask, self.max_new_tokens, **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
-        with self.packed:
-            logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
+        logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
         return DecodingStart(logits, DecodingState(state), history)
 
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -211,10 +206,18 @@ class Decoder:
         neighbours, retrieval_state = None, None
         if self.retrieval is not None and state.retrieval is not None:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
+        if self.packed is None:
+            self.packed = PackedWeights(self._copies(), tokens.numel())
         with self.packed:
             output = self._run(**{name: tokens}, state=state.model, **copied)
             logits, after = self._logits_and_state(output, last, neighbours)
         return logits, dataclasses.replace(state, model=after, retrieval=retrieval_state)
+
+    def _copies(self) -> PackedCopies | None:
+        """Return packed copies of the weights, without copies of weights that changed; None for few steps."""
+        if self.max_new_tokens < PACK_FOR_STEPS:
+            return None
+        return PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
 
     def _run(self, **inputs: Any) -> ModelOutput:
         """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
