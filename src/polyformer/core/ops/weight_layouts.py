@@ -9,11 +9,14 @@ No library is the fastest on every processor, so the layouts for one row and for
 
 import dataclasses
 import functools
+import itertools
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.core.config import Config
 from polyformer.core.ops.activations import ACTIVATIONS
@@ -91,12 +94,25 @@ class PackedWeight:
         """The bytes of the copy."""
         return self.packed.nbytes if self.layout == "row" else torch.ops.mkldnn._nbytes(self.packed)
 
+    @functools.cached_property
+    def key(self) -> Tensor:
+        """A number that stands for this object in a graph."""
+        number = next(_numbers)
+        _by_key[number] = self
+        return torch.tensor(number, device="cpu")
+
     def serves(self, rows: int) -> bool:
         """Return whether the copy can compute a product with this number of rows."""
         return self.layout == "onednn" or 0 < rows <= self.rows
 
     def product(self, x: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
         """Return the activation of x [..., I] times the weight, plus the bias: [..., O]."""
+        if self.layout != "row" and is_in_torch_dispatch_mode():  # a graph is recorded
+            return torch.ops.polyformer.packed_product.default(x, self.key, self.sized, bias, activation)
+        return self.compute(x, bias, activation)
+
+    def compute(self, x: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        """Compute `product`, outside graphs."""
         if self.layout == "onednn" and x.numel() <= ROW_STEP * x.shape[-1]:  # without the cost of reshaping
             name, variant = ("none", "") if activation is None else FUSED[activation]
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, name, [], variant)
@@ -117,6 +133,29 @@ class PackedWeight:
             x = F.pad(x, (0, 0, 0, missing))
         y = torch.ops.mkl._mkl_linear.default(x, self.packed, self.sized, bias, self.rows)
         return y[: self.rows - missing] if missing else y
+
+
+_numbers = itertools.count()
+_by_key: WeakValueDictionary[int, PackedWeight] = WeakValueDictionary()
+
+
+_library = torch.library.Library("polyformer", "DEF")
+_library.define("packed_product(Tensor x, Tensor key, Tensor sized, Tensor? bias, str? activation) -> Tensor")
+
+
+def _packed_product(
+    x: Tensor, key: Tensor, sized: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """Compute `PackedWeight.product` in a compiled graph, which takes no tensors in a library's layout."""
+    return _by_key[key.item()].compute(x, bias, activation)  # type: ignore[index]
+
+
+_library.impl("packed_product", _packed_product, "CPU")
+
+
+@torch.library.register_fake("polyformer::packed_product", lib=_library)
+def _(x: Tensor, key: Tensor, sized: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(sized))
 
 
 def _measure() -> LayoutConfig:
