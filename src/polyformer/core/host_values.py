@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 NAME = "_polyformer_host_values"
 
@@ -50,9 +51,9 @@ def _version(tensor: Tensor) -> int:
 def host_values(tensor: Tensor) -> Tensor | None:
     """Return the values of a tensor in the memory of the host; None if reading them would wait for a device.
 
-    Also None in compiled code, as a value would break the graph. A result is never changed in place.
+    Also None in traced code, as a value would break the graph. A result is never changed in place.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
     if tensor.device.type == "cpu":
         return tensor

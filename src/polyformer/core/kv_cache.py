@@ -55,18 +55,28 @@ class KeyValueCache(State):
 
     def _with_capacity(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
         """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
-        free = self.keys is not None and self.high_water[0] == self.length and not self.keys.requires_grad
-        if free and self.keys is not None and self.length + keys.shape[2] <= self.keys.shape[2]:
+        if self.can_append(keys.shape[2]):
             return self
         filled = self.length - self.start
         length = filled + keys.shape[2]
         capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
-        new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
-        new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
+        new_keys = keys.new_zeros(*keys.shape[:2], capacity, keys.shape[3])
+        new_values = values.new_zeros(*values.shape[:2], capacity, values.shape[3])
         if self.keys is not None and self.values is not None:
             new_keys[:, :, :filled] = self._filled(self.keys).detach()
             new_values[:, :, :filled] = self._filled(self.values).detach()
         return KeyValueCache(new_keys, new_values, filled, [filled], self.reserve, self.spare)
+
+    def can_append(self, new: int) -> bool:
+        """Return whether the buffer has `new` slots after the filled slots that no other cache uses."""
+        if self.keys is None or self.high_water[0] != self.length or self.keys.requires_grad:
+            return False
+        return self.length + new <= self.keys.shape[2]
+
+    def filled(self, new: int) -> "KeyValueCache":
+        """Return the cache with `new` more slots, which the caller has filled in the buffer."""
+        self.high_water[0] = self.length + new
+        return dataclasses.replace(self, length=self.length + new)
 
     def last(self, count: int) -> "KeyValueCache":
         """Return the cache with only its last `count` slots; a full buffer frees the others."""
@@ -99,7 +109,7 @@ class KeyValueCache(State):
             return self.reorder(index)
         old, spare = [self.keys, self.values], self.spare
         if not spare or any(a.shape != b.shape or len(a) != len(index) for a, b in zip(old, spare)):
-            spare = [buffer.new_empty(len(index), *buffer.shape[1:]) for buffer in old]
+            spare = [buffer.new_zeros(len(index), *buffer.shape[1:]) for buffer in old]
         for buffer, other in zip(old, spare):
             torch.index_select(self._filled(buffer), 0, index, out=self._filled(other))
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
@@ -126,7 +136,7 @@ class KeyValueCache(State):
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return buffer.narrow(2, 0, self.length).index_select(0, index)
-        copy = buffer.new_empty(len(index), *buffer.shape[1:])
+        copy = buffer.new_zeros(len(index), *buffer.shape[1:])
         self._filled(copy).copy_(self._filled(buffer)[index])
         return copy
 

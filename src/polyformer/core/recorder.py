@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
@@ -17,7 +17,10 @@ class Recorder(Generic[T]):
         model(ids)  # each call of recorder.record(record) appends to `records`
     """
 
+    recorders: ClassVar["list[Recorder]"] = []
+
     def __init__(self, name: str):
+        self.recorders.append(self)
         self._records: contextvars.ContextVar[list[T] | None] = contextvars.ContextVar(name, default=None)
 
     @contextlib.contextmanager
@@ -40,3 +43,8 @@ class Recorder(Generic[T]):
         records = self.records
         if records is not None:
             records.append(record)
+
+
+def collecting() -> bool:
+    """Return whether any records are being collected."""
+    return any(recorder.records is not None for recorder in Recorder.recorders)

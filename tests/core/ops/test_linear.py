@@ -10,6 +10,7 @@ from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
 from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packs_bfloat16
 from polyformer.core.ops.product_kernels import ROW_STEP
+from polyformer.core.ops.weight_layouts import LAYOUTS, LayoutConfig
 from product_choices import EVERY_WAY, by
 from tolerances import assert_rounded
 
@@ -129,18 +130,51 @@ def test_the_layer_is_torchs_with_another_product():
     torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
 
 
+LAYOUT_CONFIGS = [
+    LayoutConfig(single="row", several="onednn"),
+    *([LayoutConfig(single="onednn", several="mkl")] if torch.backends.mkl.is_available() else []),
+]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("copies", [True, False])
-def test_packed_weights_give_the_same_products(copies):
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("config", [None, *LAYOUT_CONFIGS])
+def test_packed_weights_give_the_same_products(config, rows):
     x, weight, offset = inputs(5, 300, 400)
-    weight, packed = torch.nn.Parameter(weight), PackedWeights(PackedCopies() if copies else None)
-    for rows in (x, x[0], x[:1, :1], x.repeat(20, 1, 1), x[:0]):
-        with packed:
-            torch.testing.assert_close(
-                linear(rows, weight, offset), F.linear(rows, weight, offset), rtol=1e-5, atol=1e-4
-            )
+    weight = torch.nn.Parameter(weight)
+    packed = PackedWeights(None if config is None else PackedCopies(), rows)
+    with LAYOUTS.using(config or LayoutConfig()):
+        for some in (x, x[0], x[:1, :1], x[0, :2].T.contiguous().T, x.repeat(20, 1, 1), x[:0]):
+            for bias in (offset, None):
+                with packed:
+                    y = linear(some, weight, bias)
+                torch.testing.assert_close(y, F.linear(some, weight, bias), rtol=1e-5, atol=1e-4)
     if packed.copies is not None:
         assert list(packed.copies.kept) == [(id(weight),)], "one copy serves all"
+
+
+@torch.no_grad()
+def test_a_copy_is_replaced_by_a_copy_for_another_number_of_rows():
+    weight, copies = torch.nn.Parameter(inputs(1, 300, 400)[1]), PackedCopies()
+    with LAYOUTS.using(LAYOUT_CONFIGS[-1]):
+        first = copies.of(4, weight)
+        assert first is not None
+        assert copies.of(3, weight) is first
+        assert copies.of(4, weight) is first
+        assert first.layout == "onednn" or copies.of(5, weight) is not first
+    with LAYOUTS.using(LAYOUT_CONFIGS[0]):
+        single = copies.of(1, weight)
+        assert single is not None
+        assert single.layout == "row"
+        assert copies.of(2, weight) is not single
+    assert list(copies.kept) == [(id(weight),)]
+
+
+def test_the_measured_layouts_fit_this_machine():
+    choice = LAYOUTS.measured()
+    assert choice.single in ("row", "onednn")
+    assert choice.several in ("mkl", "onednn")
+    assert torch.backends.mkl.is_available() or choice.several == "onednn"
 
 
 @torch.no_grad()
@@ -197,7 +231,7 @@ def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype)
     copies = PackedCopies()
     for change in (lambda weight: None, WRITES[write]):
         for each in (other.weight, weight):
-            copies.of(each)
+            copies.of(1, each)
         change(weight)
         copies.drop_changed([other.weight, weight])
     assert list(copies.kept) == [(id(other.weight),)]
@@ -263,13 +297,13 @@ def test_batches_of_many_lengths_meet_few_shapes():
 @pytest.mark.parametrize("rows", [1, 5])
 def test_layers_of_one_input_are_read_as_one(rows):
     layers = [Linear(300, 400), Linear(300, 200, bias=False), Linear(300, 200)]
-    x = torch.randn(1, rows, 300, generator=torch.Generator().manual_seed(rows))
+    x = torch.randn(1, 9, 300, generator=torch.Generator().manual_seed(rows))
     expected = [F.linear(x, layer.weight, layer.bias) for layer in layers]
-    packed = PackedWeights(PackedCopies())
+    packed = PackedWeights(PackedCopies(), rows)
     with packed:
-        for _ in range(2):
-            for got, wanted in zip(linears(x, layers), expected):
-                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+        for read in (rows, rows, 9):
+            for got, wanted in zip(linears(x[:, :read], layers), expected):
+                torch.testing.assert_close(got, wanted[:, :read], rtol=1e-5, atol=1e-4)
     assert packed.copies is not None
     assert list(packed.copies.kept) == [tuple(id(layer.weight) for layer in layers)]
     for got, wanted in zip(linears(x, layers), expected):

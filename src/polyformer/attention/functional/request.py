@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.call import Call, check
 from polyformer.attention.functional.relative import Relative
@@ -144,8 +145,9 @@ def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_traced() -> bool:
-    """Return whether this call is being compiled or traced."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    """Return whether this call is being compiled, traced or recorded."""
+    traced = torch._C._get_tracing_state() is not None or is_in_torch_dispatch_mode()
+    return traced or torch.compiler.is_compiling()
 
 
 def transformed() -> bool:

@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --penalty-alpha 0.6 --top-k 4
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
+  polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
   polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
 """
@@ -130,6 +131,10 @@ class GenerateOptions:
         "with --datastore, for a model trained with neighbours (SPALM): the run that built the store",
         metavar="RUN",
     )
+    compile: bool = option(
+        "compile the step of a token: the first text starts 10 to 30 seconds later, each token is faster",
+        False,
+    )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
     device: Device = device()
 
@@ -179,9 +184,10 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
+    more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile}
     with model_threads(model):
         for prompt in in_turn(options.prompt):
-            write(task, model, config, prompt, draft, mixture, retrieval)
+            write(task, model, config, prompt, more)
 
 
 def layers_of(text: str) -> "str | list[int]":
@@ -220,7 +226,7 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import TextStreamer
 
-    names = ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers")
+    names = ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers", "compile")
     refuse(options, names, f"not available for {options.run}, which transformers runs; leave it out")
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
@@ -271,20 +277,21 @@ def write(
     model: "Transformer",
     config: "GenerationConfig",
     prompt: str,
-    draft: "Draft | None" = None,
-    mixture: "Mixture | None" = None,
-    retrieval: "Retrieval | None" = None,
+    more: "dict[str, Any]",
 ) -> None:
-    """Print the prompt and its continuation, token by token except for beam search."""
+    """Print the prompt and its continuation, token by token except for beam search.
+
+    more: arguments of `polyformer.models.generation.generate`.
+    """
     from polyformer.models.generation import TextStreamer
 
     if config.method == "beam":
-        generated = task.write(model, prompt, config, draft=draft, mixture=mixture, retrieval=retrieval)
+        generated = task.write(model, prompt, config, **more)
         print(prompt + generated.texts(task.tokenizer.decode, config.stop)[0])
         return
     show = printer_after(prompt)
     streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
-    drafted = task.write(model, prompt, config, streamer, draft, mixture, retrieval).drafted
+    drafted = task.write(model, prompt, config, streamer, **more).drafted
     streamer.finish()
     show("\n")
     if drafted is not None:

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.ops.activations import ACTIVATIONS
-from polyformer.core.ops.huge_pages import use_huge_pages
 from polyformer.core.ops.linear import active_backend, by_onednn, is_plain, onednn_linear, onednn_takes
-from polyformer.core.ops.product_kernels import ROW_STEP
+from polyformer.core.ops.weight_layouts import LAYOUTS, Layout, PackedWeight
 
 PACKED_LIMIT = 2 << 30
 """The most bytes of packed copies per model."""
@@ -32,37 +31,34 @@ A prime, so that runs end at different places in every row: exchanged rows, colu
 too.
 """
 
-FUSED: dict[str, tuple[str, str | None]] = {
-    "relu": ("relu", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "silu": ("swish", ""),
-    "sigmoid": ("sigmoid", ""),
-    "tanh": ("tanh", ""),
-}
-"""Activations that oneDNN fuses with a product: its names and variants."""
-
 
 class PackedCopies:
-    """Copies of weights in oneDNN's memory layout, which it reads up to twice as fast for few rows.
+    """Copies of weights in the memory layout that is read the fastest for few rows (`weight_layouts`).
 
-    A copy costs its weight's memory and the time of about twenty products. The owner of this object keeps the
-    copies alive, and must call `drop_changed` before weights that may have changed are read again.
+    A copy costs its weight's memory or twice as much, and the time of about twenty products. The owner of
+    this object keeps the copies alive, and must call `drop_changed` before weights that may have changed are
+    read again.
     """
 
     def __init__(self, limit: int = PACKED_LIMIT):
         self.limit = limit
         self.kept: dict[tuple[int, ...], _PackedCopy] = {}  # by the ids of the weights
 
-    def of(self, *weights: Tensor) -> Tensor | None:
-        """Return one copy of the stacked weights [O, I]; None if it would exceed the limit."""
+    def of(self, rows: int, *weights: Tensor) -> PackedWeight | None:
+        """Return a copy of the stacked weights [O, I] for `rows` rows; None if it would exceed the limit.
+
+        A copy in another layout, or for fewer rows, is replaced.
+        """
         key = tuple(map(id, weights))
+        layout = LAYOUTS().layout(rows, weights[0].dtype)
         copy = self.kept.get(key)
-        if copy is None:
-            size = sum(weight.nbytes for weight in weights)
-            if size + sum(other.size for other in list(self.kept.values())) > self.limit:
-                return None
-            copy = self.kept[key] = _copied(weights, size)
+        if copy is not None and copy.packed.layout == layout and copy.packed.serves(rows):
+            return copy.packed
+        self.kept.pop(key, None)
+        size = sum(weight.nbytes for weight in weights) + sum(other.size for other in [*self.kept.values()])
+        if size > self.limit:
+            return None
+        copy = self.kept[key] = _copied(weights, layout, rows)
         return copy.packed
 
     def drop_changed(self, parameters: Iterable[Tensor]) -> None:
@@ -79,24 +75,25 @@ class PackedCopies:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PackedCopy:
-    """A copy. packed: the stacked weights. sums: checksums of their bits. size: in bytes."""
+    """A copy. packed: the stacked weights. sums: checksums of their bits."""
 
     weights: tuple[Tensor, ...]
     sums: list[Tensor]
-    packed: Tensor
-    size: int
+    packed: PackedWeight
+
+    @property
+    def size(self) -> int:
+        return self.packed.nbytes
 
     def is_current(self) -> bool:
         return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.weights))
 
 
-def _copied(weights: tuple[Tensor, ...], size: int) -> _PackedCopy:
-    """Copy the weights into the layout for many rows, which is the fastest for a single row too."""
+def _copied(weights: tuple[Tensor, ...], layout: Layout, rows: int) -> _PackedCopy:
+    """Copy the weights, stacked, into a layout for `rows` rows."""
     sums = [_sums(weight) for weight in weights]  # before copying, so that a write in between is detected
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
-    packed = torch.ops.mkldnn._reorder_linear_weight(joint, ROW_STEP)
-    use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
-    return _PackedCopy(weights, sums, packed, size)
+    return _PackedCopy(weights, sums, PackedWeight.of(joint, layout, rows))
 
 
 def _sums(weight: Tensor) -> Tensor:
@@ -130,21 +127,19 @@ class PackedWeights:
     """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
 
     Inside `with packed:` every product outside autograd uses the library chosen for the first product of its
-    weight, without choosing again: with `copies` of the weights, made when first needed, or without copies
-    from the weights themselves. Layers that read the same input (`linears`) are one product.
+    weight, without choosing again: with `copies` of the weights for products of up to `rows` rows, made when
+    first needed, or without copies from the weights themselves. Layers that read the same input (`linears`)
+    are one product.
     """
 
-    def __init__(self, copies: PackedCopies | None):
-        self.copies = copies
+    def __init__(self, copies: PackedCopies | None, rows: int = 1):
+        self.copies, self.rows = copies, rows
         self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: separately
-        self.choices: dict[int, Tensor | Literal[False]] = {}  # by id: the tensor for oneDNN, False for BLAS
+        self.choices: dict[int, _Choice] = {}  # by id of the weight
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
-        read = self.choices.get(id(weight))
-        if read is None:
-            read = self._choose(x, weight)
-        return F.linear(x, weight, bias) if read is False else _product(x, read, bias)
+        return self._product(x, weight, bias, None)
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Compute the same as the function `linears`; with copies, through one copy of all weights."""
@@ -153,41 +148,48 @@ class PackedWeights:
             joint = self._joint(x, layers)
         if joint is False:
             return [layer(x) for layer in layers]
-        return _product(x, joint.weight, joint.bias).split_with_sizes(joint.sizes, -1)
+        if not joint.weight.serves(_rows(x)):  # of each layer alone there is no copy
+            return [_without_copy(x, layer.weight, layer.bias) for layer in layers if is_plain(layer)]
+        return joint.weight.product(x, joint.bias).split_with_sizes(joint.sizes, -1)
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`; in one step if oneDNN computes the product."""
         if is_plain(layer):
-            read = self.choices.get(id(layer.weight))
-            if read is None:
-                read = self._choose(x, layer.weight)
-            if read is not False:
-                return _product(x, read, layer.bias, activation)
+            return self._product(x, layer.weight, layer.bias, activation)
         return ACTIVATIONS[activation](layer(x))
 
-    def _choose(self, x: Tensor, weight: Tensor) -> Tensor | Literal[False]:
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        """Return the activation of x [..., I] times weight [O, I] transposed, plus the bias: [..., O]."""
+        choice = self.choices.get(id(weight))
+        if choice is None:
+            choice = self._choose(x, weight)
+        if choice.copy is not None and choice.copy.serves(_rows(x)):
+            return choice.copy.product(x, bias, activation)
+        y = _without_copy(x, weight, bias, choice.onednn)
+        return y if activation is None else ACTIVATIONS[activation](y)
+
+    def _choose(self, x: Tensor, weight: Tensor) -> "_Choice":
         """Choose how to compute with a weight; judged by one row, as a long prompt is not typical.
 
         Weights that are not parameters may be freed and their ids reused, so they are not stored. An empty
         input (of an expert without tokens) says nothing about later inputs.
         """
-        takes = by_onednn(_row(x), weight)
+        onednn = by_onednn(_row(x), weight)
         if not isinstance(weight, nn.Parameter) or not x.numel():
-            return weight if takes else False
-        copy = self._copy(x, weight)
-        read = self.choices[id(weight)] = (weight if takes else False) if copy is None else copy
-        return read
+            return _Choice(onednn)
+        choice = self.choices[id(weight)] = _Choice(onednn, self._copy(x, weight))
+        return choice
 
-    def _copy(self, x: Tensor, *weights: Tensor) -> Tensor | None:
-        """Return the copy of weights for oneDNN's products with inputs like x; None if there is no copy."""
+    def _copy(self, x: Tensor, *weights: Tensor) -> PackedWeight | None:
+        """Return the copy of weights for products with inputs like x; None if there is no copy."""
         large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 and packs_bfloat16() else torch.float32
         if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
             return None
-        return self.copies.of(*weights)
+        return self.copies.of(self.rows, *weights)
 
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
-        """Return the layers joined to one; False for layers with hooks, or products not by oneDNN."""
+        """Return the layers joined to one; False for layers with hooks, or without copies."""
         if not x.numel():
             return False
         plain = [layer for layer in layers if is_plain(layer)]
@@ -212,10 +214,18 @@ class PackedWeights:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Choice:
+    """How to compute with a weight. onednn: whether oneDNN is the faster library without a copy."""
+
+    onednn: bool
+    copy: PackedWeight | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Joint:
     """Stacked layers with `sizes` rows each."""
 
-    weight: Tensor
+    weight: PackedWeight
     bias: Tensor | None
     sizes: list[int]
 
@@ -226,15 +236,18 @@ def packs_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def _without_copy(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool | None = None) -> Tensor:
+    """Return x times weight transposed, plus bias, by oneDNN or by BLAS; by default the faster."""
+    if onednn is None:
+        onednn = by_onednn(x, weight)
+    return onednn_linear(x, weight, bias) if onednn else F.linear(x, weight, bias)
+
+
 def _row(x: Tensor) -> Tensor:
     """Return the first row [1, I] of x [..., I], if there is one."""
     return x.reshape(-1, x.shape[-1])[:1]
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
-    """Return x times a weight, packed or not, by oneDNN; with less overhead if x has few rows."""
-    if x.numel() > ROW_STEP * x.shape[-1]:
-        y = onednn_linear(x, weight, bias)
-        return y if activation is None else ACTIVATIONS[activation](y)
-    name, variant = ("none", "") if activation is None else FUSED[activation]
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, name, [], variant)
+def _rows(x: Tensor) -> int:
+    """Return the number of rows of x [..., I]."""
+    return x.numel() // x.shape[-1]

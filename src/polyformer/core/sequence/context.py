@@ -101,7 +101,11 @@ class Context:
         """[B, Tq] bool, False where a query is padding; None if there is no padding."""
         if self.kv_valid is None:
             return None
-        return self.kv_valid[:, self.offset : self.offset + self.q_len].bool()
+        first = self.offset
+        if isinstance(first, Tensor):
+            slots = first + torch.arange(self.q_len, device=first.device)
+            return self.kv_valid.index_select(1, slots).bool()
+        return self.kv_valid[:, first : first + self.q_len].bool()
 
     @property
     def num_rows(self) -> int:

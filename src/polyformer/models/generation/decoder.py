@@ -12,6 +12,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
+from polyformer.models.generation.compiled_step import CompiledSteps, capacity
 from polyformer.models.generation.dola import Dola
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.depth import full_depth
@@ -128,7 +129,8 @@ class Decoder:
     """Runs `model` on the input, then on at most `max_new_tokens` new tokens.
 
     With a `mixture` all passes must happen inside `recording`. hidden: [N, T, E], the last states of the
-    tokens of the latest pass. With `dola` its contrasts replace the model's logits.
+    tokens of the latest pass. With `dola` its contrasts replace the model's logits. compile: whether to
+    compile the steps.
 
     Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
     decoder as long as the model lives, unless the model is in training mode, where its weights are about to
@@ -142,6 +144,7 @@ class Decoder:
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
         dola: Dola | None = None,
+        compile: bool = False,
     ):
         self.model, self.max_new_tokens = model, max_new_tokens
         self.mixture, self.retrieval = mixture, retrieval
@@ -153,7 +156,10 @@ class Decoder:
             self.last = LastFeedForwardInput(model.decoder)
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
-        self.packed = PackedWeights(None)
+        if compile and (mixture or retrieval or dola) is not None:
+            raise InputError("compile: a mixture, retrieval or dola_layers reads more of it; leave it out")
+        self.compiled = CompiledSteps(model) if compile else None
+        self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
     def recording(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of all passes, in which the mixture's input is recorded."""
@@ -170,19 +176,15 @@ class Decoder:
 
         inputs: further inputs of the model, by argument.
         """
-        if self.max_new_tokens >= PACK_FOR_STEPS:
-            self.packed = PackedWeights(
-                PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
-            )
         if self.model.encoder is None:
             # Reserved at once, because a growing cache would be copied again and again.
-            state = self.model.new_state(input_ids.shape[1] + self.max_new_tokens)
+            state = self.model.new_state(self._reserve(input_ids.shape[1]))
             neighbours, retrieval_state = None, None
             if self.retrieval is not None:
                 neighbours, retrieval_state = self.retrieval.start(
                     input_ids, attention_mask, self.max_new_tokens
                 )
-            with self.packed, full_depth():  # later tokens use this state
+            with full_depth():  # later tokens use this state
                 output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
                 logits, state = self._last_logits(output, neighbours)
             history = input_ids
@@ -193,10 +195,9 @@ class Decoder:
             progress = DecodingState(state, tuple(copied), tuple(copied.values()), retrieval_state)
             return DecodingStart(logits, progress, history)
         assert first is not None, "check_inputs asks for it"
-        state = self.model.encode(input_ids, attention_mask, self.max_new_tokens, **inputs)
+        state = self.model.encode(input_ids, attention_mask, self._reserve(1), **inputs)
         history = input_ids.new_full((len(input_ids), 1), first)
-        with self.packed:
-            logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
+        logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
         return DecodingStart(logits, DecodingState(state), history)
 
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -211,10 +212,29 @@ class Decoder:
         neighbours, retrieval_state = None, None
         if self.retrieval is not None and state.retrieval is not None:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
+        if self.packed is None:
+            self.packed = PackedWeights(self._copies(), tokens.numel())
         with self.packed:
-            output = self._run(**{name: tokens}, state=state.model, **copied)
-            logits, after = self._logits_and_state(output, last, neighbours)
+            inputs = {name: tokens, **copied}
+            step = None if self.compiled is None else self.compiled.read(tokens, state.model, last, inputs)
+            if step is not None:
+                logits, self.hidden, after = step
+                _check_finite(logits)
+            else:
+                output = self._run(**inputs, state=state.model)
+                logits, after = self._logits_and_state(output, last, neighbours)
         return logits, dataclasses.replace(state, model=after, retrieval=retrieval_state)
+
+    def _reserve(self, length: int) -> int:
+        """Return the number of slots to reserve for `length` tokens and the new tokens."""
+        most = length + self.max_new_tokens
+        return most if self.compiled is None else capacity(most)
+
+    def _copies(self) -> PackedCopies | None:
+        """Return packed copies of the weights, without copies of weights that changed; None for few steps."""
+        if self.max_new_tokens < PACK_FOR_STEPS:
+            return None
+        return PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
 
     def _run(self, **inputs: Any) -> ModelOutput:
         """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
@@ -235,16 +255,21 @@ class Decoder:
         assert output.state is not None, "a model that was given a state returns one"
         self.hidden = output.last_hidden_state
         logits = self.model.logits_at(output, slice(-last, None), neighbours)
-        if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
-            raise InputError(
-                "generate: the model's scores are NaN, so no token can be chosen; its weights are "
-                "damaged, or overflow in this precision; use float32 or bfloat16"
-            )
+        _check_finite(logits)
         if self.dola is not None and output.hidden_states is not None:
             logits = self.dola(logits, output.hidden_states)
         if self.mixture is not None and self.last is not None:
             logits = self.mixture(logits, self.last.value[:, -last:])
         return logits, output.state
+
+
+def _check_finite(logits: Tensor) -> None:
+    """Raise `InputError` if a logit is NaN."""
+    if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
+        raise InputError(
+            "generate: the model's scores are NaN, so no token can be chosen; its weights are damaged, or "
+            "overflow in this precision; use float32 or bfloat16"
+        )
 
 
 def prompt_or_start_token(model: GenerativeModel, input_ids: Tensor | None, first: int | None) -> Tensor:

@@ -50,6 +50,7 @@ def generate(
     draft: Draft | None = None,
     mixture: Mixture | None = None,
     retrieval: Retrieval | None = None,
+    compile: bool = False,
     **inputs_and_settings: Any,
 ) -> Generated:
     """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
@@ -57,7 +58,6 @@ def generate(
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
             threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
-            A model that is already in that mode keeps faster copies of its weights for the next call.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
             decoder-only model begins one text with its `special.bos`.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
@@ -65,19 +65,19 @@ def generate(
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
         decode: token ids to text, as in a tokenizer; needed for `config.stop`.
         generator: for sampling, instead of a `seed`; by default torch's.
-        draft: proposes `draft_tokens` tokens per pass, for speed (see `models.generation.speculation`):
-            a smaller model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
-            Greedy texts stay the same up to rounding, samples follow the same distribution.
+        draft: proposes `draft_tokens` tokens per pass, for speed (`models.generation.speculation`): a smaller
+            model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
         mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
+        compile: compile the step of a token (`models.generation.compiled_step`), 10 to 30 seconds at first.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask and relation_ids of the prompt or source, as in the model's `forward`.
             New tokens of a decoder-only model continue the last position, document, type, language and
             segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
     Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
-    right of a prompt, too many tokens for the positions or `max_length`, stop strings without `decode`, a
-    streamer or draft with beams, ids outside the vocabulary, an unknown setting, and unsuitable models.
+    right of a prompt, too many tokens, ids outside the vocabulary, settings that are unknown or contradict
+    each other, and unsuitable models.
     """
     inputs = {name: x for name in INPUTS if (x := inputs_and_settings.pop(name, None)) is not None}
     config = with_settings(config or GenerationConfig(), inputs_and_settings)
@@ -90,13 +90,13 @@ def generate(
     _check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, *beginning, max_new_tokens)
     generator = _generator(config, generator, input_ids.device)
-    dola = _layer_contrast(model, config, mixture or retrieval)
-    decoder = Decoder(model, max_new_tokens, mixture, retrieval, dola)
+    contrast = _layer_contrast(model, config, mixture or retrieval)
+    decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile)
     with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
-        stopping = Stopping(special.eos, config.stop, decode)
-        settings = SearchSettings(max_new_tokens, special.fill, active, stopping, streamer)
-        result = _search(decoder, (*beginning, inputs), settings, config, generator, draft)
+        stops = Stopping(special.eos, config.stop, decode)
+        rules = SearchSettings(max_new_tokens, special.fill, active, stops, streamer)
+        result = _search(decoder, (*beginning, inputs), rules, config, generator, draft)
     return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
 
 

@@ -31,7 +31,7 @@ from polyformer.data.prepared.text import PreparedText
 from polyformer.data.segments import Segments, rows_at
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.models.generation import Draft, Generated, GenerationConfig, Mixture, Retrieval
+from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.training import share_rows
@@ -97,13 +97,10 @@ class Continuation(abc.ABC):
         prompt: str,
         config: GenerationConfig,
         streamer: Callable[[Tensor], None] | None = None,
-        draft: Draft | None = None,
-        mixture: Mixture | None = None,
-        retrieval: Retrieval | None = None,
+        **more: Any,
     ) -> Generated:
-        """Return the same as tokens, with statistics of a draft (`polyformer.models.generation.generate`)."""
+        """Return the same as tokens; `more`: of `polyformer.models.generation.generate`, such as `draft`."""
         ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        more = {"draft": draft, "mixture": mixture, "retrieval": retrieval}
         return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
 

@@ -263,7 +263,7 @@ def _plain(request: Request) -> str | None:
     context, pattern = request.context, request.pattern
     if pattern is None or isinstance(pattern, Full):
         return "full"
-    if isinstance(pattern, Causal):
+    if isinstance(pattern, Causal) and isinstance(context.offset, int):  # a graph may not know the offset
         if context.q_len == 1 and context.offset >= context.kv_len - 1:
             return "full"
         if context.offset == 0 and context.q_len == context.kv_len:

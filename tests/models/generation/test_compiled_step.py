@@ -1,0 +1,121 @@
+"""`generate(..., compile=True)`: the graph of a step gives the text of the step."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, decoder, left_padded, prompts
+
+from polyformer import InputError, create_model
+from polyformer.core import recorded_graph
+from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
+from polyformer.models.architectures import Transformer
+
+POSITIONS = (
+    *("none", "learned", "learned_per_layer", "sinusoidal", "concatenated", "rope", "alibi", "t5"),
+    *("shaw", "transformer_xl", "da", "deberta"),
+)
+
+SEARCHES = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "seed": 3, "num_return_sequences": 2},
+    "beams": {"num_beams": 3},
+    "contrastive": {"penalty_alpha": 0.5},
+    "look-up": {"draft": "lookup"},
+    "processors": {"repetition_penalty": 1.3, "min_new_tokens": 9},
+}
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[int]:
+    """Graphs run operation by operation instead of compiled; the list grows with every run."""
+    runs: list[int] = []
+
+    def compiled(graph: RecordedGraph, inputs):
+        def run(*tensors: torch.Tensor):
+            runs.append(len(tensors))
+            return graph.module(*tensors, *graph.constants)
+
+        return run
+
+    monkeypatch.setattr(RecordedGraph, "compiled", compiled)
+    return runs
+
+
+def assert_same_text(model: Transformer, *inputs: torch.Tensor | None, **settings) -> None:
+    plain = model.generate(*inputs, max_new_tokens=20, **settings)
+    compiled = model.generate(*inputs, max_new_tokens=20, compile=True, **settings)
+    assert torch.equal(plain.sequences, compiled.sequences)
+    close = 1e-9 if plain.scores.dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(plain.scores, compiled.scores, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_every_search_generates_the_same_text(family, search, runs):
+    assert_same_text(FAMILIES[family](4), prompts(2, 5), **SEARCHES[search])
+    assert runs, "steps ran through the graph"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_of_unequal_lengths_that_end_at_different_steps(family, runs):
+    ids, mask = left_padded([prompts(1, length, length)[0] for length in (1, 4, 7, 3, 6)])
+    assert_same_text(FAMILIES[family](3), ids, mask)
+    assert_same_text(FAMILIES[family](3), ids, mask, min_new_tokens=8)
+    assert runs, "while all texts go on, steps run through the graph"
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_position_scheme_counts_from_the_slot(position, padded, runs):
+    torch.manual_seed(0)
+    options = {"hidden_size": 16, "num_attention_heads": 2, "initializer_range": 0.5}
+    model = create_model("decoder-tiny", vocab_size=VOCAB, position=position, **options).double().eval()
+    ids, mask = left_padded([prompts(1, length, length)[0] for length in (3, 6)])
+    assert_same_text(model, *((ids, mask) if padded else (prompts(2, 5), None)))
+    assert len(runs) > 10
+
+
+def test_the_compiled_graph_generates_the_same_text_for_changed_weights():
+    model = decoder(4).float()
+    assert_same_text(model, prompts(1, 5), min_new_tokens=20)
+    assert_same_text(model, prompts(1, 5), min_new_tokens=20)
+    known = len(recorded_graph._compiled)
+    for parameter in model.parameters():
+        parameter.data.mul_(-0.9)
+    assert_same_text(model, prompts(1, 5), min_new_tokens=20)
+    assert len(recorded_graph._compiled) == known, "weights are inputs of the compiled code"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "Window(8)"}, "only dense softmax attention"),
+        ({"attention": "performer"}, "only dense softmax attention"),
+        ({"weights": "int8"}, "int8 products"),
+        ({"memory": "recurrent(length=8)", "position": "rope"}, "a memory or a depth policy"),
+    ],
+)
+def test_a_model_without_a_step_of_fixed_size_is_refused(options, message):
+    model = create_model("decoder-tiny", vocab_size=VOCAB, **options).eval()
+    with pytest.raises(InputError, match=f"compile: .*{message}.*leave it out"):
+        model.generate(prompts(1, 4), compile=True, max_new_tokens=9)
+
+
+def test_hooks_and_contrasts_are_refused():
+    model = decoder()
+    with pytest.raises(InputError, match=r"compile: .*dola_layers"):
+        model.generate(prompts(1, 4), compile=True, max_new_tokens=9, dola_layers="low")
+    model.head.register_forward_hook(lambda *_: None)
+    with pytest.raises(InputError, match=r"compile: .*hooks"):
+        model.generate(prompts(1, 4), compile=True, max_new_tokens=9)
+
+
+def test_a_graph_computes_for_other_inputs_and_reads_no_values():
+    weight = torch.randn(3, 3)
+    with pytest.raises(ValueReadError):
+        record(lambda x: (x if x.sum() > 0 else -x,), [torch.ones(3)])
+    graph = record(lambda x: (x @ weight, x.split(1)[1]), [torch.ones(2, 3)])
+    assert [constant is weight for constant in graph.constants] == [True]
+    x = torch.randn(2, 3)
+    outputs = graph.module(x, weight)
+    assert torch.equal(outputs[0], x @ weight)
+    assert torch.equal(outputs[1], x[1:])
