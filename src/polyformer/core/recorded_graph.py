@@ -36,7 +36,7 @@ class ValueReadError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedGraph:
-    """A graph of the inputs of a function, followed by `constants`. outputs: those of the recorded call."""
+    """A graph with the inputs of a function, then `constants`, as inputs. outputs: of the recorded call."""
 
     module: fx.GraphModule
     constants: list[Tensor]

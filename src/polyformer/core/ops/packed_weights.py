@@ -148,7 +148,7 @@ class PackedWeights:
             joint = self._joint(x, layers)
         if joint is False:
             return [layer(x) for layer in layers]
-        if not joint.weight.serves(_rows(x)):  # of each layer alone there is no copy
+        if not joint.weight.serves(_rows(x)):  # single layers have no copies
             return [_without_copy(x, layer.weight, layer.bias) for layer in layers if is_plain(layer)]
         return joint.weight.product(x, joint.bias).split_with_sizes(joint.sizes, -1)
 

@@ -63,8 +63,8 @@ class LayoutConfig(Config):
 class PackedWeight:
     """A copy of a weight [O, I] in a layout.
 
-    rows: the most rows of a product, unless the layout is oneDNN's. sized: a tensor of the weight's shape
-    without its memory, of which MKL's product reads the shape.
+    rows: the most rows of a product, unless the layout is oneDNN's. sized: a tensor with the weight's shape
+    but without its memory; MKL's product reads the shape.
     """
 
     layout: Layout
@@ -96,7 +96,7 @@ class PackedWeight:
 
     @functools.cached_property
     def key(self) -> Tensor:
-        """A number that stands for this object in a graph."""
+        """The number of this object in a graph."""
         number = next(_numbers)
         _by_key[number] = self
         return torch.tensor(number, device="cpu")

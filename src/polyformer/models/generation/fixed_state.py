@@ -19,7 +19,7 @@ NO_SLOT = torch.zeros(1, dtype=torch.long)
 
 @dataclasses.dataclass(frozen=True)
 class FixedCache(KeyValueCache):
-    """Buffers [B, Hkv, C, D] of keys and values, of which all are read; the next tokens belong to `slots`."""
+    """Buffers [B, Hkv, C, D] of keys and values, read as a whole; the next tokens belong to `slots`."""
 
     slots: Tensor = NO_SLOT
 
@@ -34,7 +34,7 @@ class FixedCache(KeyValueCache):
 
 @dataclasses.dataclass(frozen=True)
 class FixedTokens(Tokens):
-    """The tokens of all C slots, of which `slots` are new."""
+    """The tokens of all C slots; the tokens of `slots` are new."""
 
     slots: Tensor = NO_SLOT
 
