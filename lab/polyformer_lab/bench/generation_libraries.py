@@ -21,7 +21,7 @@ from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialId
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
-INT8 = f"{OURS}-int8"
+INT8, COMPILED = f"{OURS}-int8", f"{OURS}-compiled"
 
 Write = Callable[[Tensor, int, int], Tensor]
 
@@ -37,8 +37,8 @@ WHOLE = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
 """Names of the parts in transformers' GPT-2, and in a GGUF file."""
 
 
-def ours(pair: Pair) -> Write:
-    """Return generation by polyformer."""
+def ours(pair: Pair, compile: bool = False) -> Write:
+    """Return generation by polyformer; compile: with a compiled step."""
 
     def write(ids: Tensor, count: int, beams: int) -> Tensor:
         beam = BeamConfig()
@@ -47,7 +47,7 @@ def ours(pair: Pair) -> Write:
                 num_beams=beams, normalization="length", length_penalty=1.0, early_stopping=False
             )
         asked = GenerationConfig(max_new_tokens=count, special=SpecialIds(eos=()), beam=beam)
-        return pair.ours.generate(ids, config=asked).sequences[:, -count:]
+        return pair.ours.generate(ids, config=asked, compile=compile).sequences[:, -count:]
 
     return write
 
@@ -189,6 +189,7 @@ LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     "llama.cpp": functools.partial(llama_cpp, "F32"),
     "llama.cpp-int8": functools.partial(llama_cpp, "Q8_0"),  # 32 weights to a scale
     OURS: ours,
+    COMPILED: functools.partial(ours, compile=True),
     f"{OURS}-bfloat16": functools.partial(ours_with, "bfloat16"),
     INT8: functools.partial(ours_with, "int8"),
 }
