@@ -1,5 +1,7 @@
-"""Masked loss on equal rows, and retrieval of translations."""
+"""Masked loss on equal rows, retrieval of translations, and pairs in two directions."""
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from small_sources import write_sources
 from polyformer_lab.cells import cells_of
 from polyformer_lab.measures.masked_rows import masked_rows
 from polyformer_lab.measures.sentence_retrieval import matched
+from polyformer_lab.measures.translation_directions import directions
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 
@@ -33,3 +36,16 @@ def test_centred_vectors_find_their_translation():
     swapped = source.copy()
     swapped[[0, 1]] = source[[1, 0]]
     assert matched(source, swapped) == pytest.approx(0.9)
+
+
+def test_both_directions_share_no_sentence_and_name_their_target(tmp_path: Path):
+    source = str(write_sources(tmp_path) / "multi30k")
+    directions(tmp_path, source, rare=3, common=5, held_out=4)
+    files = {name: (tmp_path / f"{name}.jsonl").read_text() for name in ("rare", "both", "validation")}
+    rows = {name: [json.loads(line) for line in text.splitlines()] for name, text in files.items()}
+    assert {name: len(each) for name, each in rows.items()} == {"rare": 3, "both": 8, "validation": 4}
+    assert rows["both"][:3] == rows["rare"]
+    assert [row["source"][:3] for row in rows["both"]] == ["=en"] * 3 + ["=de"] * 5
+    english = [row["target"] for row in rows["rare"]] + [row["source"][4:] for row in rows["both"][3:]]
+    with gzip.open(f"{source}/train.en.gz", "rt") as text:
+        assert english == text.read().splitlines()[:8]

@@ -10,8 +10,7 @@ from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks import TextTask
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.probing import features
-
-SIDES = ("source", "target")
+from polyformer_lab.measures.translation_directions import SIDES
 
 
 @measurement("layer")

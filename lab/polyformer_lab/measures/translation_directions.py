@@ -1,0 +1,44 @@
+"""Translation in two directions by one model, of which one direction has few pairs."""
+
+import itertools
+import json
+from pathlib import Path
+
+from polyformer.core.files import atomic_write
+from polyformer.data import DataConfig, read
+from polyformer.training.recipes.recipe import with_data
+from polyformer_lab.cells import preparation
+
+SIDES = ("source", "target")
+
+
+@preparation
+def directions(folder: Path, source: str, rare: int, common: int, held_out: int) -> None:
+    """Write pairs of Multi30k; each source begins with the name of the target language.
+
+    The files are rare.jsonl (German to English), both.jsonl (these pairs, and English to German with other
+    sentences), and validation.jsonl (German to English).
+
+    Args:
+        folder: the output folder.
+        source: the directory of Multi30k.
+        rare: the number of pairs of German to English.
+        common: the number of pairs of English to German, the sentences after the rare pairs.
+        held_out: the number of validation pairs.
+    """
+    english = _pairs(source, "train", rare + common)
+    few = [_marked("en", german, text) for text, german in english[:rare]]
+    many = [_marked("de", text, german) for text, german in english[rare:]]
+    held = [_marked("en", german, text) for text, german in _pairs(source, "val", held_out)]
+    for name, rows in {"rare": few, "both": few + many, "validation": held}.items():
+        atomic_write(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _pairs(folder: str, split: str, count: int) -> list[tuple[str, str]]:
+    data = DataConfig.from_dict(with_data({"path": f"{split}.{{en,de}}.gz"}, folder))
+    rows = [dict(row) for row in itertools.islice(read(data, SIDES, data.path), count)]
+    return [(str(row["source"]), str(row["target"])) for row in rows]
+
+
+def _marked(language: str, source: str, target: str) -> dict[str, str]:
+    return dict(zip(SIDES, (f"={language} {source}", target)))
