@@ -37,7 +37,7 @@ def two_domains(folder: Path, text: str, other: str, characters: int, held_out: 
 def domain_weights(cell: Cell, texts: str, length: int, neighbours: int, tokens: int) -> Iterator[Row]:
     """Yield for each domain the lowest validation perplexity, and its lambda (`weight`) and temperature.
 
-    Both domains have a store of their own training text. `none` is the perplexity without the store.
+    The store of each domain has its training text. `none` is the perplexity without the store.
 
     Args:
         cell: a run without a memory, trained in the domain `own`.

@@ -29,7 +29,7 @@ def loss_surface(cell: Cell, directions: int, reach: float, points: int, batches
         directions: the number of random directions.
         reach: the longest step: 1 adds noise of the norm of the weights.
         points: steps on each side of the trained model.
-        batches: validation batches of which the loss is computed.
+        batches: validation batches for the loss.
     """
     model, task = cell.fitted.model.eval(), cell.fitted.task
     held = task.held_out(cell.fitted.splits.validation or [])

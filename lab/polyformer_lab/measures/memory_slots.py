@@ -47,7 +47,7 @@ def own_letters(folder: Path, train: int, validation: int, length: int, own: int
 def memory_slots(cell: Cell, held_out: int, parts: int, segments: int) -> Iterator[Row]:
     """Yield perplexity, then the mean attention weight of a slot in each part of a compressive memory.
 
-    The parts are numbered from the oldest: those of the compressed queue, then those of the ordinary queue. A
+    The parts are numbered from the oldest: the compressed queue first, then the ordinary queue. A
     model with another memory yields perplexity only.
 
     Args:

@@ -1,4 +1,4 @@
-"""Translation in two directions by one model, of which one direction has few pairs."""
+"""Translation in two directions by one model, with few pairs in one direction."""
 
 import itertools
 import json
