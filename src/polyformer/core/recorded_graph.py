@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from polyformer.core.errors import InputError
 from polyformer.core.ops.compiled_code import separate_by_instructions
 
 READS = (
@@ -46,23 +47,34 @@ class RecordedGraph:
         """Return the graph compiled by Inductor, as a function of inputs of the same shapes as `inputs`.
 
         The first compilation takes many seconds. Code is shared by all equal graphs of a process, and torch
-        keeps it on disk for the next process.
+        keeps it on disk for the next process. Raises `InputError` if torch cannot compile.
         """
         every = [*inputs, *self.constants]
         shapes = tuple((x.shape, x.stride(), x.dtype, x.device) for x in every)
         key = self.module.code, shapes
         if key not in _compiled:
-            with warnings.catch_warnings():  # of torch about itself
-                warnings.simplefilter("ignore", DeprecationWarning)
-                from torch._inductor.compile_fx import compile_fx  # takes a second
-
-                separate_by_instructions()
-                _compiled[key] = cast(Run, compile_fx(self.module, every))
+            _compiled[key] = _compiled_by_inductor(self.module, every)
         run, constants = _compiled[key], self.constants
         return lambda *tensors: run(*tensors, *constants)
 
 
 _compiled: dict[object, Run] = {}
+
+
+def _compiled_by_inductor(module: fx.GraphModule, inputs: list[Tensor]) -> Run:
+    with warnings.catch_warnings():  # of torch about itself
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch._inductor.compile_fx import compile_fx  # takes a second
+        from torch._inductor.exc import InductorError
+
+        separate_by_instructions()
+        try:
+            return cast(Run, compile_fx(module, inputs))
+        except InductorError as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"compile: torch could not compile ({reason}); install a C++ compiler, or leave it out"
+            ) from error
 
 
 def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> RecordedGraph:

@@ -1,5 +1,9 @@
 """`generate(..., compile=True)`: the graph of a step gives the text of the step."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from tiny_models import FAMILIES, VOCAB, decoder, left_padded, prompts
@@ -52,7 +56,7 @@ def assert_same_text(model: Transformer, *inputs: torch.Tensor | None, **setting
 @pytest.mark.parametrize("search", SEARCHES)
 def test_every_search_generates_the_same_text(family, search, runs):
     assert_same_text(FAMILIES[family](4), prompts(2, 5), **SEARCHES[search])
-    assert runs, "steps ran through the graph"
+    assert runs or search == "look-up", "steps ran through the graph; drafts have other numbers of tokens"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,6 +111,21 @@ def test_hooks_and_contrasts_are_refused():
     model.head.register_forward_hook(lambda *_: None)
     with pytest.raises(InputError, match=r"compile: .*hooks"):
         model.generate(prompts(1, 4), compile=True, max_new_tokens=9)
+
+
+def test_without_a_compiler_the_error_names_it(tmp_path):
+    code = """
+import torch, polyformer
+model = polyformer.create_model("decoder-tiny").eval()
+model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=20, compile=True)
+"""
+    missing = {"CXX": str(tmp_path / "none"), "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | missing, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "InputError: compile: torch could not compile" in done.stderr
+    assert "install a C++ compiler, or leave it out" in done.stderr
 
 
 def test_a_graph_computes_for_other_inputs_and_reads_no_values():

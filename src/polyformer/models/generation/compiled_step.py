@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from polyformer.attention.mechanisms import SoftmaxConfig
@@ -43,6 +44,8 @@ def check_compilable(model: Any) -> None:
         reason = "int8 products are not part of a graph"
     elif stack.memory is not None or stack.depth is not None:
         reason = "a memory or a depth policy decides from step to step"
+    elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        reason = "processes may exchange parts of a step"
     elif collecting() or any(
         module._forward_hooks or module._forward_pre_hooks for module in model.modules()
     ):
