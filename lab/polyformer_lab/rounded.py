@@ -6,9 +6,7 @@ In training the gradient passes the rounding unchanged: the straight-through est
 used for integers by Jacob et al. 2018, section 3.
 """
 
-import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from polyformer.nn.feedforward.dense import Dense, DenseConfig
-from polyformer_lab.cells import Cell, Row, measurement
 
 Bits = Annotated[int, Interval(ge=2, le=16)]
 
@@ -55,16 +52,3 @@ def with_rounding(layer: Dense, bits: int) -> Dense:
     for linear in (layer.up, layer.down):
         parametrize.register_parametrization(linear, "weight", Rounding(bits))
     return layer
-
-
-@measurement("weights")
-def after_rounding(cell: Cell, bits: Sequence[int] = ()) -> Iterator[Row]:
-    """Yield the validation loss as trained, and after the feed-forward matrices are rounded to `bits`."""
-    fitted = cell.fitted
-    rows = fitted.task.held_out(fitted.splits.validation or [])
-    yield {"weights": "as trained", "loss": fitted.scores["validation"]["loss"]}
-    for number in bits:
-        model = copy.deepcopy(fitted.model).eval()
-        for layer in [module for module in model.modules() if isinstance(module, Dense)]:
-            with_rounding(layer, number)
-        yield {"weights": f"{number} bits", "loss": fitted.task.measure(model, rows)["loss"]}

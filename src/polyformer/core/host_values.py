@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from polyformer.core.recorded_graph import is_recorded
 
 NAME = "_polyformer_host_values"
 
@@ -53,7 +54,7 @@ def host_values(tensor: Tensor) -> Tensor | None:
 
     Also None in traced code, as a value would break the graph. A result is never changed in place.
     """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+    if torch.compiler.is_compiling() or is_recorded():
         return None
     if tensor.device.type == "cpu":
         return tensor

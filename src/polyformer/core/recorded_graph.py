@@ -5,6 +5,7 @@ weights, are constants of the graph. torch's compiler gets them as inputs, so it
 models of a shape.
 """
 
+import contextvars
 import dataclasses
 import operator
 import warnings
@@ -80,9 +81,21 @@ def _compiled_by_inductor(module: fx.GraphModule, inputs: list[Tensor]) -> Run:
 def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> RecordedGraph:
     """Return the graph of `function(*inputs)`; raises `ValueReadError` if it reads a value of a tensor."""
     recorder = _Recorder(inputs)
-    with recorder:
-        outputs = function(*inputs)
+    token = _recorded.set(True)
+    try:
+        with recorder:
+            outputs = function(*inputs)
+    finally:
+        _recorded.reset(token)
     return recorder.finished(outputs)
+
+
+def is_recorded() -> bool:
+    """Return whether the current operations become a graph, for any inputs of the same shapes."""
+    return not torch.compiler.is_compiling() and _recorded.get()
+
+
+_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("recorded", default=False)
 
 
 class _Recorder(TorchDispatchMode):

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.call import Call, check
 from polyformer.attention.functional.relative import Relative
@@ -19,6 +18,7 @@ from polyformer.attention.patterns.user_defined import MaskModPattern, as_patter
 from polyformer.core.errors import InputError
 from polyformer.core.ops.precision import autocast_device, is_autocast
 from polyformer.core.ops.softmax import recording
+from polyformer.core.recorded_graph import is_recorded
 from polyformer.core.recorder import Recorder
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
@@ -146,7 +146,7 @@ def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 def is_traced() -> bool:
     """Return whether this call is being compiled, traced or recorded."""
-    traced = torch._C._get_tracing_state() is not None or is_in_torch_dispatch_mode()
+    traced = torch._C._get_tracing_state() is not None or is_recorded()
     return traced or torch.compiler.is_compiling()
 
 

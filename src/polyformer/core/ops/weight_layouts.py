@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.core.config import Config
 from polyformer.core.ops.activations import ACTIVATIONS
@@ -25,6 +24,7 @@ from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_produc
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.machine import last_cache
 from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.recorded_graph import is_recorded
 
 Layout = Literal["row", "onednn", "mkl"]
 
@@ -110,7 +110,7 @@ class PackedWeight:
 
     def product(self, x: Tensor, bias: Tensor | None, activation: str | None = None) -> Tensor:
         """Return the activation of x [..., I] times the weight, plus the bias: [..., O]."""
-        if self.layout != "row" and is_in_torch_dispatch_mode():  # a graph is recorded
+        if self.layout != "row" and is_recorded():
             return torch.ops.polyformer.packed_product.default(x, self.key, self.sized, bias, activation)
         return self.compute(x, bias, activation)
 
