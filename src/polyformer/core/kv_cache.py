@@ -60,8 +60,8 @@ class KeyValueCache(State):
         filled = self.length - self.start
         length = filled + keys.shape[2]
         capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
-        new_keys = keys.new_zeros(*keys.shape[:2], capacity, keys.shape[3])
-        new_values = values.new_zeros(*values.shape[:2], capacity, values.shape[3])
+        new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
+        new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
         if self.keys is not None and self.values is not None:
             new_keys[:, :, :filled] = self._filled(self.keys).detach()
             new_values[:, :, :filled] = self._filled(self.values).detach()
@@ -109,7 +109,7 @@ class KeyValueCache(State):
             return self.reorder(index)
         old, spare = [self.keys, self.values], self.spare
         if not spare or any(a.shape != b.shape or len(a) != len(index) for a, b in zip(old, spare)):
-            spare = [buffer.new_zeros(len(index), *buffer.shape[1:]) for buffer in old]
+            spare = [buffer.new_empty(len(index), *buffer.shape[1:]) for buffer in old]
         for buffer, other in zip(old, spare):
             torch.index_select(self._filled(buffer), 0, index, out=self._filled(other))
         return dataclasses.replace(self, keys=spare[0], values=spare[1], high_water=[self.length], spare=old)
@@ -136,7 +136,7 @@ class KeyValueCache(State):
     def _rows(self, buffer: Tensor, index: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return buffer.narrow(2, 0, self.length).index_select(0, index)
-        copy = buffer.new_zeros(len(index), *buffer.shape[1:])
+        copy = buffer.new_empty(len(index), *buffer.shape[1:])
         self._filled(copy).copy_(self._filled(buffer)[index])
         return copy
 

@@ -67,6 +67,18 @@ def test_texts_of_unequal_lengths_that_end_at_different_steps(family, runs):
     assert runs, "while all texts go on, steps run through the graph"
 
 
+@pytest.mark.parametrize("search", ["greedy", "beams"])
+def test_uninitialized_slots_have_no_effect(search, runs):
+    plain = decoder(4).generate(prompts(2, 5), max_new_tokens=20, **SEARCHES[search])
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        compiled = decoder(4).generate(prompts(2, 5), max_new_tokens=20, compile=True, **SEARCHES[search])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(plain.sequences, compiled.sequences)
+    assert runs
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_every_position_scheme_counts_from_the_slot(position, padded, runs):

@@ -61,6 +61,7 @@ class CompiledSteps:
         check_compilable(model)
         self.model = model
         self.is_first = True
+        self.cleared: dict[int, Tensor] = {}  # buffers by id
         self.key: object = None
         self.run: Callable[..., Sequence[Tensor]] | None = None
 
@@ -78,6 +79,7 @@ class CompiledSteps:
         step = FixedStep.of(tokens, state, last, inputs)
         if step is None or (self.run is not None and step.key != self.key):
             return None
+        self._clear(step)
         if self.run is not None:
             logits, hidden = self.run(*step.tensors)
             return logits, hidden, step.next_state()
@@ -90,6 +92,16 @@ class CompiledSteps:
         self.key, self.run = step.key, graph.compiled(step.tensors)
         logits, hidden = graph.outputs
         return logits, hidden, step.next_state()
+
+    def _clear(self, step: "FixedStep") -> None:
+        """Fill free slots of new buffers with zeros: a weight of 0 times uninitialized memory may be NaN."""
+        for layer in step.fixed.layers:
+            cache = layer.self_attention
+            assert isinstance(cache, FixedCache)
+            for buffer in (cache.keys, cache.values):
+                if buffer is not None and id(buffer) not in self.cleared:
+                    buffer[:, :, step.state.tokens.length :].zero_()
+                    self.cleared[id(buffer)] = buffer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
