@@ -1,18 +1,16 @@
 """kNN-LM in two domains: the mixing weight that a run chooses with a store of each."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.scoring import measured
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.core.files import atomic_write
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 from polyformer_lab.measures.nearest_neighbours import beginning, build_store, perplexity
 from polyformer_lab.measures.spalm import files_of, rows_of
-from polyformer_lab.measures.texts import articles, book, pieces
+from polyformer_lab.measures.texts import articles, book, pieces, write_rows
 
 
 @preparation
@@ -29,8 +27,7 @@ def two_domains(folder: Path, text: str, other: str, characters: int, held_out: 
     articles(folder, text, characters, held_out)
     (folder / "other").mkdir(exist_ok=True)
     for split, part, most in zip(("train", "validation"), book(other), (characters, held_out)):
-        lines = (json.dumps({"text": piece}) + "\n" for piece in beginning(pieces(part), most))
-        atomic_write(folder / "other" / f"{split}.jsonl", "".join(lines).encode())
+        write_rows(folder / "other", split, beginning(pieces(part), most))
 
 
 @measurement("domain")

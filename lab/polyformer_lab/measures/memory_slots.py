@@ -1,7 +1,6 @@
 """Attention to the slots of a compressive memory, by their age, and texts for which a memory is useful."""
 
 import itertools
-import json
 import random
 import statistics
 from collections.abc import Iterator
@@ -10,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyformer.core.files import atomic_write
 from polyformer.nn.memory.compressive import Compressive
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModelling
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 from polyformer_lab.measures.in_order import perplexity
+from polyformer_lab.measures.texts import write_rows
 
 COMMON, OWN = "abcdefgh", "ABCDEFGHIJKLMNOP"
 
@@ -36,11 +35,11 @@ def own_letters(folder: Path, train: int, validation: int, length: int, own: int
     """
     draw = random.Random(0)
     for split, count in (("train", train), ("validation", validation)):
-        lines = list[str]()
+        texts = list[str]()
         for letters in (draw.sample(OWN, own) for _ in range(count)):
-            text = "".join(draw.choice(COMMON if draw.random() < 0.25 else letters) for _ in range(length))
-            lines.append(json.dumps({"text": text}) + "\n")
-        atomic_write(folder / f"{split}.jsonl", "".join(lines).encode())
+            drawn = (draw.choice(COMMON if draw.random() < 0.25 else letters) for _ in range(length))
+            texts.append("".join(drawn))
+        write_rows(folder, split, texts)
 
 
 @measurement("part")

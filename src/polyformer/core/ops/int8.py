@@ -29,8 +29,8 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.machine import core_cache, last_cache
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.tuning.machine import core_cache
+from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
 
 LEVELS = 127
 """The largest integer of a weight; the least is its negative."""
@@ -47,10 +47,8 @@ VECTOR = 32
 ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
 """Numbers of rows for which the methods are compared."""
 
-FEW, MOST_READ = 8, 128 << 20
-"""The most rows for which a weight is measured as read from memory; the bytes read before, to empty the
-caches.
-"""
+FEW = 8
+"""The most rows for which a weight is measured as read from memory."""
 
 ENGINES = "x86", "fbgemm"
 """The FBGEMM engines among torch's quantized engines."""
@@ -240,14 +238,14 @@ def _measure() -> Int8Config:
     joined = _ones(4096, 1024)
     methods = [bfloat16_product, *([integer_product] if has_integer_product() else []), chunked_product]
     most = dict.fromkeys(methods, 0)
-    other = torch.ones(min(2 * last_cache(), MOST_READ) // 4)
+    empty_caches = cache_emptier()
     for rows in ROWS:
         x = torch.ones(rows, 1024)
         calls = {
             method: functools.partial(method, x, joined)
             for method in (methods if rows > FEW else methods[:-1])
         }
-        times = least_seconds(calls, 3, before=other.sum if rows <= FEW else None)
+        times = least_seconds(calls, 3, before=empty_caches if rows <= FEW else None)
         best = min(calls, key=lambda method: times[method])
         methods = methods[methods.index(best) :]
         if best is chunked_product:

@@ -22,8 +22,7 @@ from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.huge_pages import use_huge_pages
 from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_product
 from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.machine import last_cache
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
 from polyformer.core.recorded_graph import is_recorded
 
 Layout = Literal["row", "onednn", "mkl"]
@@ -43,9 +42,6 @@ SEVERAL, SHAPE, ROUNDS = 8, (3072, 768), 6
 
 FASTER: dict[Layout, float] = {"row": CLEARLY, "mkl": 1.15}
 """The factor by which a layout must be faster than oneDNN's; MKL's takes up to twice the memory."""
-
-MOST_READ = 128 << 20
-"""The most bytes that are read between two tries, so that the weight leaves the caches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,10 +169,9 @@ def _faster(rows: int, layout: Layout) -> Layout:
     """Return `layout` if it is faster than oneDNN's by `FASTER` for this number of rows, else oneDNN's."""
     weight = torch.full(SHAPE, 0.5, device="cpu", dtype=torch.float32)
     x = torch.full((rows, SHAPE[1]), 0.5, device="cpu", dtype=torch.float32)
-    other = torch.ones(min(2 * last_cache(), MOST_READ) // 4, device="cpu", dtype=torch.float32)
     names: tuple[Layout, ...] = ("onednn", layout)
     calls = {name: functools.partial(PackedWeight.of(weight, name, rows).product, x, None) for name in names}
-    least = least_seconds(calls, ROUNDS, before=other.sum)
+    least = least_seconds(calls, ROUNDS, before=cache_emptier())
     return layout if layout == "onednn" or least["onednn"] > FASTER[layout] * least[layout] else "onednn"
 
 
