@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from playwright.sync_api import Page
 
 from polyformer.cli.plots.explorer.calls import distance_edges
 from polyformer.cli.plots.explorer.page import Buffers, write
@@ -169,3 +170,8 @@ def long_site(layer: int, length: int, window: int, buffers: Buffers) -> dict[st
         **{"distance_edges": edges, **intervals(starts, buffers), "detail": detail, "marks": [], "memory": 0},
         **{"slots": None, "lookups": []},
     }
+
+
+def place(tab: Page) -> str:
+    """Return the hash of a tab's address, read in the page: `tab.url` follows only after a message."""
+    return str(tab.evaluate("location.hash"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from explorer_pages import place
 from PIL import Image
 from playwright.sync_api import Page
 
@@ -141,16 +142,16 @@ def test_a_colour_is_pinned_on_the_picture(opened: Callable[..., Page], tmp_path
     assert box is not None
     canvas.click(position={"x": box["width"] * 2.5 / WIDTH, "y": box["height"] * 3.5 / HEIGHT})
     token = 1 + (3 * WIDTH + 2) * 3
-    assert f"query={token}" in tab.url
+    assert f"query={token}" in place(tab)
     for key, weight in shown(tab).items():
         assert weight == pytest.approx(weights[1, token, key], abs=1e-5)
     together = weights[1, token, 1:].reshape(-1, 3).sum(1)
     assert f"patch is {together.max():.4f}"[:-1] in tab.locator("output.readout").inner_text()
     tab.get_by_role("button", name="row 3 col 2 blue").click()
-    assert f"query={token + 2}" in tab.url
+    assert f"query={token + 2}" in place(tab)
     canvas.focus()
     tab.keyboard.press("ArrowUp")
-    assert f"query={token + 2 - 3 * WIDTH}" in tab.url
+    assert f"query={token + 2 - 3 * WIDTH}" in place(tab)
 
 
 def test_a_patch_of_a_vision_model_is_pinned(opened: Callable[..., Page], tmp_path: Path):

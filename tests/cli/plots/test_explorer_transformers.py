@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from explorer_pages import place
 from PIL import Image
 from playwright.sync_api import Page
 from torch import Tensor
@@ -217,7 +218,7 @@ def test_windows_are_shown_on_the_picture(opened: Callable[..., Page], tmp_path:
     )
     tab.locator("canvas.picture").focus()
     tab.keyboard.press("ArrowDown")
-    assert "query=43" in tab.url
+    assert "query=43" in place(tab)
     tab.evaluate("location.hash = 'view=picture&part=stage 2-self&layer=3&query=7'")
     tab.get_by_text("patch in row 1, column 2").wait_for()
     tab.evaluate("location.hash = 'view=matrix&part=stage 1-self&layer=2&head=2&query=33'")
