@@ -157,16 +157,16 @@ def test_packed_weights_give_the_same_products(config, rows):
 def test_a_copy_is_replaced_by_a_copy_for_another_number_of_rows():
     weight, copies = torch.nn.Parameter(inputs(1, 300, 400)[1]), PackedCopies()
     with LAYOUTS.using(LAYOUT_CONFIGS[-1]):
-        first = copies.of(4, weight)
+        first = copies.of(4, [weight])
         assert first is not None
-        assert copies.of(3, weight) is first
-        assert copies.of(4, weight) is first
-        assert first.layout == "onednn" or copies.of(5, weight) is not first
+        assert copies.of(3, [weight]) is first
+        assert copies.of(4, [weight]) is first
+        assert first.packed.layout == "onednn" or copies.of(5, [weight]) is not first
     with LAYOUTS.using(LAYOUT_CONFIGS[0]):
-        single = copies.of(1, weight)
+        single = copies.of(1, [weight])
         assert single is not None
-        assert single.layout == "row"
-        assert copies.of(2, weight) is not single
+        assert single.packed.layout == "row"
+        assert copies.of(2, [weight]) is not single
     assert list(copies.kept) == [(id(weight),)]
 
 
@@ -231,7 +231,7 @@ def test_copies_of_weights_that_were_written_to_are_dropped(write, width, dtype)
     copies = PackedCopies()
     for change in (lambda weight: None, WRITES[write]):
         for each in (other.weight, weight):
-            copies.of(1, each)
+            copies.of(1, [each])
         change(weight)
         copies.drop_changed([other.weight, weight])
     assert list(copies.kept) == [(id(other.weight),)]
@@ -305,7 +305,14 @@ def test_layers_of_one_input_are_read_as_one(rows):
             for got, wanted in zip(linears(x[:, :read], layers), expected):
                 torch.testing.assert_close(got, wanted[:, :read], rtol=1e-5, atol=1e-4)
     assert packed.copies is not None
-    assert list(packed.copies.kept) == [tuple(id(layer.weight) for layer in layers)]
+    sources = [*(layer.weight for layer in layers), layers[0].bias, layers[2].bias]
+    assert list(packed.copies.kept) == [tuple(map(id, sources))]
+    packed.copies.drop_changed(sources)
+    assert packed.copies.kept
+    layers[2].bias.data.add_(1)
+    packed.copies.drop_changed(sources)
+    assert not packed.copies.kept, "the copy has the biases too"
+    expected[2] += 1
     for got, wanted in zip(linears(x, layers), expected):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 

@@ -42,24 +42,26 @@ class PackedCopies:
 
     def __init__(self, limit: int = PACKED_LIMIT):
         self.limit = limit
-        self.kept: dict[tuple[int, ...], _PackedCopy] = {}  # by the ids of the weights
+        self.kept: dict[tuple[int, ...], PackedCopy] = {}  # by the ids of weights and biases
 
-    def of(self, rows: int, *weights: Tensor) -> PackedWeight | None:
-        """Return a copy of the stacked weights [O, I] for `rows` rows; None if it would exceed the limit.
+    def of(
+        self, rows: int, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()
+    ) -> "PackedCopy | None":
+        """Return a copy of the stacked weights [O, I] and biases [O] for `rows` rows; None beyond the limit.
 
         A copy in another layout, or for fewer rows, is replaced.
         """
-        key = tuple(map(id, weights))
+        key = tuple(id(tensor) for tensor in (*weights, *biases) if tensor is not None)
         layout = LAYOUTS().layout(rows, weights[0].dtype)
         copy = self.kept.get(key)
         if copy is not None and copy.packed.layout == layout and copy.packed.serves(rows):
-            return copy.packed
+            return copy
         self.kept.pop(key, None)
         size = sum(weight.nbytes for weight in weights) + sum(other.size for other in [*self.kept.values()])
         if size > self.limit:
             return None
-        copy = self.kept[key] = _copied(weights, layout, rows)
-        return copy.packed
+        copy = self.kept[key] = _copied(weights, biases, layout, rows)
+        return copy
 
     def drop_changed(self, parameters: Iterable[Tensor]) -> None:
         """Drop copies of weights that are no longer among `parameters`, or that have changed since.
@@ -74,37 +76,49 @@ class PackedCopies:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PackedCopy:
-    """A copy. packed: the stacked weights. sums: checksums of their bits."""
+class PackedCopy:
+    """A copy of stacked weights and biases. sources: the originals. sums: checksums of their bits."""
 
-    weights: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]
     sums: list[Tensor]
     packed: PackedWeight
+    bias: Tensor | None
 
     @property
     def size(self) -> int:
+        """The bytes of the copy."""
         return self.packed.nbytes
 
     def is_current(self) -> bool:
-        return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.weights))
+        """Return whether the originals have not changed."""
+        return all(torch.equal(old, _sums(weight)) for old, weight in zip(self.sums, self.sources))
 
 
-def _copied(weights: tuple[Tensor, ...], layout: Layout, rows: int) -> _PackedCopy:
-    """Copy the weights, stacked, into a layout for `rows` rows."""
-    sums = [_sums(weight) for weight in weights]  # before copying, so that a write in between is detected
+def _copied(
+    weights: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout, rows: int
+) -> PackedCopy:
+    """Copy weights and biases, stacked, into a layout for `rows` rows."""
+    known = [bias for bias in biases if bias is not None]
+    sources = (*weights, *known)
+    sums = [_sums(tensor) for tensor in sources]  # before copying, so that a write in between is detected
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
-    return _PackedCopy(weights, sums, PackedWeight.of(joint, layout, rows))
+    bias = None
+    if known:
+        zeros = [known[0].new_zeros(len(weight)) for weight in weights]
+        bias = torch.cat([zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros)])
+    return PackedCopy(sources, sums, PackedWeight.of(joint, layout, rows), bias)
 
 
 def _sums(weight: Tensor) -> Tensor:
-    """Return checksums of the runs of a weight.
+    """Return checksums of the runs of a weight or bias.
 
-    Empty for a dtype that is not packed, and for a weight that is no longer on a CPU.
+    Empty for a dtype that is not packed, and for a tensor that is no longer on a CPU.
     """
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         return torch.empty(0)
     weight = weight.detach()
-    flat = (weight.mT if weight.mT.is_contiguous() else weight).reshape(-1)
+    transposed = weight.t()
+    flat = (transposed if transposed.is_contiguous() else weight).reshape(-1)
     word = 8 // weight.itemsize
     if flat.numel() % word or flat.storage_offset() % word:
         flat = F.pad(flat, (0, -flat.numel() % word)).clone()
@@ -177,32 +191,30 @@ class PackedWeights:
         onednn = by_onednn(_row(x), weight)
         if not isinstance(weight, nn.Parameter) or not x.numel():
             return _Choice(onednn)
-        choice = self.choices[id(weight)] = _Choice(onednn, self._copy(x, weight))
+        copy = self._copy(x, [weight])
+        choice = self.choices[id(weight)] = _Choice(onednn, None if copy is None else copy.packed)
         return choice
 
-    def _copy(self, x: Tensor, *weights: Tensor) -> PackedWeight | None:
+    def _copy(
+        self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = ()
+    ) -> PackedCopy | None:
         """Return the copy of weights for products with inputs like x; None if there is no copy."""
         large = sum(weight.numel() for weight in weights) > SMALL_WEIGHT
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 and packs_bfloat16() else torch.float32
         if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
             return None
-        return self.copies.of(self.rows, *weights)
+        return self.copies.of(self.rows, weights, biases)
 
     def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
         """Return the layers joined to one; False for layers with hooks, or without copies."""
         if not x.numel():
             return False
         plain = [layer for layer in layers if is_plain(layer)]
-        weight = None
         joint: _Joint | Literal[False] = False
         if len(plain) == len(layers):
-            weight = self._copy(x, *(layer.weight for layer in plain))
-        if weight is not None:
-            biases = [
-                x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain
-            ]
-            bias = None if all(layer.bias is None for layer in plain) else torch.cat(biases)
-            joint = _Joint(weight, bias, [layer.out_features for layer in plain])
+            copy = self._copy(x, [layer.weight for layer in plain], [layer.bias for layer in plain])
+            if copy is not None:
+                joint = _Joint(copy.packed, copy.bias, [layer.out_features for layer in plain])
         self.joints[id(layers[0])] = joint
         return joint
 
