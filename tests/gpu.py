@@ -54,7 +54,10 @@ STEPS = {
     "step-float32": Step(120, bench=("training", *GPT2), tiny=f"training {SMALL}"),
     "generation": Step(
         120,
-        bench=("generation", "--models", "gpt2", "--beams", "4", "--repeats", "3"),
+        bench=(
+            *("generation", "--models", "gpt2", "t5-small", "--beams", "4", "--repeats", "3"),
+            *("--libraries", "transformers", "polyformer", "polyformer-compiled"),
+        ),
         tiny="generation --models gpt2 --layers 1 --new-tokens 2 --batches 1 --beams 2 --repeats 1",
     ),
     "window": Step(

@@ -19,6 +19,7 @@ from selection import cases, predicting
 from test_k8_training import objective
 from torch import Tensor
 
+from polyformer import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig
 from polyformer.nn.stack import Stack, StackConfig
@@ -73,6 +74,19 @@ def test_greedy_tokens_equal_the_cpu(case: Case) -> None:
     exact = case.model().generate(ids, config=config).sequences
     model = case.model(torch.float32).to(DEVICE)
     assert torch.equal(model.generate(ids.to(DEVICE), config=config).sequences.cpu(), exact)
+
+
+@pytest.mark.skipif(not GPU, reason="tests/models/generation/test_compiled_step.py has the same for a CPU")
+@pytest.mark.parametrize("case", on_device(predicting("generation")), ids=str)
+def test_compiled_steps_give_the_same_tokens(case: Case) -> None:
+    ids, config = case.batch(length=LENGTH)["input_ids"].to(DEVICE), GenerationConfig(max_new_tokens=8)
+    model = case.model(torch.float32).to(DEVICE).eval()
+    expected = model.generate(ids, config=config).sequences
+    try:
+        for _ in range(2):  # the second call uses the graph of the first
+            assert torch.equal(model.generate(ids, config=config, compile=True).sequences, expected)
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

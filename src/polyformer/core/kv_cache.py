@@ -78,6 +78,14 @@ class KeyValueCache(State):
         self.high_water[0] = self.length + new
         return dataclasses.replace(self, length=self.length + new)
 
+    def moved(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
+        """Return the cache with other buffers that have the same filled slots.
+
+        `reorder_` may write to the old buffers, if it could write to the spare buffers.
+        """
+        spare = [self.keys, self.values] if self.spare and self.keys is not None else []
+        return dataclasses.replace(self, keys=keys, values=values, high_water=[self.length], spare=spare)
+
     def last(self, count: int) -> "KeyValueCache":
         """Return the cache with only its last `count` slots; a full buffer frees the others."""
         return dataclasses.replace(self, start=max(self.start, self.length - count))

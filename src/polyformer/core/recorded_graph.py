@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.compiled_code import separate_by_instructions
@@ -110,13 +110,18 @@ class _Recorder(TorchDispatchMode):
         for tensor in inputs:
             self._add(tensor, self.graph.placeholder(f"x{len(self.tensors)}"))
         self.last_input: fx.Node = self.nodes[id(inputs[-1])]
+        self.on_device = inputs[0].device.type != "cpu"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run an operation and record it."""
+        kwargs = kwargs or {}
+        if self.on_device and _on_cpu((args, kwargs)):
+            return func(*args, **kwargs)  # the same in every run: a constant of the graph
         if func in READS:
             raise ValueReadError(f"by {func}")
-        kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
+        if self.on_device and _on_cpu(outputs):
+            raise ValueReadError(f"by {func} to the CPU")
         node = self.graph.call_function(func, *tree_map(self._argument, (args, kwargs)))
         if isinstance(outputs, Tensor):
             self._add(outputs, node)
@@ -146,3 +151,9 @@ class _Recorder(TorchDispatchMode):
             self.constants.append(value)
             self._add(value, self.last_input)
         return self.nodes[id(value)]
+
+
+def _on_cpu(values: Any) -> bool:
+    """Return whether there are tensors among nested values, all on the CPU."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)

@@ -1,8 +1,10 @@
 """`generate(..., compile=True)`: the graph of a step gives the text of the step."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from polyformer import InputError, create_model
 from polyformer.core import recorded_graph
 from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
 from polyformer.models.architectures import Transformer
+from polyformer.models.generation import step_graph
 
 POSITIONS = (
     *("none", "learned", "learned_per_layer", "sinusoidal", "concatenated", "rope", "alibi", "t5"),
@@ -44,6 +47,38 @@ def runs(monkeypatch) -> list[int]:
     return runs
 
 
+class RepeatedRun:
+    """A function that reads and writes only its own copies of the inputs, as a CUDA graph does."""
+
+    def __init__(self, function, inputs):
+        self.function, self.inputs = function, [tensor.clone() for tensor in inputs]
+
+    def run(self, *tensors: torch.Tensor):
+        for own, x in zip(self.inputs, tensors, strict=True):
+            if own is not x:
+                own.copy_(x)
+        return self.function(*self.inputs)
+
+
+@pytest.fixture(params=["any memory", "own memory"])
+def memory(request, runs, monkeypatch) -> list[int]:
+    """The same as `runs`, and the graphs read either any caches or only their own."""
+    if request.param == "own memory":
+        monkeypatch.setattr(step_graph, "is_captured", lambda device: True)
+        monkeypatch.setattr(step_graph, "CudaGraph", RepeatedRun)
+        run = RepeatedRun.run
+        monkeypatch.setattr(RepeatedRun, "run", lambda *inputs: runs.append(0) or run(*inputs))
+    return runs
+
+
+@pytest.fixture
+def records(monkeypatch) -> list[object]:
+    """The steps that were recorded."""
+    steps: list[object] = []
+    monkeypatch.setattr(step_graph, "record", lambda *inputs: steps.append(inputs) or record(*inputs))
+    return steps
+
+
 def assert_same_text(model: Transformer, *inputs: torch.Tensor | None, **settings) -> None:
     plain = model.generate(*inputs, max_new_tokens=20, **settings)
     compiled = model.generate(*inputs, max_new_tokens=20, compile=True, **settings)
@@ -54,17 +89,55 @@ def assert_same_text(model: Transformer, *inputs: torch.Tensor | None, **setting
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("search", SEARCHES)
-def test_every_search_generates_the_same_text(family, search, runs):
-    assert_same_text(FAMILIES[family](4), prompts(2, 5), **SEARCHES[search])
-    assert runs or search == "look-up", "steps ran through the graph; drafts have other numbers of tokens"
+def test_every_search_generates_the_same_text(family, search, memory):
+    model = FAMILIES[family](4)
+    for _ in range(2):
+        assert_same_text(model, prompts(2, 5), **SEARCHES[search])
+    assert memory or search == "look-up", "steps ran through the graph; drafts have other numbers of tokens"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_of_unequal_lengths_that_end_at_different_steps(family, runs):
+def test_texts_that_end_leave_rows_of_the_graph_unused(family, memory, records):
     ids, mask = left_padded([prompts(1, length, length)[0] for length in (1, 4, 7, 3, 6)])
-    assert_same_text(FAMILIES[family](3), ids, mask)
-    assert_same_text(FAMILIES[family](3), ids, mask, min_new_tokens=8)
-    assert runs, "while all texts go on, steps run through the graph"
+    model = FAMILIES[family](3)
+    lengths = model.generate(ids, mask, max_new_tokens=20, min_new_tokens=4).lengths
+    assert len(set(lengths.tolist())) > 1, "the texts end at different steps"
+    assert_same_text(model, ids, mask, min_new_tokens=4)
+    assert len(memory) == int(lengths.max()) - 3, "all steps but the first two read it"
+    assert_same_text(model, ids, mask, min_new_tokens=8)
+    assert len(records) == 1, "the second call uses the graph of the first"
+
+
+CHANGES = {
+    "a bias": (lambda model: model.decoder.layers[0].attention.query.bias.data.add_(3), False),
+    "a weight": (lambda model: model.tokens.weight.data.neg_(), False),
+    "another type": (lambda model: model.float(), True),
+    "an attribute": (lambda model: setattr(model.decoder.final_norm, "eps", 0.5), True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_graph_is_used_again_until_the_model_changes(change, memory, records):
+    model = decoder(4)
+    for _ in range(3):
+        assert_same_text(model, prompts(2, 5), min_new_tokens=5)
+    assert len(records) == 1
+    make, is_new = CHANGES[change]
+    make(model)
+    assert_same_text(model, prompts(2, 5), min_new_tokens=5)
+    assert len(records) == 1 + is_new
+    assert_same_text(model, prompts(3, 5), min_new_tokens=5)
+    assert_same_text(model, prompts(2, 5), min_new_tokens=5)
+    assert len(records) == 2 + is_new, "graphs for several numbers of rows are kept"
+
+
+def test_the_graphs_of_a_model_end_with_it(memory):
+    model = decoder(4)
+    assert_same_text(model, prompts(2, 5))
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
 
 
 @pytest.mark.parametrize("search", ["greedy", "beams"])

@@ -161,9 +161,13 @@ class Decoder:
         self.compiled = CompiledSteps(model) if compile else None
         self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
-    def recording(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of all passes, in which the mixture's input is recorded."""
-        return contextlib.nullcontext() if self.last is None else self.last
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Provide the context of all passes, in which the mixture's input is recorded."""
+        with contextlib.nullcontext() if self.last is None else self.last:
+            yield
+        if self.compiled is not None:
+            self.compiled.close()
 
     def start(
         self,
@@ -216,7 +220,9 @@ class Decoder:
             self.packed = PackedWeights(self._copies(), tokens.numel())
         with self.packed:
             inputs = {name: tokens, **copied}
-            step = None if self.compiled is None else self.compiled.read(tokens, state.model, last, inputs)
+            step = None
+            if self.compiled is not None:
+                step = self.compiled.read(tokens, state.model, last, inputs, self.packed.copies)
             if step is not None:
                 logits, self.hidden, after = step
                 _check_finite(logits)
