@@ -50,9 +50,14 @@ def segment_facts(
 
 def created(model: Options, segments: int, length: int, values: int, place: str) -> Transformer:
     """Return an encoder with fresh weights that names a value at every token."""
-    options, keys = dict(model), segments * length
-    head = {"kind": "tag", "num_labels": values, "dropout": 0.0}
-    return create_model(options.pop("preset"), vocab_size=keys * (values + 1), head=head, **options)
+    return tagger(model, segments * length * (values + 1), values)
+
+
+def tagger(model: Options, vocab_size: int, num_labels: int) -> Transformer:
+    """Return an encoder with fresh weights that names a label at every token."""
+    options = dict(model)
+    head = {"kind": "tag", "num_labels": num_labels, "dropout": 0.0}
+    return create_model(options.pop("preset"), vocab_size=vocab_size, head=head, **options)
 
 
 def drawn(
