@@ -1,5 +1,7 @@
 """Facts in segments, and questions about the own or another segment."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ KEYS = SEGMENTS * LENGTH
 FACTS = {"segments": SEGMENTS, "length": LENGTH, "values": VALUES}
 
 
-def row_of(place: str) -> tuple[Tensor, Tensor, Tensor]:
+def row_of(place: Literal["own", "other"]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the facts [R, S, L], the asked keys [R, S] and the answers [R, S]."""
     batch = drawn(50, torch.Generator().manual_seed(0), **FACTS, place=place)
     ids, labels = batch["input_ids"], batch["labels"]
