@@ -1,5 +1,7 @@
 """SPALM: a decoder trained with the neighbours of its tokens, and decoders mixed with neighbours."""
 
+import dataclasses
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from polyformer.applications.retrieval.build import keys_of
 from polyformer.applications.retrieval.neighbours import Text, find
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.scoring import STEPS, Targets, batched, spread, target_shares
-from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import windows
 from polyformer.core.labels import IGNORED
 from polyformer.data import DataConfig, read
@@ -23,8 +25,28 @@ from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.nearest_neighbours import build_store, perplexity
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordingStore(FolderStore):
+    """A store that records its queries and the entries nearest to them."""
+
+    answers: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
+
+    def entries(self, queries: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
+        """Return distances and rows, see `FolderStore.entries`."""
+        distances, rows = super().entries(queries, neighbours)
+        self.answers.append((queries, rows))
+        return distances, rows
+
+
 @measurement()
-def neighbours_of_texts(cell: Cell, texts: str, length: int, neighbours: int) -> Row:
+def neighbours_of_texts(
+    cell: Cell,
+    texts: str,
+    length: int,
+    neighbours: int,
+    splits: Sequence[str] = ("train", "validation", "test"),
+    distances: bool = False,
+) -> Row:
     """Write a `store` of the contexts that the run reads in the training text, and `near-SPLIT`, neighbours
     of all tokens.
 
@@ -33,13 +55,23 @@ def neighbours_of_texts(cell: Cell, texts: str, length: int, neighbours: int) ->
         texts: the folder of train.jsonl, validation.jsonl and test.jsonl.
         length: the fewest tokens that precede each token; the run reads twice this number in a forward pass.
         neighbours: the number of neighbours per token.
+        splits: the texts, the training text first.
+        distances: whether distances are added, for the head of `polyformer_lab.neighbour_distances`.
     """
-    reader, store = open_reader(cell.fitted.run.folder, "cpu"), cell.folder / "store"
+    reader, store, mean = open_reader(cell.fitted.run.folder, "cpu"), cell.folder / "store", None
     train = f"{texts}/train.jsonl"
     manifest = build_store(reader, rows_of(train), files_of(train), reader.reading(2 * length, length), store)
-    for split in ("train", "validation", "test"):
+    for split in splits:
         file, near = f"{texts}/{split}.jsonl", cell.folder / f"near-{split}"
-        find(reader, rows_of(file), files_of(file), open_folder(store), neighbours, near)
+        opened = RecordingStore(**vars(open_folder(store)))
+        if distances:
+            shutil.rmtree(near, ignore_errors=True)  # a resumed search answers only the last queries
+        about = find(reader, rows_of(file), files_of(file), opened, neighbours, near)
+        if distances:
+            # The import registers a head, for these studies only.
+            from polyformer_lab.neighbour_distances import add_distances
+
+            mean = add_distances(near, about, opened, cell.fitted.model.config.vocab_size, mean)
     return {"entries": manifest.count}
 
 

@@ -62,8 +62,8 @@ class SemiparametricHead(LanguageModelHead):
         super().__init__(shape, config)
         self.gate = Linear(shape.hidden_size, 1 if config.gate == "scalar" else shape.hidden_size, bias=False)
 
-    def states(self, inputs: HeadInput) -> Tensor:
-        """Return z [B, T, E]."""
+    def states(self, inputs: HeadInput, bias: Tensor | None = None, factor: float = 1.0) -> Tensor:
+        """Return z [B, T, E]. bias: [B, T, k], added to the scores w_i . h_t. factor: of m_t."""
         h, near = inputs.hidden, inputs.neighbour_ids
         if near is None:
             return h
@@ -72,8 +72,9 @@ class SemiparametricHead(LanguageModelHead):
         present = near >= 0
         # [B, T, k, E]; -1 looks up row 0, which `present` masks below.
         vectors = F.embedding(near.clamp_min(0), as_matrix(table))
-        weights, _ = softmax((vectors @ h.unsqueeze(-1)).squeeze(-1), present)
+        scores = (vectors @ h.unsqueeze(-1)).squeeze(-1)
+        weights, _ = softmax(scores if bias is None else scores + bias, present)
         # m_t, the mean of the neighbours' vectors with the softmax weights of the equation.
-        pooled = (weights.unsqueeze(-2) @ vectors).squeeze(-2)
+        pooled = factor * (weights.unsqueeze(-2) @ vectors).squeeze(-2)
         gate = torch.sigmoid(self.gate(h))
         return torch.where(present.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)
