@@ -21,7 +21,7 @@ def sentence(draw: random.Random, words: int) -> str:
 def write_sources(root: Path) -> Path:
     """Write a folder as `polyformer reproduce all --data` reads it."""
     draw = random.Random(0)
-    articles = [f" = Title {n} = \n\n {sentence(draw, 400)} .\n\n" for n in range(8)]
+    articles = [f" = Title {n} = \n\n {sentence(draw, 400)} .\n\n {TEXT} . {TEXT} .\n\n" for n in range(8)]
     for split, count in (("train", 8), ("valid", 4), ("test", 4)):
         file = root / "wikitext2" / f"{split}.txt.gz"
         file.parent.mkdir(parents=True, exist_ok=True)

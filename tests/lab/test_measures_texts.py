@@ -1,5 +1,6 @@
-"""Texts that studies share: a book in documents, as the library reads a text file."""
+"""Texts that studies share: a book in documents, as the library reads a text file; pairs of paragraphs."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from polyformer import InputError
 from polyformer.data import formats
 from polyformer_lab.measures import texts
+from polyformer_lab.measures.opening_sentences import opening_sentences
 
 BOOK = "".join(f"Line {i} of the book, and all was quiet.\n" for i in range(400))
 
@@ -33,3 +35,26 @@ def test_a_book_is_cut_at_a_line_and_freed_of_what_is_not_the_book(
     file.write_text("no line")
     with pytest.raises(InputError, match="too short a book to hold out the last twentieth"):
         texts.documents(tmp_path, str(file))
+
+
+def test_the_summary_of_a_paragraph_is_its_first_sentence(tmp_path: Path):
+    lines = (
+        " = A title . of words here = ",
+        " It ran from No. 1 to 3 . Then it rested . It slept . ",
+        " A paragraph of a single sentence . ",
+        f" {'Long ' * 25} . It rested . ",
+        " Too short . It rested for long . ",
+        " It ran for a day . It rested . ",
+    )
+    for file in ("train", "valid"):
+        (tmp_path / f"{file}.txt.gz").write_bytes(gzip.compress("\n\n".join(lines).encode()))
+    opening_sentences(tmp_path, str(tmp_path), words=10, train=9, validation=1)
+    train, held = (
+        [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
+        for split in texts.SPLITS
+    )
+    assert train == [
+        {"source": "It ran from No. 1 to 3 . Then it", "target": "It ran from No. 1 to 3 ."},
+        {"source": "It ran for a day . It rested .", "target": "It ran for a day ."},
+    ]
+    assert held == train[:1]
