@@ -55,10 +55,18 @@ STEPS = {
     "generation": Step(
         120,
         bench=(
-            *("generation", "--models", "gpt2", "t5-small", "--beams", "4", "--repeats", "3"),
-            *("--libraries", "transformers", "polyformer", "polyformer-compiled"),
+            *("generation", "--models", "gpt2", "--beams", "4", "--repeats", "3", "--libraries"),
+            *("transformers", "transformers-compiled", "polyformer", "polyformer-compiled"),
         ),
         tiny="generation --models gpt2 --layers 1 --new-tokens 2 --batches 1 --beams 2 --repeats 1",
+    ),
+    "generation-t5": Step(
+        120,
+        bench=(
+            *("generation", "--models", "t5-small", "--beams", "4", "--repeats", "3"),
+            *("--libraries", "transformers", "polyformer", "polyformer-compiled"),
+        ),
+        tiny="generation --models t5-small --layers 1 --new-tokens 2 --batches 1 --beams 2 --repeats 1",
     ),
     "window": Step(
         120,
@@ -93,7 +101,7 @@ STEPS = {
         tiny="attention --members performer --against sdpa --lengths 64 --repeats 1",
     ),
 }
-HALF = {"generation", "window", "windows", "mechanisms"}
+HALF = {"generation", "generation-t5", "window", "windows", "mechanisms"}
 """Benchmarks in bfloat16; the others have weights in float32."""
 
 

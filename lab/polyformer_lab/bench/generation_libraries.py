@@ -66,7 +66,8 @@ def transformers_compiled(pair: Pair) -> Write:
     from transformers import CompileConfig
 
     separate_by_instructions()
-    compiled: Any = CompileConfig(fullgraph=False, dynamic=False, mode="default")
+    mode = "reduce-overhead" if torch.cuda.is_available() else "default"  # as transformers on a GPU
+    compiled: Any = CompileConfig(fullgraph=False, dynamic=False, mode=mode)
     compiled._compile_all_devices = True
     return transformers(pair, cache_implementation="static", compile_config=compiled)
 
