@@ -132,7 +132,7 @@ class GenerateOptions:
         metavar="RUN",
     )
     compile: bool = option(
-        "make a graph of the step of a token: on a GPU much faster; on a CPU the first text is 10 seconds later",
+        "make a graph of the step of a token: much faster on a GPU; on a CPU the first text waits 10 seconds",
         False,
     )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
