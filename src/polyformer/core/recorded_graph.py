@@ -8,17 +8,15 @@ models of a shape.
 import contextvars
 import dataclasses
 import operator
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from polyformer.core.errors import InputError
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import compiled_graph
 
 READS = (
     torch.ops.aten._local_scalar_dense.default,
@@ -47,35 +45,19 @@ class RecordedGraph:
     def compiled(self, inputs: Sequence[Tensor]) -> Run:
         """Return the graph compiled by Inductor, as a function of inputs of the same shapes as `inputs`.
 
-        The first compilation takes many seconds. Code is shared by all equal graphs of a process, and torch
-        keeps it on disk for the next process. Raises `InputError` if torch cannot compile.
+        The first compilation takes many seconds. Code is shared by all equal graphs of a process, and kept
+        for the next (`compiled_graph`). Raises `InputError` if torch cannot compile.
         """
         every = [*inputs, *self.constants]
         shapes = tuple((x.shape, x.stride(), x.dtype, x.device) for x in every)
         key = self.module.code, shapes
         if key not in _compiled:
-            _compiled[key] = _compiled_by_inductor(self.module, every)
+            _compiled[key] = compiled_graph(self.module, every)
         run, constants = _compiled[key], self.constants
         return lambda *tensors: run(*tensors, *constants)
 
 
 _compiled: dict[object, Run] = {}
-
-
-def _compiled_by_inductor(module: fx.GraphModule, inputs: list[Tensor]) -> Run:
-    with warnings.catch_warnings():  # of torch about itself
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch._inductor.compile_fx import compile_fx  # takes a second
-        from torch._inductor.exc import InductorError
-
-        separate_by_instructions()
-        try:
-            return cast(Run, compile_fx(module, inputs))
-        except InductorError as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(
-                f"compile: torch could not compile ({reason}); install a C++ compiler, or leave it out"
-            ) from error
 
 
 def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> RecordedGraph:

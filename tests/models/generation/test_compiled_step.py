@@ -223,3 +223,27 @@ def test_a_graph_computes_for_other_inputs_and_reads_no_values():
     outputs = graph.module(x, weight)
     assert torch.equal(outputs[0], x @ weight)
     assert torch.equal(outputs[1], x[1:])
+
+
+def test_the_next_process_reads_the_compiled_graph_from_the_cache(tmp_path):
+    code = """
+import torch, polyformer
+from polyformer.core.ops import compiled_code
+compile_anew = compiled_code._compiled
+compiled_code._compiled = lambda *inputs: print("compiled") or compile_anew(*inputs)
+torch.manual_seed(0)
+model = polyformer.create_model("decoder-tiny").eval()
+print(model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=9, compile=True))
+"""
+
+    def process() -> str:
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    first = process()
+    assert first.startswith("compiled\n")
+    assert process() == first.removeprefix("compiled\n")
+    (file,) = (tmp_path / "polyformer" / "graphs").iterdir()
+    file.write_bytes(file.read_bytes()[:1000])
+    assert process() == first, "a damaged file counts as missing"

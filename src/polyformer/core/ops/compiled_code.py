@@ -1,7 +1,21 @@
-"""The cache of compiled code that torch keeps for later processes, separated by instruction set."""
+"""Code that torch compiles, and its cache on disk for later processes."""
 
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import platformdirs
 import torch
+from torch import Tensor, fx
 from torch.compiler import config
+
+from polyformer.core.errors import InputError
+from polyformer.core.files import atomic_write
+
+MOST_FILES = 200
+"""The most compiled graphs in the cache folder, of about a megabyte each."""
 
 
 def separate_by_instructions() -> None:
@@ -15,3 +29,70 @@ def separate_by_instructions() -> None:
     own = torch.backends.cpu.get_cpu_capability()
     if own not in config.cache_key_tag.split():
         config.cache_key_tag = f"{config.cache_key_tag} {own}".strip()
+
+
+def compiled_graph(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """Return a graph compiled by Inductor for inputs of the same shapes, strides and types as `inputs`.
+
+    The result stays in the user's cache folder; the next process reads it in a second instead of compiling
+    for many. Raises `InputError` if torch cannot compile.
+    """
+    separate_by_instructions()
+    file = _file(module, inputs)
+    with warnings.catch_warnings():  # of torch about itself
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _stored(file) or _compiled(file, module, inputs)
+
+
+def _file(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Path | None:
+    """Return the file of a compiled graph; None without a home folder."""
+    forms = [(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
+    machine = torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    key = hashlib.sha256(repr((module.code, forms, machine)).encode()).hexdigest()[:32]
+    try:
+        folder = Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "graphs"
+        return folder / f"{key}.bin"
+    except RuntimeError:
+        return None
+
+
+def _stored(file: Path | None) -> Any:
+    """Return the graph in a file; None if it is missing or damaged, or its kernels cannot be built."""
+    if file is None or not file.is_file():
+        return None
+    from torch._inductor import config as inductor
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+    try:
+        # Testing which instructions the compiler can use takes a second; it could when the file was written.
+        with inductor.patch({"cpp.vec_isa_ok": True}):
+            return CompiledArtifact.load(path=str(file), format="binary")
+    except Exception:  # the file may be of any content
+        return None
+
+
+def _compiled(file: Path | None, module: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+    """Compile a graph, and write it to the file if that is possible."""
+    from torch._inductor import standalone_compile  # takes a second
+    from torch._inductor.exc import InductorError
+
+    try:
+        compiled = standalone_compile(module, list(inputs), dynamic_shapes="from_example_inputs")
+    except InductorError as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"compile: torch could not compile ({reason}); install a C++ compiler, or leave it out"
+        ) from error
+    if file is not None:
+        _store(file, compiled)
+    return compiled
+
+
+def _store(file: Path, compiled: Any) -> None:
+    """Write a graph; without success the next process compiles it again."""
+    try:
+        atomic_write(file, lambda partial: compiled.save(path=str(partial), format="binary"))
+        for old in sorted(file.parent.glob("*.bin"), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except (OSError, InputError, RuntimeError):
+        pass

@@ -69,8 +69,7 @@ def generate(
             model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
         mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
-        compile: make a graph of the step of a token (`models.generation.compiled_step`). A CPU compiles it,
-            about 10 seconds at first.
+        compile: run the step of a token as a graph (`compiled_step`), which a CPU compiles in 10 seconds.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask and relation_ids of the prompt or source, as in the model's `forward`.
             New tokens of a decoder-only model continue the last position, document, type, language and
