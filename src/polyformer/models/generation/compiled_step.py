@@ -3,7 +3,8 @@
 In a step with one token, a model such as GPT-2 spends a third of its time on Python code and small
 operations. The graph of a step has a cache of fixed capacity (`fixed_state`), so it serves all steps with the
 same number of rows; other steps, such as the steps after a text of a batch has ended, run as usual. Products
-stay in the layouts of `core.ops.weight_layouts`, and torch's compiler joins everything between them.
+stay in the layouts of `core.ops.weight_layouts`, with int8 weights of `core.ops.integer_products`; torch's
+compiler joins everything between them.
 """
 
 import dataclasses
@@ -40,8 +41,8 @@ def check_compilable(model: Any) -> None:
     reason = None
     if not isinstance(mechanism, SoftmaxConfig) or mechanism.pattern not in (None, Full(), Causal()):
         reason = "only dense softmax attention reads a cache of fixed size"
-    elif model.config.weights == "int8":
-        reason = "int8 products are not part of a graph"
+    elif model.config.weights == "int8" and not next(model.parameters()).is_cpu:
+        reason = "int8 products of a GPU are not part of a graph"
     elif stack.memory is not None or stack.depth is not None:
         reason = "a memory or a depth policy decides from step to step"
     elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
