@@ -21,7 +21,7 @@ from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialId
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
-INT8, COMPILED = f"{OURS}-int8", f"{OURS}-compiled"
+INT8, COMPILED, INT8_COMPILED = f"{OURS}-int8", f"{OURS}-compiled", f"{OURS}-compiled-int8"
 
 Write = Callable[[Tensor, int, int], Tensor]
 
@@ -52,13 +52,13 @@ def ours(pair: Pair, compile: bool = False) -> Write:
     return write
 
 
-def ours_with(weights: str, pair: Pair) -> Write:
-    """Return generation by polyformer with weights in int8 or bfloat16."""
+def ours_with(weights: str, pair: Pair, compile: bool = False) -> Write:
+    """Return generation by polyformer with weights in int8 or bfloat16; compile: with a compiled step."""
     if weights == "bfloat16" and not (torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()):
         raise AbsentError("this processor has no bfloat16")
     from polyformer.models.architectures.weights import with_weights  # pyright: ignore[reportMissingImports]
 
-    return ours(dataclasses.replace(pair, ours=with_weights(copy.deepcopy(pair.ours), weights)))
+    return ours(dataclasses.replace(pair, ours=with_weights(copy.deepcopy(pair.ours), weights)), compile)
 
 
 def transformers_compiled(pair: Pair) -> Write:
@@ -193,5 +193,6 @@ LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     COMPILED: functools.partial(ours, compile=True),
     f"{OURS}-bfloat16": functools.partial(ours_with, "bfloat16"),
     INT8: functools.partial(ours_with, "int8"),
+    INT8_COMPILED: functools.partial(ours_with, "int8", compile=True),
 }
 """Libraries by name; the part after the hyphen names the weights if they are not float32, or the mode."""

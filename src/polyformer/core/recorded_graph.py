@@ -7,9 +7,12 @@ models of a shape.
 
 import contextvars
 import dataclasses
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -78,6 +81,26 @@ def is_recorded() -> bool:
 
 
 _recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("recorded", default=False)
+
+
+class GraphObject:
+    """An object that an operation of a graph needs and that is not a tensor."""
+
+    @functools.cached_property
+    def key(self) -> Tensor:
+        """The number of this object, an input of the operation."""
+        number = next(_numbers)
+        _by_key[number] = self
+        return torch.tensor(number, device="cpu")
+
+
+_numbers = itertools.count()
+_by_key: WeakValueDictionary[int, GraphObject] = WeakValueDictionary()
+
+
+def graph_object(key: Tensor) -> Any:
+    """Return the object with this key."""
+    return _by_key[cast(int, key.item())]
 
 
 class _Recorder(TorchDispatchMode):

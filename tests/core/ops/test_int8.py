@@ -1,6 +1,7 @@
 """Products with int8 weights: every way is the definition, up to the rounding that it documents."""
 
 import copy
+import dataclasses
 import threading
 
 import pytest
@@ -10,10 +11,8 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.core.ops import int8
+from polyformer.core.ops import int8, integer_products
 from polyformer.core.ops.int8 import (
-    HIGH,
-    LOW,
     Int8Config,
     StackedWeights,
     dequantized,
@@ -22,14 +21,17 @@ from polyformer.core.ops.int8 import (
     quantized,
 )
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
+from polyformer.core.ops.integer_products import LIBRARIES, has_integer_products
 from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.recorded_graph import record
 from tolerances import assert_rounded
 
 SHAPES = [(1, 5, 3), (2, 64, 50), (7, 33, 129), (33, 300, 331), (130, 96, 64)]
 WAYS = {
-    "halves": Int8Config(halves=1 << 30, integers=1 << 30),
-    "integers": Int8Config(halves=0, integers=1 << 30),
-    "chunks": Int8Config(halves=0, integers=0),
+    "halves": Int8Config(),
+    "fbgemm": Int8Config(several="fbgemm", integers=1 << 30),
+    "onednn": Int8Config(several="onednn", integers=1 << 30),
+    "chunks": Int8Config(integers=0),
 }
 
 
@@ -40,18 +42,22 @@ def drawn(*shape: int) -> Tensor:
 def bound(way: str, x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """How far a way may be from the definition y, by the sizes of what is summed."""
     sums = x.abs() @ weight.abs().T
-    if way == "halves":
+    if way == "halves" and len(sums) == 1:
         return 2**-8 * sums + 2**-8 * y.abs()
     rounding = 1e-5 * sums + 1e-6
-    if way == "integers":
-        rounding = rounding + x.abs().amax(-1, keepdim=True) / (2 * HIGH * LOW) * weight.abs().sum(1)
+    if way in LIBRARIES:
+        levels = LIBRARIES["fbgemm" if len(sums) == 1 else way].levels
+        step = x.abs().amax(-1, keepdim=True) / (4 * levels**2)
+        rounding = rounding + step * weight.abs().sum(1)
     return rounding
 
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "integers" and not int8.has_integer_product():
-        pytest.skip("torch has no FBGEMM here")
+    if request.param == "halves":
+        monkeypatch.setattr(int8, "has_integer_products", lambda: False)
+    elif request.param in LIBRARIES and not LIBRARIES[request.param].is_exact:
+        pytest.skip("torch or the processor has no such products")
     monkeypatch.setitem(int8.SECTION.by_threads, torch.get_num_threads(), WAYS[request.param])
     return request.param
 
@@ -83,9 +89,9 @@ def test_weights_that_are_not_finite_are_refused():
 )
 def test_every_way_is_the_definition(way: str, shape: tuple[int, int, int], biased: bool):
     rows, inputs, outputs = shape
-    x = drawn(rows, 2, inputs)
+    x = drawn(rows, inputs)
     x[0] *= 1000
-    x[-1, -1] = 0
+    x[-1] = 0 if rows > 1 else x[-1]
     linear = Linear(inputs, outputs, bias=biased)
     layer = Int8Linear(linear.weight, linear.bias)
     weight, bias = layer.dequantized().double(), None if layer.bias is None else layer.bias.double()
@@ -94,14 +100,15 @@ def test_every_way_is_the_definition(way: str, shape: tuple[int, int, int], bias
     assert got.dtype == torch.float32
     assert bool(((got - expected).abs() <= bound(way, x.double(), weight, expected)).all())
     exact = layer.product(x, layer.bias)
-    allowed = bound("integers" if way == "halves" else way, x.double(), weight, expected)
+    allowed = bound("chunks" if way == "halves" else way, x.double(), weight, expected)
     assert bool(((exact - expected).abs() <= allowed).all()), "logits are never computed in halves"
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("way", ["fbgemm", "onednn", "chunks"], indirect=True)
 def test_a_row_depends_on_no_other(way: str):
     layer, x = Int8Linear(drawn(70, 64), None), drawn(9, 64)
-    alone = torch.cat([layer(row) for row in x.split(1)])
+    alone = torch.cat([layer(row.expand(2, -1))[:1] for row in x.split(1)])  # several rows, one library
     exact = F.linear(x.double(), layer.dequantized().double())
 
     def same(together: torch.Tensor, rows: list[int]) -> None:
@@ -218,25 +225,50 @@ def test_compiled_code_computes_the_definition():
 
 
 def test_without_fbgemm_and_on_other_devices_nothing_is_packed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(int8, "ENGINES", ())
-    assert not int8.has_integer_product()
-    monkeypatch.setitem(int8.SECTION.by_threads, torch.get_num_threads(), WAYS["integers"])
+    monkeypatch.setattr(integer_products, "ENGINES", ())
+    assert not has_integer_products()
     layer, x = Int8Weight(drawn(16, 64)), drawn(2, 64)
     single, exact = (
         dequantized_product(y, layer.weight, layer.scale.to(y.dtype), None) for y in (x, x.double())
     )
     with torch.no_grad():
         assert_rounded(layer.product(x), single, exact)
-        assert "packed" not in vars(layer.joined[1])
+        assert not layer.joined[1]._packed
     meta = copy.deepcopy(layer).to("meta")
     assert meta.product(x.to("meta")).shape == (2, 16)
 
 
 def test_the_measurement_chooses_some_way_for_every_number_of_rows():
     config = int8.SECTION.measured()
-    assert 0 <= config.halves <= max(int8.ROWS)
-    assert config.halves <= config.integers or not config.integers
+    if has_integer_products():
+        assert int8.FEW <= config.integers <= max(int8.ROWS)
+        assert LIBRARIES[config.several].is_exact
     assert isinstance(int8._ones(2, 3), StackedWeights)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", LIBRARIES, indirect=True)
+def test_a_graph_multiplies_by_the_weight_in_the_format_of_the_library(way: str):
+    layer, x = Int8Linear(drawn(16, 64), drawn(16)), drawn(3, 64)
+    layer(x)  # packs the weight
+    graph = record(lambda x: (layer(x),), [x])
+    assert "integer_product" in graph.module.code
+    other = drawn(3, 64) * 5 - 1
+    assert torch.equal(graph.module(other, *graph.constants)[0], layer(other))
+
+
+@torch.no_grad()
+def test_a_choice_of_another_processor_is_not_used_where_sums_overflow(monkeypatch: pytest.MonkeyPatch):
+    if not has_integer_products():
+        pytest.skip("torch has no FBGEMM here")
+    overflows = dataclasses.replace(LIBRARIES["onednn"], multiply=lambda parts, packed, scale: parts + scale)
+    monkeypatch.setitem(LIBRARIES, "onednn", overflows)
+    assert not overflows.is_exact
+    layer, x = Int8Linear(drawn(16, 64), None), drawn(2, 64)
+    with int8.SECTION.using(WAYS["fbgemm"]):
+        expected = layer(x)
+    with int8.SECTION.using(WAYS["onednn"]):
+        assert torch.equal(layer(x), expected)
 
 
 @torch.no_grad()

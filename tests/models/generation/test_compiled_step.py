@@ -14,6 +14,7 @@ from polyformer import InputError, create_model
 from polyformer.core import recorded_graph
 from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import with_weights
 from polyformer.models.generation import step_graph
 
 POSITIONS = (
@@ -174,12 +175,24 @@ def test_the_compiled_graph_generates_the_same_text_for_changed_weights():
     assert len(recorded_graph._compiled) == known, "weights are inputs of the compiled code"
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_int8_weights_generates_the_same_text(family, rows, runs):
+    model = with_weights(FAMILIES[family](4).float(), "int8")
+    assert_same_text(model, prompts(rows, 5), min_new_tokens=20)
+    assert runs
+    changed = {
+        name: value.neg() if "feedforward" in name else value for name, value in model.state_dict().items()
+    }
+    model.load_state_dict(changed)  # the same tensors with other values
+    assert_same_text(model, prompts(rows, 5), min_new_tokens=20)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"attention": "Window(8)"}, "only dense softmax attention"),
         ({"attention": "performer"}, "only dense softmax attention"),
-        ({"weights": "int8"}, "int8 products"),
         ({"memory": "recurrent(length=8)", "position": "rope"}, "a memory or a depth policy"),
     ],
 )

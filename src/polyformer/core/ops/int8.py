@@ -3,23 +3,24 @@
     W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
 
 with one scale per output channel; only weights are rounded. `dequantized_product` is the definition. CPUs
-have three more methods, and the fastest for each number of rows is measured. GPUs have `gpu_product`. In none
-does a row depend on another.
+have faster methods, measured for each number of rows. GPUs have `gpu_product`. In none does a row depend on
+another.
 
-`bfloat16_product`: x and y rounded to bfloat16, sums in float32; not for logits, whose differences matter.
-`integer_product`, with torch's FBGEMM (x86 with AVX2): a row x with m = max |x_i| is approximated by
+`integer_product`, with exact products of integers (`integer_products`): a row x with m = max |x_i| is
+approximated by
 
-    m / 63 (hi + lo / 126),    hi, lo in -63 .. 63,
+    m / L (high + low / 2L),    high, low in -L .. L,
 
-with an error of at most m / 15876; the two integer products are exact. Seven bits each, because AVX2 adds
-pairs of products in 16 bits. `chunked_product`: float products with a few rows of W each, for a prompt.
+with an error of at most m / 4L^2; L = 63 or 127. A single integer of 8 bits per input would be too coarse: it
+raises the perplexity of SmolLM2-135M by 3 %.
+
+`chunked_product`: float products with a few rows of W each, for a prompt. `bfloat16_product`, where there are
+no integer products: x and y rounded to bfloat16, sums in float32; not for logits, whose differences matter.
 """
 
 import dataclasses
 import functools
-import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,14 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ops.integer_products import (
+    LIBRARIES,
+    LibraryName,
+    PackedIntegers,
+    has_integer_products,
+)
 from polyformer.core.ops.linear import linear
+from polyformer.core.ops.product_kernels import CLEARLY
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.machine import core_cache
 from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
@@ -35,23 +43,14 @@ from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
 LEVELS = 127
 """The largest integer of a weight; the least is its negative."""
 
-HIGH, LOW = 63, 126
-"""The largest integer of the high part of an activation, and the number of steps of the low part per step."""
-
 WIDEST = 1 << 16
 """The most inputs of a product in integers: a longer sum could overflow 32 bits."""
 
 VECTOR = 32
 """Inputs that torch's product in bfloat16 reads together, even beyond the end of shorter inputs."""
 
-ROWS = 1, 4, 8, 16, 32, 64, 128, 256, 512
-"""Numbers of rows for which the methods are compared."""
-
-FEW = 8
-"""The most rows for which a weight is measured as read from memory."""
-
-ENGINES = "x86", "fbgemm"
-"""The FBGEMM engines among torch's quantized engines."""
+FEW, ROWS = 8, (16, 32, 64, 128, 256, 512)
+"""The rows for which the libraries are compared, and the rows for which float products are compared too."""
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,9 +77,13 @@ def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Int8Config(Config):
-    """The most rows that are computed in bfloat16, and the most rows that are computed in integers."""
+    """The library of integer products for several rows, and the most rows in integers.
 
-    halves: int = 1
+    FBGEMM multiplies a single row: its call costs 25 microseconds less than oneDNN's. Two libraries need two
+    packed copies of a weight.
+    """
+
+    several: LibraryName = "fbgemm"
     integers: int = 64
 
 
@@ -96,7 +99,7 @@ class StackedWeights:
         self.sources = [*weights, *scales, *known]
         self.versions = [_version(tensor) for tensor in self.sources]
         self.weight, self.scale = _cat(weights), _cat(scales)
-        self.halves = self.scale.to(torch.bfloat16)
+        self._packed: dict[LibraryName, PackedIntegers] = {}
         self.bias = None
         if known:
             zeros = [scale.new_zeros(scale.shape) for scale in scales]
@@ -109,46 +112,49 @@ class StackedWeights:
                 return False
         return True
 
-    @functools.cached_property
-    def packed(self) -> Any:
-        """The weights in FBGEMM's format."""
-        with (
-            warnings.catch_warnings()
-        ):  # torch deprecates these tensors; `has_integer_product` checks that they exist
-            warnings.simplefilter("ignore", UserWarning)
-            scale, zeros = self.scale.double() / HIGH, torch.zeros(len(self.weight), dtype=torch.int64)
-            tensor = torch._make_per_channel_quantized_tensor(self.weight, scale, zeros, 0)  # type: ignore[attr-defined]
-            return torch.ops.quantized.linear_prepack(tensor, None)
+    def packed(self, library: LibraryName) -> PackedIntegers:
+        """Return the weights in the format of a library, packed when first needed."""
+        if library not in self._packed:
+            self._packed[library] = LIBRARIES[library].packed(self.weight, self.scale)
+        return self._packed[library]
 
 
 def product(x: Tensor, joined: StackedWeights, exact: bool) -> Tensor:
     """Return x [..., I] times the weights, plus the bias: [..., O]; exact: not in bfloat16."""
     rows = x.numel() // x.shape[-1]
-    config = SECTION()
-    if rows <= config.halves and not exact and x.shape[-1] % VECTOR == 0:
+    if has_integer_products():
+        config = SECTION()
+        if rows <= config.integers and x.shape[-1] <= WIDEST:
+            library = "fbgemm" if rows == 1 else config.several
+            # A resumed run may have the choices of another processor.
+            return integer_product(x, joined, library if LIBRARIES[library].is_exact else "fbgemm")
+    elif rows == 1 and not exact and x.shape[-1] % VECTOR == 0:
         return bfloat16_product(x, joined)
-    if rows <= config.integers and x.shape[-1] <= WIDEST and has_integer_product():
-        return integer_product(x, joined)
     return chunked_product(x, joined)
 
 
 def bfloat16_product(x: Tensor, joined: StackedWeights) -> Tensor:
     """Compute with torch's product of bfloat16 with int8."""
     rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-    y = torch.ops.aten._weight_int8pack_mm(rows, joined.weight, joined.halves).view(*x.shape[:-1], -1)
+    scale = joined.scale.to(torch.bfloat16)
+    y = torch.ops.aten._weight_int8pack_mm(rows, joined.weight, scale).view(*x.shape[:-1], -1)
     return (y if joined.bias is None else torch.add(y, joined.bias)).to(x.dtype)
 
 
-def integer_product(x: Tensor, joined: StackedWeights) -> Tensor:
-    """Compute with FBGEMM's exact products of integers."""
+def integer_product(x: Tensor, joined: StackedWeights, library: LibraryName) -> Tensor:
+    """Compute with exact products of the two integers of every input."""
+    packed = joined.packed(library)
+    levels, start = packed.library.levels, packed.library.start
     rows = x.reshape(-1, x.shape[-1]).float()
-    largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
-    steps = (rows / largest).mul_(HIGH)
+    # Eager operations take most of the time of a small product, so these are few. A row of zeros becomes
+    # NaN and then any integers, which are multiplied by 0.
+    step = torch.linalg.vector_norm(rows, torch.inf, 1, True) / levels
+    steps = torch.addcdiv(start, rows, step)
     high = steps.round()
-    both = torch.cat([high, steps.sub_(high).mul_(LOW)])
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, HIGH + 1, joined.packed)
-    y = torch.add(y[: len(rows)], y[len(rows) :], alpha=1 / LOW)
-    y = y.mul_(largest) if joined.bias is None else torch.addcmul(joined.bias.float(), y, largest)
+    low = torch.add(start, steps - high, alpha=2 * levels)
+    high, low = packed.product(high, low)
+    y = torch.add(high, low, alpha=0.5 / levels)
+    y = y.mul_(step) if joined.bias is None else torch.addcmul(joined.bias.float(), y, step)
     return y.view(*x.shape[:-1], -1).to(x.dtype)
 
 
@@ -210,50 +216,39 @@ def _is_plain(x: Tensor) -> bool:
     )
 
 
-def has_integer_product() -> bool:
-    """Return whether torch has the integer products, and the current engine can pack for them."""
-    return torch.backends.quantized.engine in ENGINES and _can_multiply_integers()
-
-
-@functools.cache
-def _can_multiply_integers() -> bool:
-    try:
-        y = integer_product(torch.ones(1, 8), _ones(1, 8))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    return bool((y == 8).all())
-
-
 def _ones(outputs: int, inputs: int) -> StackedWeights:
     return StackedWeights([torch.ones(outputs, inputs, dtype=torch.int8)], [torch.ones(outputs)], [None])
 
 
 def _measure() -> Int8Config:
-    """Return the fastest method for each number of rows; for a few rows the weight is read from memory.
+    """Return the faster library for a few rows, and the most rows for which it is faster than float products.
 
     A few rows take as long as reading the weight, and every weight of a model has left the caches when a loop
-    returns to it. (Float products read four times as much, so they are not tried.) More rows take as long as
-    the multiplications.
+    returns to it. More rows take as long as the multiplications.
     """
+    if not has_integer_products():
+        return Int8Config(integers=0)
     joined = _ones(4096, 1024)
-    methods = [bfloat16_product, *([integer_product] if has_integer_product() else []), chunked_product]
-    most = dict.fromkeys(methods, 0)
-    empty_caches = cache_emptier()
+    x = torch.ones(FEW, 1024)
+    calls: dict[LibraryName, Callable[[], Tensor]] = {
+        name: functools.partial(integer_product, x, joined, name)
+        for name in LIBRARIES
+        if LIBRARIES[name].is_exact
+    }
+    least = least_seconds(calls, 6, before=cache_emptier())
+    several = "onednn" if CLEARLY * least.get("onednn", torch.inf) < least["fbgemm"] else "fbgemm"
+    integers = FEW
     for rows in ROWS:
         x = torch.ones(rows, 1024)
-        calls = {
-            method: functools.partial(method, x, joined)
-            for method in (methods if rows > FEW else methods[:-1])
+        both = {
+            "integers": functools.partial(integer_product, x, joined, several),
+            "floats": functools.partial(chunked_product, x, joined),
         }
-        times = least_seconds(calls, 3, before=empty_caches if rows <= FEW else None)
-        best = min(calls, key=lambda method: times[method])
-        methods = methods[methods.index(best) :]
-        if best is chunked_product:
+        times = least_seconds(both, 3)
+        if times["floats"] < times["integers"]:
             break
-        most[best] = rows
-    return Int8Config(
-        halves=most[bfloat16_product], integers=max(most.values()) if has_integer_product() else 0
-    )
+        integers = rows
+    return Int8Config(several=several, integers=integers)
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:

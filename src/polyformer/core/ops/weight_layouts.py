@@ -9,9 +9,7 @@ No library is the fastest on every processor, so the layouts for one row and for
 
 import dataclasses
 import functools
-import itertools
 from typing import Literal
-from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +21,7 @@ from polyformer.core.ops.huge_pages import use_huge_pages
 from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_product
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
-from polyformer.core.recorded_graph import is_recorded
+from polyformer.core.recorded_graph import GraphObject, graph_object, is_recorded
 
 Layout = Literal["row", "onednn", "mkl"]
 
@@ -59,7 +57,7 @@ class LayoutConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PackedWeight:
+class PackedWeight(GraphObject):
     """A copy of a weight [O, I] in a layout.
 
     rows: the most rows of a product, unless the layout is oneDNN's. sized: a tensor with the weight's shape
@@ -92,13 +90,6 @@ class PackedWeight:
     def nbytes(self) -> int:
         """The bytes of the copy."""
         return self.packed.nbytes if self.layout == "row" else torch.ops.mkldnn._nbytes(self.packed)
-
-    @functools.cached_property
-    def key(self) -> Tensor:
-        """The number of this object in a graph."""
-        number = next(_numbers)
-        _by_key[number] = self
-        return torch.tensor(number, device="cpu")
 
     def serves(self, rows: int) -> bool:
         """Return whether the copy can compute a product with this number of rows."""
@@ -134,10 +125,6 @@ class PackedWeight:
         return y[: self.rows - missing] if missing else y
 
 
-_numbers = itertools.count()
-_by_key: WeakValueDictionary[int, PackedWeight] = WeakValueDictionary()
-
-
 _library = torch.library.Library("polyformer", "DEF")
 _library.define("packed_product(Tensor x, Tensor key, Tensor sized, Tensor? bias, str? activation) -> Tensor")
 
@@ -146,7 +133,8 @@ def _packed_product(
     x: Tensor, key: Tensor, sized: Tensor, bias: Tensor | None, activation: str | None
 ) -> Tensor:
     """Compute `PackedWeight.product` in a compiled graph, which takes no tensors in a library's layout."""
-    return _by_key[key.item()].compute(x, bias, activation)  # type: ignore[index]
+    weight: PackedWeight = graph_object(key)
+    return weight.compute(x, bias, activation)
 
 
 _library.impl("packed_product", _packed_product, "CPU")

@@ -2,9 +2,9 @@
 
 In a step with one token, a model such as GPT-2 spends a third of its time on Python code and small operations
 on a CPU, and nearly all of it on a GPU. The graph of a step has a cache of fixed capacity (`fixed_state`), so
-it serves all steps with the same number of rows, or with fewer; other steps run as usual. On a CPU products
-stay in the layouts of `core.ops.weight_layouts`, and torch's compiler joins everything between them. On a GPU
-the graph is a CUDA graph, without a compiler.
+it serves all steps with the same number of rows, or with fewer; other steps run as usual. On a CPU torch's
+compiler joins everything but the products, which keep the layouts of `core.ops.weight_layouts` and
+`core.ops.integer_products`. On a GPU the graph is a CUDA graph, without a compiler.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ def check_compilable(model: Any) -> None:
     reason = None
     if not isinstance(mechanism, SoftmaxConfig) or mechanism.pattern not in (None, Full(), Causal()):
         reason = "only dense softmax attention reads a cache of fixed size"
-    elif model.config.weights == "int8":
-        reason = "int8 products are not part of a graph"
+    elif model.config.weights == "int8" and not next(model.parameters()).is_cpu:
+        reason = "int8 products of a GPU are not part of a graph"
     elif stack.memory is not None or stack.depth is not None:
         reason = "a memory or a depth policy decides from step to step"
     elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

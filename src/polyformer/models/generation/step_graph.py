@@ -1,7 +1,7 @@
 """The graph of a decoding step, kept with the model for the next call.
 
 A graph is valid as long as recording would give the same graph: no module has changed in an attribute, no
-parameter has moved, and no packed copy of the weights was dropped. Values of weights may change.
+parameter was changed or moved, and no packed copy of the weights was dropped.
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def _fitted(x: Tensor, form: Form) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelContents:
-    """What the operations of a step depend on: attributes of modules, and the places of parameters."""
+    """What a graph depends on: attributes of modules, and the places and versions of parameters."""
 
     objects: list[object]
     places: list[object]
@@ -134,7 +134,8 @@ class ModelContents:
         tensors = [*model.parameters(), *model.buffers()]
         device = autocast_device(tensors[0])
         autocast = torch.get_autocast_dtype(device) if is_autocast(device) else None
-        return cls(objects, [autocast, *((x.data_ptr(), x.dtype, x.device) for x in tensors)])
+        versions = [0 if x.is_inference() else x._version for x in tensors]
+        return cls(objects, [autocast, versions, *((x.data_ptr(), x.dtype, x.device) for x in tensors)])
 
     def equals(self, other: "ModelContents") -> bool:
         """Return whether both have the same objects at the same places."""
