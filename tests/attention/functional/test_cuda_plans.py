@@ -81,6 +81,14 @@ def test_auto_on_cuda(backend: str, batch: int, length: int, make: Any, options:
     assert chosen(batch, length, make(batch, length), **options) == backend
 
 
+def test_residue_classes_are_at_most_the_rows_of_a_kernel() -> None:
+    context = Context(4096, 4096, causal=True)
+    with FakeTensorMode():
+        x = torch.zeros(256, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
+    for dilation, name in ((255, "by residue class"), (256, "flex")):
+        assert name in str(explain(x, x, x, context=context, pattern=Window(8, 0, dilation=dilation)))
+
+
 def test_many_lengths_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {(length, length) for length in range(1000, 1000 + flex.LENGTHS)}
     monkeypatch.setattr(flex, "compiled_lengths", seen)

@@ -53,7 +53,10 @@ class Unpadding:
 
 
 def unpadding(inputs: ModelInputs) -> Unpadding | None:
-    """Return an unpadding; None if it does not pay off, or the mask cannot be read cheaply."""
+    """Return an unpadding; None if it does not pay off, or for a mask on a GPU.
+
+    A GPU would compile FlexAttention for every number of tokens.
+    """
     ids, mask = inputs.input_ids, inputs.attention_mask
     if mask is None or ids is None or mask.is_cuda or mask.shape != ids.shape:
         return None

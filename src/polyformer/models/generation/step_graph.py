@@ -1,7 +1,8 @@
 """The graph of a decoding step, kept with the model for the next call.
 
 A graph is valid as long as recording would give the same graph: no module has changed in an attribute, no
-parameter was changed or moved, and no packed copy of the weights was dropped.
+parameter has moved, and no copy of the weights in another layout was dropped. The pass over the prompt
+has replaced outdated copies of int8 weights, which are attributes.
 """
 
 import dataclasses
@@ -119,7 +120,7 @@ def _fitted(x: Tensor, form: Form) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelContents:
-    """What a graph depends on: attributes of modules, and the places and versions of parameters."""
+    """What a graph depends on: attributes of modules, and the places of parameters."""
 
     objects: list[object]
     places: list[object]
@@ -134,8 +135,7 @@ class ModelContents:
         tensors = [*model.parameters(), *model.buffers()]
         device = autocast_device(tensors[0])
         autocast = torch.get_autocast_dtype(device) if is_autocast(device) else None
-        versions = [0 if x.is_inference() else x._version for x in tensors]
-        return cls(objects, [autocast, versions, *((x.data_ptr(), x.dtype, x.device) for x in tensors)])
+        return cls(objects, [autocast, *((x.data_ptr(), x.dtype, x.device) for x in tensors)])
 
     def equals(self, other: "ModelContents") -> bool:
         """Return whether both have the same objects at the same places."""

@@ -34,6 +34,9 @@ from polyformer.core.sequence.context import Context
 ALTERNATIVES = 8
 """Maximum number of alternatives of an intersection of unions; beyond it the intersection is not split."""
 
+CUDA_ROWS = 65_535
+"""Maximum number of batch rows of a kernel on CUDA."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByResidueClass(Split):
@@ -63,9 +66,12 @@ class ByResidueClass(Split):
 
 
 def by_residue_class(request: Request) -> ByResidueClass | None:
-    """Return the call split by the steps of its pattern; None if its only step is 1, or for few queries."""
+    """Return the call split by the steps of its pattern.
+
+    None if its only step is 1, for few queries, and for more batch rows than a kernel takes.
+    """
     parts = None if request.pattern is None else disjoint_by_step(request.pattern, request.context.q_len)
-    if parts is None:
+    if parts is None or (request.q.is_cuda and max(parts) * len(request.q) > CUDA_ROWS):
         return None
     requests = tuple(
         to_residue_classes(dataclasses.replace(request, pattern=pattern), step)
