@@ -1,4 +1,4 @@
-"""Code compiled for other instructions is never loaded."""
+"""Code compiled for other instructions is never loaded, and CXX may name a compiler of C."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ from torch import nn
 from torch.compiler import config
 
 from polyformer.attention.functional.backends import flex
+from polyformer.core.ops.compiled_code import cpp_compiler
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import compile_layers
 from polyformer.training.engine import Engine
@@ -51,3 +52,23 @@ def test_whatever_compiles_separates_by_instructions(compile_: Callable[[], obje
         for _ in range(2):
             compile_()
         assert config.cache_key_tag == f"mine {torch.backends.cpu.get_cpu_capability()}"
+
+
+def test_a_compiler_of_c_is_replaced_by_its_compiler_of_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("g++", "g++-13", "clang++", "icpx"):
+        (tmp_path / name).touch(mode=0o755)
+    expected = {
+        "gcc": "g++",
+        "gcc-13": "g++-13",
+        "clang": "clang++",
+        "gcc-9": None,
+        "g++": None,
+        "icpx": None,
+    }
+    for name, compiler in expected.items():
+        monkeypatch.setenv("CXX", str(tmp_path / name))
+        assert cpp_compiler() == (compiler and str(tmp_path / compiler))
+    monkeypatch.delenv("CXX")
+    assert cpp_compiler() is None

@@ -1,6 +1,9 @@
 """Code that torch compiles, and its cache on disk for later processes."""
 
 import hashlib
+import os
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +34,16 @@ def separate_by_instructions() -> None:
         config.cache_key_tag = f"{config.cache_key_tag} {own}".strip()
 
 
+def cpp_compiler() -> str | None:
+    """Return the compiler to use instead of `CXX`; None for torch's choice.
+
+    With `CXX=gcc` the compiled code lacks the C++ library, and a process without this library cannot load it.
+    """
+    path = Path(os.environ.get("CXX", ""))
+    compiler = re.sub(r"^(g|clang)(?:cc)?(?=$|-\d)", lambda match: f"{match[1]}++", path.name)
+    return shutil.which(str(path.with_name(compiler))) if compiler != path.name else None
+
+
 def compiled_graph(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """Return a graph compiled by Inductor for inputs of the same shapes, strides and types as `inputs`.
 
@@ -39,7 +52,13 @@ def compiled_graph(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     """
     separate_by_instructions()
     file = _file(module, inputs)
-    with warnings.catch_warnings():  # of torch about itself
+    from torch._inductor import config as inductor
+
+    compiler = cpp_compiler()
+    with (
+        warnings.catch_warnings(),  # of torch about itself
+        inductor.patch({} if compiler is None else {"cpp.cxx": (None, compiler)}),
+    ):
         warnings.simplefilter("ignore", DeprecationWarning)
         return _stored(file) or _compiled(file, module, inputs)
 
