@@ -1,8 +1,8 @@
 """The graph of a decoding step, kept with the model for the next call.
 
-A graph is valid as long as recording would give the same graph: no module has changed in an attribute, no
-parameter has moved, and no copy of the weights in another layout was dropped. The pass over the prompt
-has replaced outdated copies of int8 weights, which are attributes.
+A graph is valid as long as recording would give the same graph: no attribute of a module has changed, no
+parameter has moved, and no packed copy of the weights was dropped. Outdated copies of int8 weights, which are
+attributes, were replaced while the model read the prompt.
 """
 
 import dataclasses
@@ -48,11 +48,11 @@ class StepGraph:
     """The graph of a step, for all steps of the same form with at most as many rows.
 
     names: of the inputs. others, caches: the forms of the step's tensors. run: the graph as a function of the
-    tensors, which returns logits and hidden states. buffers: the caches of a CUDA graph, which can use no
-    others; None if it can use any.
+    tensors, which returns logits and hidden states. buffers: the caches of a CUDA graph, which reads no
+    others; None for a graph that reads any.
     """
 
-    model: "ModelContents"
+    contents: "ModelContents"
     rows: int
     last: int
     names: tuple[str, ...]
@@ -83,10 +83,8 @@ class StepGraph:
         else:
             run, buffers = graph.compiled(tensors), None
         forms = [*map(Form.of, step.others)], [*map(Form.of, step.caches)]
-        contents = ModelContents.of(model, copies)
-        return cls(
-            contents, len(step.tokens), step.last, (*step.inputs,), *forms, run, buffers
-        ), graph.outputs
+        contents, rows, names = ModelContents.of(model, copies), len(step.tokens), (*step.inputs,)
+        return cls(contents, rows, step.last, names, *forms, run, buffers), graph.outputs
 
     def serves(self, step: FixedStep) -> bool:
         """Return whether the graph computes a step, with its tensors `fitted`."""
@@ -111,11 +109,9 @@ class StepGraph:
 
 
 def _fitted(x: Tensor, form: Form) -> Tensor:
+    missing = form.shape[0] - len(x)
     y = torch.empty_strided(form.shape, form.stride, dtype=x.dtype, device=x.device)
-    y.copy_(
-        x if x.shape == form.shape else torch.cat([x, x[:1].expand(form.shape[0] - len(x), *x.shape[1:])])
-    )
-    return y
+    return y.copy_(torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +148,7 @@ def take(model: nn.Module, copies: PackedCopies | None, step: FixedStep) -> Step
     Until `keep`, no other call uses the graph. Graphs that are no longer valid are dropped.
     """
     contents = ModelContents.of(model, copies)
-    graphs = [graph for graph in _kept.pop(model, []) if graph.model.equals(contents)]
+    graphs = [graph for graph in _kept.pop(model, []) if graph.contents.equals(contents)]
     taken = next((x for x in graphs if x.rows == len(step.tokens) and x.serves(step)), None)
     _kept[model] = [graph for graph in graphs if graph is not taken]
     return taken
