@@ -22,20 +22,23 @@ class CudaGraph:
 
     def __init__(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]):
         self.inputs = [tensor.clone() for tensor in inputs]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                function(*self.inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.outputs = function(*self.inputs)
+        self.device = inputs[0].device
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    function(*self.inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
 
     def run(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Return the function of tensors; what it changes in place changes in `inputs` only."""
         for own, x in zip(self.inputs, tensors, strict=True):
             if own is not x:
                 own.copy_(x)
-        self.graph.replay()
+        with torch.cuda.device(self.device):
+            self.graph.replay()
         return [output.clone() for output in self.outputs]
