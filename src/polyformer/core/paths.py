@@ -1,8 +1,10 @@
-"""File names from users: names that no file system can have are refused before use."""
+"""File names from users, refused before use if no file system can have them, and the user's cache folder."""
 
 import errno
 import os
 from pathlib import Path
+
+import platformdirs
 
 from polyformer.core.errors import InputError, quote
 
@@ -23,3 +25,8 @@ def checked_path(name: str | Path) -> Path:
     if not isinstance(name, str | os.PathLike):  # the number of an open file
         raise InputError(f"expected the name of a file or folder, got {quote(name)}")
     return Path(name)
+
+
+def cache_folder() -> Path:
+    """Return the folder of this library's files that can be made again; `RuntimeError` without a home."""
+    return Path(platformdirs.user_cache_dir("polyformer", appauthor=False))

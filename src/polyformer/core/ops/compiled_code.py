@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch import Tensor, fx
 from torch.compiler import config
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
+from polyformer.core.paths import cache_folder
 
 MOST_FILES = 200
 """The most compiled graphs in the cache folder, of about a megabyte each."""
@@ -69,8 +69,7 @@ def _file(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Path | None:
     machine = torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
     key = hashlib.sha256(repr((module.code, forms, machine)).encode()).hexdigest()[:32]
     try:
-        folder = Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "graphs"
-        return folder / f"{key}.bin"
+        return cache_folder() / "graphs" / f"{key}.bin"
     except RuntimeError:
         return None
 

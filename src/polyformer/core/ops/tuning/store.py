@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import platformdirs
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, json_bytes, read_json
 from polyformer.core.ops.tuning.machine import description
+from polyformer.core.paths import cache_folder
 
 PIN = "POLYFORMER_TUNING"
 FIXED = "fixed"
@@ -23,7 +23,7 @@ Choices = dict[str, dict[str, Any]]
 def path() -> Path:
     """Return the file of this machine."""
     key = hashlib.sha256(json.dumps(description(), sort_keys=True).encode()).hexdigest()[:16]
-    return Path(platformdirs.user_cache_dir("polyformer", appauthor=False)) / "tuning" / f"{key}.json"
+    return cache_folder() / "tuning" / f"{key}.json"
 
 
 def load(file: Path) -> Choices:
