@@ -34,7 +34,7 @@ from polyformer.core.ops.integer_products import (
     PackedIntegers,
     has_integer_products,
 )
-from polyformer.core.ops.linear import linear
+from polyformer.core.ops.linear import linear, stacked_bias
 from polyformer.core.ops.product_kernels import CLEARLY
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.machine import core_cache
@@ -95,15 +95,11 @@ class StackedWeights:
     """
 
     def __init__(self, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor | None]):
-        known = [bias for bias in biases if bias is not None]
-        self.sources = [*weights, *scales, *known]
+        self.sources = [*weights, *scales, *(bias for bias in biases if bias is not None)]
         self.versions = [_version(tensor) for tensor in self.sources]
         self.weight, self.scale = _cat(weights), _cat(scales)
         self._packed: dict[LibraryName, PackedIntegers] = {}
-        self.bias = None
-        if known:
-            zeros = [scale.new_zeros(scale.shape) for scale in scales]
-            self.bias = _cat([zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros)])
+        self.bias = stacked_bias(biases, [*map(len, scales)])
 
     def is_of(self, sources: Sequence[Tensor]) -> bool:
         """Return whether the tensors are the sources of this object, unchanged."""

@@ -199,3 +199,12 @@ def as_torch(model: M) -> M:
         if type(module) in (Linear, ExactLinear):
             module.__class__ = nn.Linear  # type: ignore[assignment]
     return copied
+
+
+def stacked_bias(biases: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    """Return the biases of stacked layers with these numbers of outputs as one; None if no layer has one."""
+    known = [bias for bias in biases if bias is not None]
+    if not known:
+        return None
+    parts = [known[0].new_zeros(size) if bias is None else bias.detach() for bias, size in zip(biases, sizes)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.ops.activations import ACTIVATIONS
-from polyformer.core.ops.linear import active_backend, by_onednn, is_plain, onednn_linear, onednn_takes
+from polyformer.core.ops.linear import (
+    active_backend,
+    by_onednn,
+    is_plain,
+    onednn_linear,
+    onednn_takes,
+    stacked_bias,
+)
 from polyformer.core.ops.weight_layouts import LAYOUTS, Layout, PackedWeight
 
 PACKED_LIMIT = 2 << 30
@@ -98,14 +105,10 @@ def _copied(
     weights: Sequence[Tensor], biases: Sequence[Tensor | None], layout: Layout, rows: int
 ) -> PackedCopy:
     """Copy weights and biases, stacked, into a layout for `rows` rows."""
-    known = [bias for bias in biases if bias is not None]
-    sources = (*weights, *known)
+    sources = (*weights, *(bias for bias in biases if bias is not None))
     sums = [_sums(tensor) for tensor in sources]  # before copying, so that a write in between is detected
     joint = weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
-    bias = None
-    if known:
-        zeros = [known[0].new_zeros(len(weight)) for weight in weights]
-        bias = torch.cat([zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros)])
+    bias = stacked_bias(biases, [*map(len, weights)])
     return PackedCopy(sources, sums, PackedWeight.of(joint, layout, rows), bias)
 
 
