@@ -15,7 +15,7 @@ with an error of at most m / 4L^2; L = 63 or 127. A single integer of 8 bits per
 raises the perplexity of SmolLM2-135M by 3 %.
 
 `chunked_product`: float products with a few rows of W each, for a prompt. `bfloat16_product`, where there are
-no integer products: x and y rounded to bfloat16, sums in float32; not for logits, whose differences matter.
+no integer products: x and y rounded to bfloat16, sums in float32; not for logits: differences matter.
 """
 
 import dataclasses

@@ -163,7 +163,7 @@ class Decoder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Provide the context of all passes, in which the mixture's input is recorded."""
+        """Provide the context of all passes: it records the mixture's input, and keeps the graph."""
         with contextlib.nullcontext() if self.last is None else self.last:
             yield
         if self.compiled is not None:
