@@ -33,6 +33,7 @@ from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.kv_cache import appended
 from polyformer.core.ranges import UnitFloat
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.core.token_records import record_mark
 
@@ -73,6 +74,10 @@ class AdaptiveSpan(SpanAttention):
         super().__init__()
         self.config = config
         self.fraction = nn.Parameter(torch.full((num_heads,), config.initial))
+
+    def reach(self) -> Reach:
+        """Return the widest learned span."""
+        return self._pattern().reach()
 
     def spans(self) -> Tensor:
         """Return the span z of every head, [H], in tokens; on the meta device the initial spans."""

@@ -12,6 +12,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.expression import first_name
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 
 MechanismBackend = Literal["auto", "definition"]
@@ -177,6 +178,10 @@ class Mechanism(nn.Module):
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with space for `reserve` tokens; None if there is none."""
+        return None
+
+    def reach(self) -> Reach | None:
+        """Return which earlier keys of its KV cache a query may read; None for all, or for another state."""
         return None
 
     def extended(self, state: State, k: Tensor, v: Tensor) -> State:

@@ -5,6 +5,7 @@ Vaswani et al. 2017, section 3.2.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 
 
@@ -43,6 +45,11 @@ class SoftmaxConfig(MechanismConfig):
             # The config is frozen; an instance attribute overrides the class attribute.
             object.__setattr__(self, "causal", False)
             object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
+
+    @functools.cached_property
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern, None for all keys."""
+        return None if self.pattern is None else self.pattern.reach()
 
     def with_value(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
@@ -75,6 +82,10 @@ class SoftmaxAttention(Mechanism):
 
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache(reserve=reserve)
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern."""
+        return self.config.reach
 
     def extended(self, state: State, k: Tensor, v: Tensor) -> State:
         """Return the cache with the new keys and values appended."""

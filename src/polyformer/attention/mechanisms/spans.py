@@ -21,6 +21,7 @@ from polyformer.core.host_values import tensor_on
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 
 SPAN_MULTIPLE = 64
 """Spans are rounded up to a multiple of this, so that there are few layouts and heads can share them."""
@@ -54,6 +55,10 @@ class Spans(TabulatedPattern, named=False):
             clip(first - max(own), last + max(own) + 1, context.kv_len),
             clip(last - min(own), first + min(own) + 1, context.kv_len),
         )
+
+    def reach(self) -> Reach:
+        """Return the widest span."""
+        return Reach(max(span for row in self.spans for span in row))
 
     def relative(self, context: Context) -> bool:
         """Return whether all heads and runs are alike."""
@@ -100,6 +105,10 @@ class SpanAttention(Mechanism):
 
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache(reserve=reserve)
+
+    def reach(self) -> Reach | None:
+        """Return the greatest span."""
+        return Reach(self.config.max_span)
 
     def attend(
         self,

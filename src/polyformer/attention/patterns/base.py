@@ -23,6 +23,7 @@ from polyformer.core.parsing import parse_expression
 from polyformer.core.ranges import check_ranges
 from polyformer.core.registry import Members, register
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, with the same meaning
@@ -82,6 +83,11 @@ class Pattern:
     def distance_range(self) -> tuple[int, int] | None:
         """Return the least and the greatest distance at which a key is seen; None where there is no limit."""
         return None
+
+    def reach(self) -> Reach | None:
+        """Return which earlier keys a query may read: a decoder drops the others. None for all keys."""
+        ends = self.distance_range()
+        return None if ends is None else Reach(max(0, ends[1]))
 
     def is_static(self) -> bool:
         """Return whether the needed keys depend only on a call's lengths, so that plans can be cached."""

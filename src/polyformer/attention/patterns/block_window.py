@@ -12,6 +12,7 @@ from torch import Tensor
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,10 @@ class BlockWindow(BlockPattern):
     def visible_blocks(self, context: Context, block: int, last: int) -> range:
         """Return the blocks block - before .. block + after, clipped to the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
+
+    def reach(self) -> Reach:
+        """Return the distance from the last position of a block to the first that it sees."""
+        return Reach(self.size * (self.before + 1) - 1, by_position=True)
 
     @classmethod
     def examples(cls) -> tuple["BlockWindow", ...]:

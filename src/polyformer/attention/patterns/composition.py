@@ -13,6 +13,7 @@ from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.layout import Keys, subtract
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach, union
 
 
 def simple_parts(pattern: Pattern) -> list[Pattern]:
@@ -133,6 +134,11 @@ class And(_BinaryPattern, named=False):
         # Both limits apply to every visible pair.
         return max(left[0], right[0]), min(left[1], right[1])
 
+    def reach(self) -> Reach | None:
+        """Return the shorter reach of both parts."""
+        left, right = self.left.reach(), self.right.reach()
+        return left or right if left is None or right is None else left & right
+
     def step(self) -> int:
         """Return the least common multiple: a distance must be a multiple of both steps."""
         return math.lcm(self.left.step(), self.right.step())
@@ -150,6 +156,10 @@ class Or(_BinaryPattern, named=False):
         left, right = self.left.distance_range(), self.right.distance_range()
         # An unlimited part makes the union unlimited.
         return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+
+    def reach(self) -> Reach | None:
+        """Return the keys that either part may read."""
+        return union([self.left.reach(), self.right.reach()])
 
     def step(self) -> int:
         """Return the greatest common divisor of both steps."""
@@ -172,3 +182,7 @@ class Without(_BinaryPattern, named=False):
         left, right = self.left.keys(context, start, stop), self.right.keys(context, start, stop)
         # Only `full` keys on the right are hidden from all queries; any `some` key may be hidden from one.
         return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the left pattern."""
+        return self.left.reach()

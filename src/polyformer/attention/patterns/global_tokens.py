@@ -9,6 +9,7 @@ from polyformer.attention.patterns.global_base import GlobalPattern, Side, first
 from polyformer.attention.patterns.layout import Keys
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Global(GlobalPattern):
         """Return whether position < tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.tokens
+
+    def reach(self) -> Reach:
+        """Return the first `tokens` positions: no later token is global."""
+        return Reach(0, first=self.tokens)
 
     def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return the first slots if positions are slots, else None."""

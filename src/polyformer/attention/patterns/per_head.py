@@ -13,6 +13,7 @@ from polyformer.attention.patterns.layout import Keys
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach, union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,10 @@ class PerHead(_PatternCycle):
             combined = Keys((combined | keys).some, (combined & keys).full)
         return combined
 
+    def reach(self) -> Reach | None:
+        """Return the keys that any head may read."""
+        return union([pattern.reach() for pattern in self.patterns])
+
     @classmethod
     def examples(cls) -> tuple["PerHead", ...]:
         return (cls((Causal(), Full())),)
@@ -104,6 +109,10 @@ class PerLayer(_PatternCycle):
     def relative(self, context: Context) -> bool:
         """Return whether the first pattern is relative, as `allows` uses it."""
         return self.pattern_at(0).relative(context)
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the first pattern, as `allows` does."""
+        return self.pattern_at(0).reach()
 
     @classmethod
     def examples(cls) -> tuple["PerLayer", ...]:
