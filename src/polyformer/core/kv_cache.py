@@ -19,6 +19,9 @@ class KeyValueCache(State):
 
     A cache is a value: `append` returns the longer cache and the shorter cache stays valid. Both share one
     buffer; `high_water` (its number of filled slots) shows when a second continuation must copy it.
+
+    The filled slots are the last tokens of a text or, after `last`, its first `first` tokens and its last
+    tokens.
     """
 
     keys: Tensor | None = None
@@ -28,6 +31,13 @@ class KeyValueCache(State):
     reserve: int = 0  # slots to allocate at once, up to RESERVED, if the final length is known in advance
     spare: list[Tensor] = dataclasses.field(default_factory=list)  # buffers that `reorder_` may write to
     start: int = 0  # slots before `start` were dropped by `last`
+    first: int = 0  # the filled slots that come before the dropped tokens
+    needed: int | None = None  # the last tokens that must remain after `truncated_`, if others were dropped
+
+    @property
+    def held(self) -> int:
+        """The number of filled slots."""
+        return self.length - self.start
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """Return all keys and values with the new ones [B, Hkv, T, D] last, and the longer cache."""
@@ -51,13 +61,14 @@ class KeyValueCache(State):
             keys = torch.cat([self._filled(self.keys), keys], 2)
             values = torch.cat([self._filled(self.values), values], 2)
         length = keys.shape[2]
-        return keys, values, KeyValueCache(keys, values, length, [length], self.reserve)
+        kept = {"first": self.first, "needed": self.needed}
+        return keys, values, KeyValueCache(keys, values, length, [length], self.reserve, **kept)
 
     def _with_capacity(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
         """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
         if self.can_append(keys.shape[2]):
             return self
-        filled = self.length - self.start
+        filled = self.held
         length = filled + keys.shape[2]
         capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
         new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
@@ -65,7 +76,9 @@ class KeyValueCache(State):
         if self.keys is not None and self.values is not None:
             new_keys[:, :, :filled] = self._filled(self.keys).detach()
             new_values[:, :, :filled] = self._filled(self.values).detach()
-        return KeyValueCache(new_keys, new_values, filled, [filled], self.reserve, self.spare)
+        return dataclasses.replace(
+            self, keys=new_keys, values=new_values, length=filled, high_water=[filled], start=0
+        )
 
     def can_append(self, new: int) -> bool:
         """Return whether the buffer has `new` slots after the filled slots that no other cache uses."""
@@ -86,9 +99,22 @@ class KeyValueCache(State):
         spare = [self.keys, self.values] if self.spare and self.keys is not None else []
         return dataclasses.replace(self, keys=keys, values=values, high_water=[self.length], spare=spare)
 
-    def last(self, count: int) -> "KeyValueCache":
-        """Return the cache with only its last `count` slots; a full buffer frees the others."""
-        return dataclasses.replace(self, start=max(self.start, self.length - count))
+    def last(self, count: int, first: int = 0, needed: int | None = None) -> "KeyValueCache":
+        """Return the cache of only the last `count` tokens, and of the first `first` of the text.
+
+        A full buffer frees the others; with `first`, both parts are copied to a new buffer. needed: how many
+        of the last tokens must remain after `truncated_`; by default none can be removed.
+        """
+        first = min(first, self.first) if self.first else first
+        if count >= self.held - (self.first or first):
+            return self
+        needed = count + 1 if needed is None else needed
+        if not first or self.keys is None or self.values is None:
+            return dataclasses.replace(self, start=self.length - count, first=0, needed=needed)
+        start, length = self.held - count, first + count
+        parts = [self._filled(buffer) for buffer in (self.keys, self.values)]
+        keys, values = (torch.cat([x[:, :, :first], x[:, :, start:]], 2) for x in parts)
+        return KeyValueCache(keys, values, length, [length], self.reserve, first=first, needed=needed)
 
     def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
         """Return the filled slots of a buffer, up to `length`, by default the cache's length."""
@@ -126,16 +152,18 @@ class KeyValueCache(State):
         """Return a cache with the filled slots only."""
         if self.keys is None or self.values is None:
             return dataclasses.replace(self, spare=[])
-        keys, values, length = self._filled(self.keys), self._filled(self.values), self.length - self.start
+        keys, values, length = self._filled(self.keys), self._filled(self.values), self.held
         return dataclasses.replace(
             self, keys=keys, values=values, length=length, high_water=[length], start=0, spare=[]
         )
 
-    def truncated_(self, count: int) -> Self:
+    def truncated_(self, count: int) -> Self | None:
         """Remove the last `count` tokens; the next tokens use their slots in the same buffer.
 
-        `Tokens` records whether slots were dropped, which cannot be undone.
+        None if a dropped token would be needed again.
         """
+        if self.needed is not None and self.held - self.first - count < self.needed:
+            return None
         length = self.length - count
         if self.high_water[0] == self.length:
             self.high_water[0] = length

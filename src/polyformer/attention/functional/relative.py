@@ -80,6 +80,12 @@ class Relative:
         content = mine.content if theirs.content is None else theirs.content
         return Relative(first=first, content=content, **tables)
 
+    def followed_by(self, other: "Relative") -> "Relative":
+        """Return these terms with the entries of the tables of `other` after their own."""
+        later = other.tables
+        tables = {name: torch.cat([table, later[name]], 1) for name, table in self.tables.items()}
+        return dataclasses.replace(self, **tables)
+
     def select_heads(self, heads: list[int], num_heads: int) -> "Relative":
         """Return the terms of some of `num_heads` heads, in this order."""
         changes = {name: table[heads] for name, table in self.tables.items() if len(table) == num_heads > 1}
@@ -102,7 +108,7 @@ class Relative:
             by_key = k @ (self.position_queries * scale).mT
 
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            entry = self.entry(context.distance(q_idx, kv_idx))
+            entry = self.entry(context.index_distance(q_idx, kv_idx))
             if bias is not None:
                 score = score + bias[h, entry]
             if by_query is not None:
@@ -126,7 +132,7 @@ class Relative:
         assert self.position_values is not None
         device = probabilities.device
         q_idx = torch.arange(context.q_len, device=device).view(-1, 1)
-        entry = self.entry(context.distance(q_idx, torch.arange(context.kv_len, device=device)))
+        entry = self.entry(context.index_distance(q_idx, torch.arange(context.kv_len, device=device)))
         shape = (*probabilities.shape[:3], self.position_values.shape[1])
         # Sum the probabilities by distance first: no tensor [Tq, Tk, Dv] is needed.
         mass = probabilities.new_zeros(shape).scatter_add(-1, entry.expand_as(probabilities), probabilities)

@@ -141,7 +141,19 @@ class BoundPosition:
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """Return the terms of the scheme for this layer."""
-        return self.position.relative(q, k, context, self.site)
+        if not context.skipped:
+            return self.position.relative(q, k, context, self.site)
+        # Tables are indexed without skipped slots: entries for the keys after them, then for keys before.
+        near = context.kv_len - context.prefix - context.q_len
+        ranges = (0, near), (near + context.skipped + 1, context.distances[1])
+        first, then = (
+            self.position.relative(q, k, context.within_distances(part), self.site) for part in ranges
+        )
+        if first is None or then is None:
+            return None
+        if first.content is not None:
+            return first.followed_by(then)
+        return context.once((first, then), lambda: first.followed_by(then))  # layers share plans of a mask
 
 
 def changes_scores(position: Position) -> bool:

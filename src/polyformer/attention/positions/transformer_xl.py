@@ -121,7 +121,7 @@ class TransformerXL(Position):
         least, greatest = context.distances
         linear = self.projections[layer]
         # With many queries the projection is a small part of the work, and a cache would only cost memory.
-        if least < 0 or 2 * context.q_len > greatest or q.device.type != "cpu" or not is_plain(linear):
+        if least or 2 * context.q_len > greatest or q.device.type != "cpu" or not is_plain(linear):
             return None
         if is_traced() or transformed() or is_autocast("cpu"):
             return None

@@ -29,6 +29,10 @@ Bare = tuple[int, int, int, bool, Image | None]
 """A context without tables: q_len, kv_len, offset, causal and image."""
 
 
+KEY_TABLES = *(f"kv_{table}" for table in TABLES), "kv_valid", "relations"
+"""The tables with an entry, or a column, for each key."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
     """The queries and keys of one attention call.
@@ -49,6 +53,8 @@ class Context:
         distance_range: the least and greatest distance that a pattern allows, if known.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
         image: the image that the tokens are patches of; None for any other sequence.
+        prefix, skipped: the first `prefix` keys are followed by `skipped` slots without keys (`kept`), which
+            indices do not count. No pattern may limit distances to more than the keys after these slots.
         shard, whole: with context parallelism, the slots of this process and the context of the whole
             sequence (`shard_sequence`). Indices of queries then count the tokens of this process; indices of
             keys, in `distance`, `key_position`, `same_segment` and `relations`, count all slots.
@@ -70,6 +76,8 @@ class Context:
     relations: Tensor | None = None
     distance_range: tuple[int, int] | None = None
     image: Image | None = None
+    prefix: int = 0
+    skipped: int = 0
     shard: SequenceShard | None = None
     whole: "Context | None" = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # cache of `once`
@@ -156,6 +164,11 @@ class Context:
 
     def distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return the slots from the key to the query: 0 is the query's slot, later keys are negative."""
+        distance = self.index_distance(q_idx, kv_idx)
+        return distance + self.skipped * (kv_idx < self.prefix) if self.skipped else distance
+
+    def index_distance(self, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the distance without skipped slots, which tables by distance (`Relative`) use."""
         if (shard := self.shard) is not None:
             return self.once("slots", lambda: shard.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
@@ -173,11 +186,41 @@ class Context:
             ),
         )
 
+    def kept(self, first: int, last: int, device: torch.device) -> "Context":
+        """Return the context of only the first `first` and the last `last` keys; itself if these are all."""
+        start = self.kv_len - last
+        if start <= first:
+            return self
+        return self.once(("kept", first, last), lambda: self._kept(first, start, device))
+
+    def _kept(self, first: int, start: int, device: torch.device) -> "Context":
+        changes = {
+            name: without_keys(x, first, start)
+            for name in KEY_TABLES
+            if (x := getattr(self, name)) is not None
+        }
+        if self.kv_pos is None:  # positions were slots
+            slots = torch.arange(start, self.kv_len, device=device)
+            changes["kv_pos"] = torch.cat([torch.arange(first, device=device), slots]) if first else slots
+        q_pos, dropped = self.q_pos, start - first
+        if q_pos is None:
+            q_pos = changes["kv_pos"].narrow(-1, self.offset - dropped, self.q_len)
+        return dataclasses.replace(
+            self,
+            memo={},
+            kv_len=self.kv_len - dropped,
+            q_start=None if self.q_start is None else self.q_start - dropped,
+            q_pos=q_pos,
+            prefix=first,
+            skipped=dropped + self.skipped if first else 0,
+            **changes,
+        )
+
     @property
     def distances(self) -> tuple[int, int]:
         """The least and the greatest distance that a query may see; the least is 0 for a causal context."""
         of = self.whole or self
-        first, greatest = of.offset, of.offset + of.q_len - 1
+        first, greatest = of.offset, of.offset + of.q_len - 1 + of.skipped
         if isinstance(first, Tensor):  # in a graph the queries may be at any of the keys
             first, greatest = 0, of.kv_len - 1
         least = 0 if of.causal else first - of.kv_len + 1
@@ -210,6 +253,11 @@ class Context:
         if self.q_segment is None or kv_segment is None:
             return (q_idx >= 0) & (kv_idx >= 0)
         return self.q_segment[b, q_idx] == kv_segment[b, kv_idx]
+
+
+def without_keys(table: Tensor, first: int, start: int) -> Tensor:
+    """Return a table [..., Tk] without the keys first <= j < start."""
+    return torch.cat([table[..., :first], table[..., start:]], -1) if first else table[..., start:]
 
 
 def look_up(table: Tensor, b: Tensor, index: Tensor) -> Tensor:

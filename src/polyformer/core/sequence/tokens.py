@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import host_values, remember
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, without_keys
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.state import State
@@ -17,7 +17,8 @@ from polyformer.core.state import State
 class Tokens(State):
     """The last T tokens of each row, with the data that later calls need.
 
-    length: T. dropped: the number of earlier tokens, no longer stored. valid: [B, T] bool, or None if all are
+    length: T. dropped: the number of earlier tokens, no longer stored. first: how many of the T tokens come
+    before the dropped tokens instead, as the first tokens of the row. valid: [B, T] bool, or None if all are
     real. pos: [B, T], or None if they are counted from `dropped`. doc: [B, T] document numbers, not
     decreasing along a row, or None for one document. segment: [B, T] numbers of the parts of a document, or
     None for one part. marked: [B, T] bool, the tokens that the caller made global. merged: how many of the
@@ -32,6 +33,7 @@ class Tokens(State):
     marked: Tensor | None = None
     dropped: int = 0
     merged: int = 0
+    first: int = 0
 
     @property
     def seen(self) -> int:
@@ -50,7 +52,7 @@ class Tokens(State):
         rows, new = ids.shape
         length = self.length + new
         if mask is not None and mask.shape[-1] == self.seen + new and self.seen:
-            valid: Tensor | None = mask[:, self.dropped :].bool()
+            valid: Tensor | None = without_keys(mask, self.first, self.first + self.dropped).bool()
             if self.merged:  # merged tokens have no column in the mask
                 ends = valid.new_ones(rows, self.length) if self.valid is None else self.valid
                 valid = torch.cat([ends[:, : self.merged], valid[:, self.merged :]], 1)
@@ -71,7 +73,7 @@ class Tokens(State):
         marks = None if marks is None else _check_shape("global_attention_mask", marks, ids).bool()
         marked = _concatenate(self.marked, marks, (rows, self.length), ids, torch.zeros, torch.bool)
         pos = self._positions(ids, inputs.position_ids, valid, doc)
-        return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged)
+        return Tokens(length, valid, pos, doc, segment, marked, self.dropped, self.merged, self.first)
 
     def local_part(self, shard: SequenceShard) -> "Tokens":
         """Return the tokens of one process."""
@@ -86,9 +88,22 @@ class Tokens(State):
         kept = self.map(lambda tensor: tensor[:, -count:])
         return dataclasses.replace(kept, length=count, dropped=self.seen - count)
 
+    def kept(self, first: int, count: int) -> "Tokens":
+        """Return only the first `first` and the last `count` tokens; all tokens if they have no tables."""
+        start = self.length - count
+        tables = [x for x in (self.valid, self.pos, self.doc, self.segment, self.marked) if x is not None]
+        if start <= first or not tables:
+            return self
+        pos = self.pos
+        if pos is None:  # from here on slots are not positions
+            pos = torch.arange(self.dropped, self.seen, device=tables[0].device).expand(len(tables[0]), -1)
+        kept = dataclasses.replace(self, pos=pos).map(lambda table: without_keys(table, first, start).clone())
+        dropped = self.dropped + start - first
+        return dataclasses.replace(kept, length=first + count, dropped=dropped, first=first)
+
     def truncated_(self, count: int) -> "Tokens | None":
-        """Remove the last `count` tokens; None if tokens were dropped, as earlier ones cannot be restored."""
-        if self.dropped:
+        """Remove the last `count` tokens; None if they are not stored."""
+        if count > self.length:
             return None
         kept = slice(0, self.length - count)
         shorter = self.map(lambda tensor: tensor[:, kept])
@@ -152,6 +167,8 @@ class Tokens(State):
             kv_valid=self.valid,
             q_marked=_last(marked, new),
             kv_marked=marked,
+            prefix=self.first,
+            skipped=self.dropped if self.first else 0,
         )
 
     def new_valid(self, new: int) -> Tensor | None:

@@ -33,6 +33,7 @@ from polyformer.models.outputs import ModelState
 from polyformer.nn.depth import Halting
 from polyformer.nn.heads import Head, LastLayer
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
+from polyformer.nn.stack.rolling import all_columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,6 +176,8 @@ class StackRunner:
                 read = shard_source(read, shard, state.source_shard)
             source = Source(state.source, read)
         layer_states = state.layers if state is not None and cached else None
+        if layer_states is not None:
+            layer_states = stack.without_unread(layer_states, context, tokens.seen - new)
         x = self._embed(ids, pos, inputs)
         again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
@@ -182,6 +185,8 @@ class StackRunner:
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
             halting = stack.start_halting(x, pos, context, source, self.predict)
             hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
+        if layer_states is not None and stack.memory is None:
+            attentions = all_columns(attentions, layer_states, tokens.seen, source is not None)
         last_layer = None
         if collect is not None and again:
             # The last two hidden states are the last layer's input and its output.

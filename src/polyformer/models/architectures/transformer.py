@@ -316,18 +316,18 @@ class Transformer(PretrainedMixin):
             for name, term in sum_auxiliary_losses(output.auxiliary_losses, others, own).items():
                 losses[name] = term.detach()
                 loss = loss + term if self.training else loss  # evaluation measures only predictions
+        attentions, cross_attentions = tuple(output.attentions) if options.output_attentions else None, None
         both = self.encoder is not None and self.decoder is not None
-        attentions = tuple(output.attentions) if options.output_attentions else None
-        cross_attentions = None
         if both and attentions is not None:  # a layer records self-attention, then cross-attention
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
         if state is not None and output.layer_states is not None:
             assert self.decoder is not None
-            tokens, depth = self.decoder.remembered_tokens(output.tokens), self.decoder.depth
+            layers, depth = output.layer_states, self.decoder.depth
             # Layer states have the projected source, so its hidden states are kept only for a depth policy.
             source = state.source if depth is not None and depth.reads_source else None
-            next_state = dataclasses.replace(state, tokens=tokens, layers=output.layer_states, source=source)
+            tokens = self.decoder.remembered_tokens(output.tokens, layers)
+            next_state = dataclasses.replace(state, tokens=tokens, layers=layers, source=source)
         return ModelOutput(
             loss,
             output.hidden,

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from polyformer.core.sequence.reach import MARGIN
 from polyformer.core.state import State
 from polyformer.models.generation.constraints import Processor
 from polyformer.models.generation.decoder import Decoder, DecodingState, GenerativeModel
@@ -123,7 +124,8 @@ class DraftState(State):
     @classmethod
     def of(cls, state: DecodingState, length: int, before: "DraftState | None" = None) -> Self:
         """Return a reading that keeps `before` only if it may be needed, as it holds another state."""
-        return cls(state, length, before if state.truncated_(0) is None else None)
+        few = before is None or length - before.length <= MARGIN
+        return cls(state, length, None if few and state.truncated_(0) is not None else before)
 
     def truncated_to(self, length: int) -> "DraftState":
         """Return a reading of at most the first `length` tokens; this reading must not be used afterwards."""

@@ -22,6 +22,7 @@ from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.global_projections import (
@@ -180,6 +181,10 @@ class MultiHeadAttention(nn.Module):
         if self.global_attention is None or state is None:
             return state
         return GlobalState(state, KeyValueCache(reserve=reserve))
+
+    def reach(self) -> Reach | None:
+        """Return which earlier keys of its cache a query may read; None for all."""
+        return self.mechanism.reach() if self.global_attention is None else None
 
     def forward(
         self,

@@ -30,6 +30,7 @@ from polyformer.nn.stack.groups import check_groups, shared_layers
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import AttentionConfig
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
+from polyformer.nn.stack.rolling import layer_context, stored_tokens, without_unread
 from polyformer.nn.stack.runners import (
     AddConvolution,
     DropLayers,
@@ -251,7 +252,11 @@ class Stack(nn.Module):
     def _layer_calls(self, call: StackCall) -> list[LayerCall]:
         """Return the arguments of each layer of the stack."""
         states = call.states or [None] * len(self.groups)
-        return [LayerCall(call.context, self.position, call.source, state, self.memory) for state in states]
+        contexts = [layer_context(call.context, state, call.pos.device) for state in states]
+        return [
+            LayerCall(context, self.position, call.source, state, self.memory)
+            for context, state in zip(contexts, states)
+        ]
 
     def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the results of `forward`, with a graph that contains no activations."""
@@ -295,9 +300,18 @@ class Stack(nn.Module):
             return state
         return dataclasses.replace(state, self_attention=cache.last(self.memory.length))
 
-    def remembered_tokens(self, tokens: Tokens) -> Tokens:
-        """Return the part of `tokens` that the next call needs: all, or the tokens in the memory."""
-        return tokens if self.memory is None else self.memory.remembered_tokens(tokens)
+    def without_unread(
+        self, states: tuple[LayerState, ...], context: Context, before: int
+    ) -> tuple[LayerState, ...]:
+        """Return the states without the keys that no token from `context` on reads; see `rolling`."""
+        if self.memory is not None or self.position.num_relations is not None:
+            return states
+        reaches = [layer.attention.reach() for layer in self.sequence]
+        return without_unread(states, reaches, context, before)
+
+    def remembered_tokens(self, tokens: Tokens, states: tuple[LayerState, ...]) -> Tokens:
+        """Return the part of `tokens` that the next call needs: all tokens in the memory or in a cache."""
+        return stored_tokens(tokens, states) if self.memory is None else self.memory.remembered_tokens(tokens)
 
     def rerun_last_layer(self, x: Tensor, read: Tensor, context: Context) -> Tensor:
         """Return the (normed) output of an encoder's last layer for x [B, T, E], with keys and values from
@@ -313,7 +327,10 @@ class Stack(nn.Module):
         self.mechanism.require("supports_kv_cache")
         memory = self.memory
         if memory is None:
-            return tuple(layer.new_state(reserve) for layer in self.sequence)
+            # A cache that drops keys would not use a larger reserve.
+            reaches = [layer.attention.reach() for layer in self.sequence]
+            reserves = [reserve if reach is None else min(reserve, 2 * reach.most) for reach in reaches]
+            return tuple(layer.new_state(slots) for layer, slots in zip(self.sequence, reserves))
         if self.training or not memory.supports_kv_cache:
             states = [
                 LayerState(memory=memory.new_state(index), feedforward=layer.feedforward.new_state())

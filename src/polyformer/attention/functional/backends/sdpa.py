@@ -210,7 +210,7 @@ def _bias(relative: Relative, request: Request) -> Tensor:
     """Return the terms for the scores of all pairs, [B or 1, H or 1, Tq, Tk]."""
     _, _, q_idx, kv_idx = indices(request)
     # [Tq, Tk], the same for all heads and rows.
-    entry = relative.entry(request.context.distance(q_idx, kv_idx))
+    entry = relative.entry(request.context.index_distance(q_idx, kv_idx))
     terms = [] if relative.bias is None else [relative.bias.to(request.q.dtype)[None, :, entry]]
     if relative.position_keys is not None:
         content = request.q if relative.content is None else relative.content
