@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.limits import RESERVED
+from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
 FIRST_CAPACITY = 64
@@ -115,6 +116,32 @@ class KeyValueCache(State):
         parts = [self._filled(buffer) for buffer in (self.keys, self.values)]
         keys, values = (torch.cat([x[:, :, :first], x[:, :, start:]], 2) for x in parts)
         return KeyValueCache(keys, values, length, [length], self.reserve, first=first, needed=needed)
+
+    def context(self, context: Context, device: torch.device) -> Context:
+        """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
+
+        context: of all keys of the call, with the keys that this cache has dropped.
+        """
+        if self.held >= context.kv_len - context.q_len:
+            return context
+        return context.kept(self.first, self.held - self.first + context.q_len, device)
+
+    def with_capacity(self, capacity: int, new: int) -> "KeyValueCache":
+        """Return a cache with a buffer of this capacity that is filled from slot 0 on.
+
+        The buffer is the same if it has space for `new` slots.
+        """
+        if self.keys is None or self.values is None:
+            return self
+        if self.keys.shape[2] == capacity and not self.start and self.can_append(new):
+            return self
+        buffers = [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (self.keys, self.values)]
+        for buffer, old in zip(buffers, (self.keys, self.values)):
+            buffer[:, :, : self.held] = self._filled(old)
+        keys, values = buffers
+        return dataclasses.replace(
+            self, keys=keys, values=values, length=self.held, high_water=[self.held], start=0, spare=[]
+        )
 
     def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
         """Return the filled slots of a buffer, up to `length`, by default the cache's length."""

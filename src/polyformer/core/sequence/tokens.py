@@ -90,14 +90,21 @@ class Tokens(State):
 
     def kept(self, first: int, count: int) -> "Tokens":
         """Return only the first `first` and the last `count` tokens; all tokens if they have no tables."""
-        start = self.length - count
         tables = [x for x in (self.valid, self.pos, self.doc, self.segment, self.marked) if x is not None]
-        if start <= first or not tables:
+        if self.length - count <= first or not tables:
             return self
-        pos = self.pos
-        if pos is None:  # from here on slots are not positions
-            pos = torch.arange(self.dropped, self.seen, device=tables[0].device).expand(len(tables[0]), -1)
-        kept = dataclasses.replace(self, pos=pos).map(lambda table: without_keys(table, first, start).clone())
+        return self.positioned(len(tables[0]), tables[0].device)._kept(first, count)
+
+    def positioned(self, rows: int, device: torch.device) -> "Tokens":
+        """Return these tokens with a table of positions, for `rows` rows."""
+        if self.pos is not None:
+            return self
+        slots = torch.arange(self.dropped, self.seen, device=device)
+        return dataclasses.replace(self, pos=slots.expand(rows, -1))
+
+    def _kept(self, first: int, count: int) -> "Tokens":
+        start = self.length - count
+        kept = self.map(lambda table: without_keys(table, first, start).clone())
         dropped = self.dropped + start - first
         return dataclasses.replace(kept, length=first + count, dropped=dropped, first=first)
 

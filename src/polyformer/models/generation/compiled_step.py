@@ -8,12 +8,14 @@ compiler joins everything but the products, which keep the layouts of `core.ops.
 """
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
-from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
+from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import InputError
 from polyformer.core.ops.packed_weights import PackedCopies
 from polyformer.core.recorder import collecting
@@ -32,10 +34,14 @@ def capacity(length: int) -> int:
 
 def check_compilable(model: Any) -> None:
     """Raise `InputError` for a model with steps that have no graph of fixed size."""
-    stack, mechanism = model.decoder, model.config.decoder.attention.mechanism
+    stack = model.decoder
     reason = None
-    if not isinstance(mechanism, SoftmaxConfig) or mechanism.pattern not in (None, Full(), Causal()):
-        reason = "only dense softmax attention reads a cache of fixed size"
+    if not all(_has_fixed_size(layer.attention.mechanism) for layer in stack.sequence):
+        reason = "only softmax attention that is dense or has a window reads a cache of fixed size"
+    elif changes_scores(stack.position) and any(
+        reach is not None and reach.first for reach in (layer.attention.reach() for layer in stack.sequence)
+    ):
+        reason = "distances to global tokens, which the position scheme reads, differ from step to step"
     elif model.config.weights == "int8" and not next(model.parameters()).is_cpu:
         reason = "int8 products of a GPU are not part of a graph"
     elif stack.memory is not None or stack.depth is not None:
@@ -48,6 +54,12 @@ def check_compilable(model: Any) -> None:
         reason = "hooks and observers run in Python"
     if reason is not None:
         raise InputError(f"compile: expected a model with a compilable step, but {reason}; leave it out")
+
+
+def _has_fixed_size(mechanism: Any) -> bool:
+    """Return whether a layer's mechanism reads a cache of fixed size."""
+    config = mechanism.config if isinstance(mechanism, SoftmaxAttention) else None
+    return config is not None and (config.pattern in (None, Full(), Causal()) or config.reach is not None)
 
 
 class CompiledSteps:
@@ -63,7 +75,7 @@ class CompiledSteps:
         self.is_first = True
         self.graph: StepGraph | None = None
         self.buffers: list[Tensor] = []
-        self.cleared: dict[int, Tensor] = {}  # buffers by address
+        self.cleared: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # buffers by `id`
 
     def read(
         self,
@@ -78,7 +90,7 @@ class CompiledSteps:
 
         inputs: all inputs of the model besides the state, by name, `tokens` included. copies: of its weights.
         """
-        step, is_first = FixedStep.of(tokens, state, last, inputs), self.is_first
+        step, is_first = FixedStep.of(tokens, state, last, inputs, self.model.decoder), self.is_first
         self.is_first = False
         if step is None:
             return None
@@ -101,32 +113,32 @@ class CompiledSteps:
 
     def _record(self, step: FixedStep, copies: PackedCopies | None) -> tuple[Tensor, Tensor, ModelState]:
         """Read a step and record its graph."""
-        for cache in step.caches:
-            self._clear(cache, step.state.tokens.length)
+        for cache, filled in zip(step.caches, step.filled):
+            self._clear(cache, filled)
         self.graph, (logits, hidden) = StepGraph.record(self.model, copies, step)
         self.buffers = step.caches if self.graph.buffers is None else self.graph.buffers
         return logits, hidden, step.next_state(self.buffers)
 
     def _move(self, step: FixedStep, graph: StepGraph) -> None:
         """Let `buffers` hold the step's caches, and have as many rows as the graph."""
-        filled, rows = step.state.tokens.length, len(step.tokens)
+        rows = len(step.tokens)
         if graph.buffers is not None:
             self.buffers = graph.buffers
         elif rows == graph.rows:
             self.buffers = step.caches
-            for cache in step.caches:
+            for cache, filled in zip(step.caches, step.filled):
                 self._clear(cache, filled)
         elif not all(map(_same_memory, step.caches, self.buffers)):  # the rows that go on were copied
             self.buffers = [cache.new_zeros(graph.rows, *cache.shape[1:]) for cache in step.caches]
-        for cache, buffer in zip(step.caches, self.buffers):
+        for cache, buffer, filled in zip(step.caches, self.buffers, step.filled):
             if not _same_memory(cache, buffer):
                 buffer[:rows, :, :filled].copy_(cache[:, :, :filled])
 
     def _clear(self, cache: Tensor, filled: int) -> None:
         """Fill free slots of a new buffer with zeros: a weight of 0 times uninitialized memory may be NaN."""
-        if cache.data_ptr() not in self.cleared:
+        if self.cleared.get(id(cache)) is not cache:
             cache[:, :, filled:].zero_()
-            self.cleared[cache.data_ptr()] = cache
+            self.cleared[id(cache)] = cache
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

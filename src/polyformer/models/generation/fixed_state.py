@@ -19,9 +19,22 @@ NO_SLOT = torch.zeros(1, dtype=torch.long)
 
 @dataclasses.dataclass(frozen=True)
 class FixedCache(KeyValueCache):
-    """Buffers [B, Hkv, C, D] of keys and values, read as a whole; the next tokens belong to `slots`."""
+    """Buffers [B, Hkv, C, D] of keys and values, read as a whole; the next tokens belong to `slots`.
+
+    tokens: the tokens of the buffer if it does not have a slot for each token of the text.
+    """
 
     slots: Tensor = NO_SLOT
+    tokens: "FixedTokens | None" = None
+
+    def context(self, context: Context, device: torch.device) -> Context:
+        """Return the context of the buffer, which layers with the same tokens share."""
+        tokens = self.tokens
+        if tokens is None:
+            return context
+        return context.once(
+            ("fixed tokens", id(tokens.slots)), lambda: tokens.context(context.q_len, context.causal)
+        )
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "FixedCache"]:
         """Write new keys and values to their slots, and return the whole buffers."""

@@ -1,4 +1,8 @@
-"""A decoding step as a function of tensors that have the same form in every step."""
+"""A decoding step as a function of tensors that have the same form in every step.
+
+A layer that reads all keys has a cache with a slot for each token of the text. A layer that drops keys
+(`nn.stack.rolling`) has a smaller buffer, of the same size in every step, and a table of the positions in it.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,50 +13,81 @@ from torch import Tensor
 
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.reach import BLOCK, Reach
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.models.generation.fixed_state import FixedCache, FixedTokens
 from polyformer.models.outputs import ModelState
-from polyformer.nn.stack import LayerState
+from polyformer.nn.stack import LayerState, Stack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedStep:
     """A step of tokens [N, T] after `state`, with caches and tokens of a fixed size instead.
 
-    others: the tensors of the step except caches, each once. caches: the buffers of keys and of values of
-    each layer.
+    stack: the decoder. buffers: the tokens of each layer's buffer. others: the tensors of the step except
+    caches, each once. caches: the buffers of keys and of values of each layer.
     """
 
     tokens: Tensor
     state: ModelState
     last: int
     inputs: dict[str, Tensor]
-    fixed: FixedTokens
+    stack: Stack
+    buffers: list[FixedTokens]
     others: list[Tensor]
     caches: list[Tensor]
 
     @classmethod
     def of(
-        cls, tokens: Tensor, state: ModelState, last: int, inputs: dict[str, Tensor]
+        cls, tokens: Tensor, state: ModelState, last: int, inputs: dict[str, Tensor], stack: Stack
     ) -> "FixedStep | None":
         """Return the step; None if a cache has no space for it, or the state has other parts than caches."""
-        caches = _whole_caches(tokens, state)
-        if caches is None:
+        if not _has_only_caches(state):
             return None
-        fixed = _fixed_tokens(tokens, state.tokens, caches[0].shape[2])
-        tables = fixed.slots, fixed.valid, fixed.pos, fixed.doc, state.source_valid
-        others = [*inputs.values(), *(table for table in tables if table is not None)]
+        reaches = [layer.attention.reach() for layer in stack.sequence]
+        rolled = _rolled(tokens, state, stack, reaches)
+        if rolled is None:
+            return None
+        state, buffers, caches = rolled, [], []
+        shared: dict[Reach | None, FixedTokens] = {}
+        for layer, reach in zip(state.layers, reaches):
+            cache = layer.self_attention
+            assert isinstance(cache, KeyValueCache)
+            if cache.keys is None or cache.values is None or not cache.can_append(tokens.shape[1]):
+                return None
+            if reach is None and (cache.start or cache.length != state.tokens.length):
+                return None
+            caches += cache.keys, cache.values
+            if reach not in shared:
+                shared[reach] = _fixed_tokens(tokens, state.tokens, cache, reach is not None)
+            buffers.append(shared[reach])
+        others = [*inputs.values(), *([] if state.source_valid is None else [state.source_valid])]
+        for fixed in shared.values():
+            others += [
+                table for table in (fixed.slots, fixed.valid, fixed.pos, fixed.doc) if table is not None
+            ]
         for layer in state.layers:
             if layer.cross_attention is not None:
                 layer.cross_attention.map(lambda tensor: others.append(tensor) or tensor)
-        return cls(tokens, state, last, inputs, fixed, [*{id(x): x for x in others}.values()], caches)
+        unique = [*{id(x): x for x in others}.values()]
+        return cls(tokens, state, last, inputs, stack, buffers, unique, caches)
+
+    @property
+    def filled(self) -> list[int]:
+        """The number of filled slots of each of `caches`."""
+        return [int(layer.self_attention.length) for layer in self.state.layers for _ in range(2)]  # type: ignore
 
     def function(self, model: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return the step as a function of `others` and `caches`, which returns logits and hidden states."""
-        fixed, slots, length = [], self.fixed.slots, self.fixed.length
-        for layer, keys, values in zip(self.state.layers, self.caches[::2], self.caches[1::2]):
-            fixed.append(LayerState(FixedCache(keys, values, length, slots=slots), layer.cross_attention))
-        state = dataclasses.replace(self.state, tokens=self.fixed, layers=tuple(fixed))
+        layers = []
+        # The largest buffer has all tokens that a layer reads.
+        widest = max(self.buffers, key=lambda fixed: fixed.length)
+        parts = zip(self.state.layers, self.buffers, self.caches[::2], self.caches[1::2])
+        for layer, fixed, keys, values in parts:
+            own = None if fixed is widest else fixed
+            cache = FixedCache(keys, values, fixed.length, slots=fixed.slots, tokens=own)
+            layers.append(LayerState(cache, layer.cross_attention))
+        state = dataclasses.replace(self.state, tokens=widest, layers=tuple(layers))
 
         def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             new = dict(zip(map(id, [*self.others, *self.caches]), tensors))
@@ -71,35 +106,56 @@ class FixedStep:
             if keys.data_ptr() != self.caches[2 * len(layers)].data_ptr():
                 cache = cache.moved(keys[:rows], values[:rows])
             layers.append(LayerState(cache.filled(new), layer.cross_attention))
-        tokens = self.state.tokens.extended(ModelInputs(self.tokens))
-        return dataclasses.replace(self.state, tokens=tokens, layers=tuple(layers))
+        tokens, states = self.state.tokens.extended(ModelInputs(self.tokens)), tuple(layers)
+        return dataclasses.replace(
+            self.state, tokens=self.stack.remembered_tokens(tokens, states), layers=states
+        )
 
 
-def _whole_caches(tokens: Tensor, state: ModelState) -> list[Tensor] | None:
-    """Return the buffers of keys and values of each layer; None if a step of tokens cannot write to them."""
-    old, buffers = state.tokens, []
-    tables = old.segment, old.marked, state.source
-    if old.dropped or old.merged or any(table is not None for table in tables):
-        return None
-    for layer in state.layers:
-        cache = layer.self_attention
-        others = layer.memory, layer.store, layer.feedforward
-        if type(cache) is not KeyValueCache or any(other is not None for other in others):
-            return None
-        if cache.keys is None or cache.start or cache.length != old.length:
-            return None
-        if not cache.can_append(tokens.shape[1]):
-            return None
-        buffers += cache.keys, cache.values
-    return buffers
-
-
-def _fixed_tokens(tokens: Tensor, old: Tokens, size: int) -> FixedTokens:
-    """Return the tokens of all slots, with the tables of `old` continued to them."""
-    fixed = FixedTokens(
-        size, slots=torch.arange(old.length, old.length + tokens.shape[1], device=tokens.device)
+def _has_only_caches(state: ModelState) -> bool:
+    """Return whether a state has no other parts than caches of keys and values."""
+    old = state.tokens
+    if old.merged or any(table is not None for table in (old.segment, old.marked, state.source)):
+        return False
+    return all(
+        type(layer.self_attention) is KeyValueCache
+        and all(other is None for other in (layer.memory, layer.store, layer.feedforward))
+        for layer in state.layers
     )
+
+
+def _rolled(
+    tokens: Tensor, state: ModelState, stack: Stack, reaches: list[Reach | None]
+) -> ModelState | None:
+    """Return the state without unread keys, in buffers of a fixed size; None if a layer has no fixed size."""
+    new = tokens.shape[1]
+    if not any(reaches):
+        return state
+    context = state.tokens.extended(ModelInputs(tokens)).context(new, True, tokens.device)
+    in_slots = {reach: reach.in_slots(context) for reach in reaches if reach is not None}
+    if new > BLOCK or None in in_slots.values():
+        return None
+    layers = []
+    for layer, reach in zip(stack.without_unread(state.layers, context, state.tokens.seen), reaches):
+        cache, own = layer.self_attention, None if reach is None else in_slots[reach]
+        if own is not None and isinstance(cache, KeyValueCache):
+            size = -(-own.most // BLOCK) * BLOCK + BLOCK  # with space for a block of new tokens
+            layer = dataclasses.replace(layer, self_attention=cache.with_capacity(size, new))
+        layers.append(layer)
+    return dataclasses.replace(state, layers=tuple(layers))
+
+
+def _fixed_tokens(tokens: Tensor, old: Tokens, cache: KeyValueCache, rolls: bool) -> FixedTokens:
+    """Return the tokens of all slots of a cache's buffer, with the tables of `old` continued to them.
+
+    rolls: whether the cache drops keys, so that slots are not positions.
+    """
+    assert cache.keys is not None
+    size, (rows, new), device = cache.keys.shape[2], tokens.shape, tokens.device
+    fixed = FixedTokens(size, slots=torch.arange(cache.length, cache.length + new, device=device))
+    if rolls:
+        old = old.positioned(rows, device).kept(cache.first, cache.length - cache.first)
     if old.valid is None and old.pos is None and old.doc is None:
         return fixed
-    every = old.extended(ModelInputs(tokens.new_zeros(len(tokens), size - old.length)))
+    every = old.extended(ModelInputs(tokens.new_zeros(rows, size - old.length)))
     return dataclasses.replace(fixed, valid=every.valid, pos=every.pos, doc=every.doc)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
@@ -75,7 +74,7 @@ class BorrowedCache(PolyformerCache):
         super().__init__(state)
 
     def _read(self, index: int, rows: int | None) -> KeyValueCache:
-        """Return the keys and values of a layer, with zeros for tokens dropped by a sliding layer."""
+        """Return the keys and values of a layer, without tokens that a sliding layer has dropped."""
         keys, values = _keys_and_values(self.self_cache.layers[index], self.seen)
         attention = self.decoder.sequence[index].attention
         expected = (len(keys) if rows is None else rows, attention.config.kv_heads, attention.head_size)
@@ -86,8 +85,7 @@ class BorrowedCache(PolyformerCache):
             )
         # The tokens that a sliding layer has dropped.
         self.dropped[index] = self.seen - keys.shape[2]
-        keys, values = (F.pad(part, (0, 0, self.dropped[index], 0)) for part in (keys, values))
-        return KeyValueCache(keys, values, self.seen, [self.seen])
+        return KeyValueCache(keys, values, keys.shape[2], [keys.shape[2]])
 
     def _after_source(
         self, tokens: Tokens, layers: tuple[LayerState, ...], mask: Tensor | None
@@ -133,7 +131,6 @@ class BorrowedCache(PolyformerCache):
             mechanism: Any = self.decoder.sequence[index].attention.config.mechanism.for_layer(index)
             pattern = mechanism.pattern if isinstance(mechanism, SoftmaxConfig) else None
             needed = (pattern or Full()).keys(Context(new, total, causal=True), 0, new).some
-            # Zeros replace dropped keys, and must not be read.
             if needed and needed[0][0] < dropped:
                 raise InputError(
                     f"past_key_values: layer {index} of the cache has dropped its first {dropped} tokens, "

@@ -27,18 +27,18 @@ def without_unread(
 
     before: the number of slots before the call, with the slots that `context` does not store.
     """
+    caches = [state.self_attention for state in states]
+    # Only a cache in a buffer that grows drops keys.
+    own = [reach if type(cache) is KeyValueCache else None for reach, cache in zip(reaches, caches)]
     in_slots: dict[Reach | None, Reach | None] = {
-        reach: reach.in_slots(context) for reach in {*reaches} if reach is not None and before > reach.last
+        reach: reach.in_slots(context) for reach in {*own} if reach is not None and before > reach.last
     }
-    return tuple(
-        state if reach is None else _without_unread(state, in_slots.get(reach), before)
-        for state, reach in zip(states, reaches, strict=True)
-    )
+    return tuple(_without_unread(state, in_slots.get(reach), before) for state, reach in zip(states, own))
 
 
 def _without_unread(state: LayerState, reach: Reach | None, before: int) -> LayerState:
     cache = state.self_attention
-    if reach is None or type(cache) is not KeyValueCache:
+    if reach is None or not isinstance(cache, KeyValueCache):
         return state
     kept = cache.last(reach.kept(before), reach.first, reach.last)
     return state if kept is cache else dataclasses.replace(state, self_attention=kept)
@@ -47,9 +47,7 @@ def _without_unread(state: LayerState, reach: Reach | None, before: int) -> Laye
 def layer_context(context: Context, state: LayerState | None, device: torch.device) -> Context:
     """Return the context of the keys that a layer's cache has, and of the new keys."""
     cache = None if state is None else state.self_attention
-    if not isinstance(cache, KeyValueCache) or cache.held >= context.kv_len - context.q_len:
-        return context
-    return context.kept(cache.first, cache.held - cache.first + context.q_len, device)
+    return cache.context(context, device) if isinstance(cache, KeyValueCache) else context
 
 
 def stored_tokens(tokens: Tokens, states: tuple[LayerState, ...]) -> Tokens:

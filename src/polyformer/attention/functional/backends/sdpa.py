@@ -68,7 +68,7 @@ def refuses(request: Request) -> str | None:
     if batch * pairs > (limit := _mask_limit(request)):
         return f"its mask would have more than {limit} entries"
     # So few pairs are nothing to a GPU, and reading the tables of a layout waits for it; tracing cannot read.
-    if cuda or torch.compiler.is_compiling():
+    if cuda or torch.compiler.is_compiling() or isinstance(request.context.offset, Tensor):
         return None
     if batch * heads * pairs * width >= SPARSE_FROM:
         share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
