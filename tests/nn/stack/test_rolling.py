@@ -129,8 +129,8 @@ def test_a_rolling_cache_equals_a_full_cache(attention, split, full_caches):
     assert dropped == ([True, False, True] if attention == MIXED else [True] * 3)
 
 
-@pytest.mark.parametrize("attention", ["Window(20) | Global(3)", "Window(20)"])
-@pytest.mark.parametrize("position", ["alibi", "t5", "shaw", "transformer_xl", "learned", "sinusoidal"])
+@pytest.mark.parametrize("attention", ["Window(20) | Global(3)", "Window(9, dilation=2) | Global(3)"])
+@pytest.mark.parametrize("position", ["alibi", "t5", "shaw", "transformer_xl", "da", "learned", "sinusoidal"])
 def test_any_position_scheme(attention, position, full_caches):
     check_both(decoder(attention, position), CHUNKS["chunks"], full_caches)
 
@@ -197,9 +197,10 @@ def test_a_saved_state_continues(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("position", ["rope", "alibi", "transformer_xl"])
 @torch.no_grad()
-def test_recorded_weights_have_a_column_for_every_token():
-    model, ids = decoder("Window(20) | Global(3)"), tokens()
+def test_recorded_weights_have_a_column_for_every_token(position):
+    model, ids = decoder("Window(20) | Global(3)", position), tokens()
     _, state = read(model, ids, CHUNKS["chunks"])
     new = model(ids[:, 320:322], state=state, output_attentions=True).attentions
     whole = model(ids[:, :322], output_attentions=True).attentions

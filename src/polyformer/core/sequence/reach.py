@@ -44,12 +44,14 @@ class Reach:
         """Return the reach of a context's queries in slots, with `first` as a number of first slots.
 
         None if the positions of a row decrease, as in packed documents: first positions then have no fixed
-        slots.
+        slots. None too while a graph is traced, where positions cannot be read.
         """
         positions = context.kv_pos
         if not (self.first or self.by_position) or (positions is None and context.kv_doc is None):
             return self
-        if context.kv_doc is not None or positions is None or bool((positions.diff() < 0).any()):
+        if context.kv_doc is not None or positions is None or torch.compiler.is_compiling():
+            return None
+        if bool((positions.diff() < 0).any()):
             return None
         first = _most(positions < self.first) if self.first else 0
         last = self.last
