@@ -1,12 +1,24 @@
 """Values that the host knows of tensors on a device, here `meta`: checks, masks and labels read them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import drop_full_mask, host_values, on_host, remember, tensor_on
+from polyformer.core.host_values import (
+    batch_to_device,
+    drop_full_mask,
+    host_values,
+    on_host,
+    remember,
+    tensor_on,
+)
 from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
@@ -114,3 +126,43 @@ def test_a_compiled_model_gets_no_mask_of_only_ones(mask: Tensor, dropped: bool)
     arguments, kept = drop_full_mask(torch.nn.Identity(), (1,), inputs)
     assert arguments == (1,)
     assert inputs.keys() - kept.keys() == ({"attention_mask"} if dropped else set())
+
+
+class RecordedStreams:
+    """A CUDA device without a GPU: what runs in which stream, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.current = "computations"
+        monkeypatch.setattr(module, "_copy_stream", lambda device: "copies")
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(module, "to_device", self.to_device)
+
+    @contextmanager
+    def stream(self, name: str) -> Iterator[None]:
+        before, self.current = self.current, name
+        yield
+        self.current = before
+
+    def wait_stream(self, other: str) -> None:
+        self.events.append(f"{self.current} wait for {other}")
+
+    def to_device(self, tensor: str, device: torch.device) -> Any:
+        self.events.append(f"{tensor} in {self.current}")
+        return SimpleNamespace(
+            record_stream=lambda stream: self.events.append(f"{tensor} is used in {stream.current}")
+        )
+
+
+def test_a_gpu_copies_a_batch_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = RecordedStreams(monkeypatch)
+    batch: Any = {"ids": "ids", "labels": "labels"}
+    assert batch_to_device(batch, torch.device("cuda")).keys() == batch.keys()
+    assert streams.events == [
+        "ids in copies",
+        "labels in copies",
+        "computations wait for copies",
+        "ids is used in computations",
+        "labels is used in computations",
+    ]

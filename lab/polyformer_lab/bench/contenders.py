@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from polyformer.attention.patterns import Causal
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.sequence.context import Context
 from polyformer_lab.bench import peers
 from polyformer_lab.bench.member import Alone, Attention, BenchmarkCase
@@ -73,7 +73,7 @@ def _flex(case: BenchmarkCase) -> Attention:
         raise AbsentError("FlexAttention has no backward on a CPU")
     context = Context(case.length, case.length)
     seen = (pattern & Causal() if case.causal else pattern).mask_mod(context)
-    separate_by_instructions()
+    prepare_inductor()
     # Compiled, since otherwise the mask of a long input would not fit into memory.
     make: Any = torch.compile(create_block_mask)
     mask = make(seen, None, None, case.length, case.length, device=case.device)

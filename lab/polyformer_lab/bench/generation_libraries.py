@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
@@ -65,7 +65,7 @@ def transformers_compiled(pair: Pair) -> Write:
     """Return transformers with a static cache and compiled steps, which are its default only on a GPU."""
     from transformers import CompileConfig
 
-    separate_by_instructions()
+    prepare_inductor()
     mode = "reduce-overhead" if torch.cuda.is_available() else "default"  # as transformers on a GPU
     compiled: Any = CompileConfig(fullgraph=False, dynamic=False, mode=mode)
     compiled._compile_all_devices = True

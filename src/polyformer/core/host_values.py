@@ -5,6 +5,7 @@ answers the same questions at once: whether ids are in range, whether a mask hid
 labelled.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +28,25 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return a batch with every tensor on a device, as `to_device` returns it."""
-    return {name: to_device(tensor, device) for name, tensor in batch.items()}
+    """Return a batch with every tensor on a device, as `to_device` returns it.
+
+    A GPU copies it in a separate stream, at the same time as it computes: the interpreter asks for the copy
+    while the GPU still runs earlier steps.
+    """
+    if device.type != "cuda":
+        return {name: to_device(tensor, device) for name, tensor in batch.items()}
+    copies, computations = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        moved = {name: to_device(tensor, device) for name, tensor in batch.items()}
+    computations.wait_stream(copies)
+    for tensor in moved.values():
+        tensor.record_stream(computations)  # else a later copy could take its memory too early
+    return moved
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def tensor_on(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

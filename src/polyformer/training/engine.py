@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.host_values import batch_to_device, drop_full_mask
 from polyformer.core.initialization import Draw
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
 from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkpoint_group
@@ -211,7 +211,7 @@ class Engine:
             wrapped = self.accelerator.prepare_model(model)
         self.wrapped = wrapped
         if self.config.compile:
-            separate_by_instructions()
+            prepare_inductor()
             self.wrapped = torch.compile(wrapped)  # type: ignore[assignment]
             # Compiled code cannot read a mask, so this hook of the compiled module runs outside of it.
             self.wrapped.register_forward_pre_hook(drop_full_mask, with_kwargs=True)

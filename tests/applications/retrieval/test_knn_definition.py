@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyformer.applications.retrieval import flat
 from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
 from polyformer.applications.retrieval.flat import nearest, squared_distances
 from polyformer.applications.retrieval.manifest import Manifest
@@ -146,3 +147,29 @@ def test_the_best_mixture_is_the_best_of_all_that_are_tried():
     p = config.weight * shares[:, 0, column] + (1 - config.weight) * log_p.exp()
     assert loss == pytest.approx(float(-p.log().mean()), rel=1e-5)
     assert float(targets.losses(0.0)[0, 0]) == pytest.approx(float(-log_p.mean()))
+
+
+def test_a_gpu_takes_the_keys_of_several_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, rows = random_store().keys, torch.randint(-1, 53, (7, 4))
+    expected = squared_distances(queries(7), keys, rows)
+    assert expected.isinf().any()
+    monkeypatch.setattr(flat, "queries_together", lambda numbers, device: 3)
+    torch.testing.assert_close(squared_distances(queries(7), keys, rows), expected)
+    monkeypatch.undo()
+    meta = torch.device("meta")
+    assert flat.queries_together(flat.TILE // 3, meta) == 3
+    assert flat.queries_together(2 * flat.TILE, meta) == flat.queries_together(1, torch.device("cpu")) == 1
+
+
+def test_keys_stay_on_a_device_with_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, meta = random_store().keys.copy(), torch.device("meta")
+    assert flat.resident(keys, meta).device.type == "cpu"  # its free memory is unknown
+    free = 2 * keys.nbytes
+    monkeypatch.setattr(flat, "_free_memory", lambda device: free)
+    copy = flat.resident(keys, meta)
+    assert copy.is_meta
+    assert flat.resident(keys, meta) is copy
+    assert flat.resident(keys.copy(), meta) is not copy
+    assert flat.resident(keys, torch.device("cpu")).data_ptr() == keys.ctypes.data
+    del keys
+    assert not flat._copies

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from polyformer.attention.functional.attend import explain
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import flex, sdpa
+from polyformer.attention.functional.backends.tiled import work_items
 from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import prepare
 from polyformer.attention.patterns import Causal, Global, Window
+from polyformer.core.ops.batched_products import HalfProducts, product_kernel
 from polyformer.core.sequence.context import Context
 
 
@@ -173,3 +175,47 @@ def test_a_mask_of_numbers_is_the_mask() -> None:
     assert torch.equal(numbers.isneginf(), ~mask)
     assert torch.equal(empty, same)
     assert numbers.stride()[:3] == (80, 80, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_products_of_tiles_on_cuda(dtype: torch.dtype) -> None:
+    """Factors have the type of the inputs, sums are float32; fake tensors check that torch has the kernel."""
+    exact = torch.promote_types(dtype, torch.float32)
+    with FakeTensorMode():
+        a, b = (
+            torch.zeros(2, 3, 4, dtype=exact, device="cuda"),
+            torch.zeros(2, 5, 4, dtype=exact, device="cuda"),
+        )
+        kernel, out = product_kernel(a, b.mT, dtype), torch.empty(2, 3, 5, dtype=exact, device="cuda")
+        assert isinstance(kernel, HalfProducts) == (dtype != exact)
+        assert kernel(a, b.mT).dtype == exact
+        assert kernel(a, b.mT, out) is out
+        assert not kernel.by_onednn(a, b.mT)
+    assert not isinstance(product_kernel(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), dtype), HalfProducts)
+
+
+@pytest.mark.parametrize("score_mod", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tiles_with_products_of_half_precision(
+    dtype: torch.dtype, score_mod: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bmm, products = torch.bmm, []
+
+    def half(a: Tensor, b: Tensor, kind: torch.dtype = torch.float64, out: Tensor | None = None) -> Tensor:
+        products.append((a.dtype, b.dtype, kind))
+        return bmm(a.to(kind), b.to(kind), out=out)
+
+    monkeypatch.setattr(torch, "bmm", half)
+    monkeypatch.setattr(work_items, "product_kernel", lambda q, k, stored: HalfProducts(dtype=stored))
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 4, 70, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+    mod = (lambda s, b, h, i, j: s - 0.1 * (i - j).abs()) if score_mod else None
+    results = []
+    for kind, backend in ((dtype, "tiled"), (torch.float64, "definition")):
+        x = [tensor.detach().to(kind).requires_grad_() for tensor in inputs]
+        out = attend(*x, pattern=Window(9) | Global(2), score_mod=mod, backend=backend)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+        results.append([out, *torch.autograd.grad((out.double() * weights).sum(), x)])
+    assert {*products} >= {(dtype, dtype, torch.float32)}
+    for own, exact in zip(*results):
+        assert (own.double() - exact).norm() < 4 * torch.finfo(dtype).eps * exact.norm()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 from torch.compiler import config
 
 from polyformer.attention.functional.backends import flex
-from polyformer.core.ops.compiled_code import cpp_compiler
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import compile_layers
 from polyformer.training.engine import Engine
@@ -21,8 +22,8 @@ CODE = """
 import torch
 import torch._inductor.config
 torch._inductor.config.cpp_cache_precompile_headers = False  # they take longer than these loops
-from polyformer.core.ops.compiled_code import separate_by_instructions
-separate_by_instructions()
+from polyformer.core.ops.compiled_code import prepare_inductor
+prepare_inductor()
 x = torch.arange(32.0)
 assert torch.equal(torch.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)
 """
@@ -47,11 +48,17 @@ def test_processes_with_other_instructions_share_a_cache(tmp_path: Path) -> None
     ],
     ids=["training", "layers", "flex"],
 )
-def test_whatever_compiles_separates_by_instructions(compile_: Callable[[], object]) -> None:
-    with config.patch(cache_key_tag="mine"):
+def test_whatever_compiles_prepares_inductor(
+    compile_: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "gcc"))
+    with config.patch(cache_key_tag="mine"), inductor.patch({"cpp.cxx": (None, "gcc")}):
         for _ in range(2):
             compile_()
         assert config.cache_key_tag == f"mine {torch.backends.cpu.get_cpu_capability()}"
+        assert inductor.cpp.cxx == (None, str(compiler))
 
 
 def test_a_compiler_of_c_is_replaced_by_its_compiler_of_cpp(
@@ -69,6 +76,10 @@ def test_a_compiler_of_c_is_replaced_by_its_compiler_of_cpp(
     }
     for name, compiler in expected.items():
         monkeypatch.setenv("CXX", str(tmp_path / name))
-        assert cpp_compiler() == (compiler and str(tmp_path / compiler))
+        with inductor.patch({"cpp.cxx": (None, "torch's")}):
+            prepare_inductor()
+            assert inductor.cpp.cxx == (None, str(tmp_path / compiler) if compiler else "torch's")
     monkeypatch.delenv("CXX")
-    assert cpp_compiler() is None
+    with inductor.patch({"cpp.cxx": (None, "torch's")}):
+        prepare_inductor()
+        assert inductor.cpp.cxx == (None, "torch's")

@@ -5,6 +5,8 @@ of keys shows whether any of them can be among the nearest, which soon becomes r
 """
 
 import warnings
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ RUN = 32  # keys per run, of which the least distance is compared first
 def nearest(queries: Tensor, keys: np.ndarray, neighbours: int) -> tuple[Tensor, Tensor]:
     """Return squared distances and rows, [N, k] each, of the keys [M, D] nearest to queries [N, D]."""
     count, width = keys.shape
-    queries, halves = queries.float(), as_tensor(keys)
+    queries, halves = queries.float(), resident(keys, queries.device)
     nearest_yet = Nearest(len(queries), min(neighbours, count), queries.device)
     step = tile_rows(width, len(queries), queries.device)
     tile = queries.new_empty(min(step, count), width)
@@ -40,11 +42,46 @@ def nearest(queries: Tensor, keys: np.ndarray, neighbours: int) -> tuple[Tensor,
 @torch.no_grad()
 def squared_distances(queries: Tensor, keys: np.ndarray, rows: Tensor) -> Tensor:
     """Return the squared distances [N, K] of queries [N, D] to keys of `rows` [N, K]; infinite for row -1."""
-    distances, halves = queries.new_empty(rows.shape, dtype=torch.float32), as_tensor(keys)
-    for query, some, result in zip(queries.float(), rows.clamp_min(0).cpu(), distances):
-        near = halves.index_select(0, some).to(queries.device).float()
-        torch.sum(near.sub_(query).square_(), 1, out=result)
+    distances, halves = queries.new_empty(rows.shape, dtype=torch.float32), resident(keys, queries.device)
+    places = rows.clamp_min(0).to(halves.device)
+    step = queries_together(rows.shape[1] * keys.shape[1], queries.device)
+    for query, some, result in zip(*(x.split(step) for x in (queries.float(), places, distances))):
+        near = halves.index_select(0, some.flatten()).to(queries.device).float().unflatten(0, some.shape)
+        torch.sum(near.sub_(query.unsqueeze(1)).square_(), 2, out=result)
     return distances.masked_fill_(rows < 0, torch.inf)
+
+
+def queries_together(numbers: int, device: torch.device) -> int:
+    """Return the number of queries to compute together if each has keys of so many numbers.
+
+    On a CPU only the keys of a single query fit into a cache.
+    """
+    return 1 if device.type == "cpu" else max(1, TILE // numbers)
+
+
+def resident(keys: np.ndarray, device: torch.device) -> Tensor:
+    """Return the keys in the memory of a device, where they stay for later calls; else on the CPU.
+
+    They stay on a device if they take less than half of its free memory.
+    """
+    if device.type == "cpu":
+        return as_tensor(keys)
+    array, copy = _copies.get((id(keys), device), (lambda: None, None))
+    if array() is keys and copy is not None:
+        return copy
+    if 2 * keys.nbytes > _free_memory(device):
+        return as_tensor(keys)
+    key, copy = (id(keys), device), as_tensor(keys).to(device)
+    _copies[key] = weakref.ref(keys, lambda _: _copies.pop(key, None)), copy
+    return copy
+
+
+_copies: dict[tuple[int, torch.device], tuple[Callable[[], np.ndarray | None], Tensor]] = {}
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the free bytes of an accelerator; 0 if they are unknown."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def as_tensor(keys: np.ndarray) -> Tensor:

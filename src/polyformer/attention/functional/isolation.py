@@ -7,8 +7,12 @@ sees such a token, and its output becomes NaN.
 
 `run_isolated` does this for `attend`, `guarded` for mechanisms with a separate implementation. Calls with
 finite inputs pay only for a sum: of the outputs or, if gradients are required, of the inputs. Calls inside
-`torch.compile`, `torch.func` or another tracer are not checked, because their values cannot be read. Calls on
-a GPU are not checked either, because the check would synchronise the device.
+`torch.compile`, `torch.func` or another tracer are not checked, because their values cannot be read.
+
+Calls on a GPU are not checked either, because the check would wait for the device. There, keys and values of
+padding are set to zero: no query may see them, so nothing has to be read. Later tokens and tokens of other
+documents are not isolated on a GPU, and neither is padding in calls of fewer than `FEW` queries, such as
+steps of decoding, in which a copy of all keys would take longer than the call.
 """
 
 import contextlib
@@ -32,6 +36,9 @@ from polyformer.core.ops.softmax import recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
+FEW = 16
+"""The least number of queries for which padding is set to zero on a GPU."""
+
 M = TypeVar("M")
 Mixed = tuple[Tensor, State | None]
 Forward = Callable[[M, Tensor, Tensor, Tensor, Context, State | None, Any], Mixed]
@@ -51,6 +58,20 @@ def is_readable(x: Tensor) -> bool:
     return not traced and not torch._C._are_functorch_transforms_active()
 
 
+def is_unreadable_device(x: Tensor) -> bool:
+    """Return whether reading a value of x waits for a GPU."""
+    return x.is_cuda
+
+
+def without_padding_keys(k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """Return k, v [B, Hkv, Tk, D] with zeros at padding on a GPU, unchanged elsewhere and for few queries."""
+    valid = context.kv_valid
+    if valid is None or context.q_len < FEW or not is_unreadable_device(k):
+        return k, v
+    padding = context.once("padding keys", lambda: ~valid[:, None, :, None].bool())
+    return k.masked_fill(padding, 0), v.masked_fill(padding, 0)
+
+
 def empty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the output [B, H, Tq, Dv] of a call without queries; the gradients of q, k, v are zeros."""
     return q[..., :1].expand(*q.shape[:3], v.shape[3]) + (k[..., :0].sum() + v[..., :0].sum())
@@ -66,8 +87,11 @@ def run_isolated(
     instead.
     """
     spread = request.context.shard is not None
-    if spread or request.pattern is None or sdpa.sees_all(request) or not is_readable(request.q):
+    if spread or request.pattern is None or sdpa.sees_all(request):
         return run(request)
+    if not is_readable(request.q):
+        k, v = without_padding_keys(request.k, request.v, request.context)
+        return run(request if k is request.k else dataclasses.replace(request, k=k, v=v))
     k, v = request.k, request.v
     # Check the inputs if there are gradients: even with finite outputs, a backward pass would spread a NaN.
     if torch.is_grad_enabled() and (request.q.requires_grad or k.requires_grad or v.requires_grad):
@@ -122,6 +146,9 @@ def guarded(forward: Forward[M]) -> Forward[M]:
             return forward(self, q, k, v, context, state, position)
         if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
             return empty(q, k, v), state
+        if is_unreadable_device(q):
+            q, k, v = _without_padding(q, k, v, context)
+            return forward(self, q, k, v, context, state, position)
         if not is_readable(q) or all(map(is_finite, (q, k, v))):
             return forward(self, q, k, v, context, state, position)
         q, k, v = _without_padding(q, k, v, context)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
 from polyformer.attention.functional.call import Call
-from polyformer.attention.functional.isolation import is_finite, is_readable
+from polyformer.attention.functional.isolation import is_finite, is_readable, without_padding_keys
 from polyformer.attention.functional.request import Request, is_traced, observing, transformed
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.ops.precision import is_autocast
@@ -45,7 +45,8 @@ def recall(call: Call, key: Hashable) -> Tensor | None:
     plan: sdpa.Plan | None = call.context.recalled().get(key)
     if plan is None:
         return None
-    out = plan(call.q, call.k, call.v)
+    k, v = without_padding_keys(call.k, call.v, call.context) if plan.hides else (call.k, call.v)
+    out = plan(call.q, k, v)
     return out if not (plan.hides and is_readable(out)) or is_finite(out) else None
 
 

@@ -35,6 +35,9 @@ ELEMENTWISE = {
 }
 """Elementwise operations without a pointwise tag in torch."""
 
+ALIASES = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
+"""Operations with a result that shares the memory of a tensor and therefore changes with it."""
+
 OPTIONS_ONLY = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default}
 """Operations that read only the type and device of a tensor, not its values."""
 
@@ -43,7 +46,7 @@ VALUE_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzer
 
 INDICES = torch.int64, torch.int32
 
-UNDISPATCHED = {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
+UNDISPATCHED = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage}
 """Functions that access the values of a tensor without a dispatched operation."""
 
 
@@ -126,10 +129,11 @@ class Program:
         return values[self.result.number] if isinstance(self.result, ValueRef) else self.result
 
 
-def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any]:
+def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any, bool]:
     """Return the program of `function` (None if it has none) and the function's result for scalar `inputs`.
 
-    Raises `BranchError` if the function reads the value of an index or a score.
+    The third value is False if the program contains values that were computed from captured tensors: it is
+    valid for this call only. Raises `BranchError` if the function reads the value of an index or a score.
     """
     before = _sequence_number()
     inputs = tuple(_input(x) for x in inputs)
@@ -140,11 +144,12 @@ def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[P
         or not recorder.elementwise
         or _has_custom_function(result.grad_fn, before)
     ):
-        return None, result
+        return None, result, not recorder.folds
     ref = recorder.ref(result)
     if ref is None and (recorder.is_untracked(result) or result.dim()):
-        return None, result
-    return Program(_live_operations(recorder.operations, ref), result if ref is None else ref), result
+        return None, result, not recorder.folds
+    operations = _live_operations(recorder.operations, ref)
+    return Program(operations, result if ref is None else ref), result, not recorder.folds
 
 
 def _sequence_number() -> int:
@@ -192,6 +197,7 @@ class OperationRecorder(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.elementwise = True
+        self.folds = False  # whether the mod computes with the present values of captured tensors only
         self.before = _sequence_number()
         self.grad = torch.is_grad_enabled()
         self.refs: dict[int, ValueRef] = {}
@@ -235,6 +241,8 @@ class OperationRecorder(TorchDispatchMode):
         learned = self.grad and any(x.requires_grad or self.ref(x) is not None for x in tensors)
         if varies or learned:
             self._append(func, args, kwargs, tensors, out, varies)
+        elif tensors and func not in ALIASES and func not in OPTIONS_ONLY:
+            self.folds = True
         return out
 
     def _append(
@@ -279,8 +287,10 @@ class ScalarIndexing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
             return index_with_scalars(*args)
-        if self.recorder is not None and func in UNDISPATCHED and self.recorder.ref(args[0]) is not None:
-            raise BranchError
+        if self.recorder is not None and func in UNDISPATCHED:
+            if self.recorder.ref(args[0]) is not None:
+                raise BranchError
+            self.recorder.folds = True
         return func(*args, **(kwargs or {}))
 
 

@@ -11,12 +11,14 @@ or similar. `@broadcasts` marks them; for them q_idx counts the queries of the c
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns.mod_cache import cached_program
 from polyformer.attention.patterns.mod_program import (
     BranchError,
     MixedTypesError,
@@ -57,30 +59,20 @@ class Mod:
         cls,
         function: Callable[..., Any],
         name: str,
-        score: Tensor | None,
+        score: torch.dtype | None,
         device: torch.device,
         start: int = 0,
     ) -> "Mod":
-        """Return the mod, with its program if it has one; `score` is a scalar of the later scores' type.
+        """Return the mod, with its program if it has one; score: the type of the scores, None for a mask.
 
         Raises `InputError` for a mod that branches on its arguments or does not return a single value.
         """
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return cls(function, name, None, start)
-        zero = torch.zeros((), dtype=torch.long, device=device)
-        indices = zero, zero, zero + start, zero
-        inputs = indices if score is None else (score, *indices)
         grad = torch.is_grad_enabled() and score is not None
-        try:
-            with torch.set_grad_enabled(grad), _without_autocast(device):
-                traced, value = program(function, inputs)
-        except BranchError:
-            raise InputError(
-                f"{name}: it reads the value of an index or a score (if, and, or, not, int(), .item()), "
-                "but these represent all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
-            ) from None
-        check_value(name, value)
-        return cls(function, name, traced, start)
+        conditions = name, score, device, grad, torch.is_inference_mode_enabled(), torch.get_default_dtype()
+        record = functools.partial(_record, function, name, score, device, grad)
+        return cls(function, name, cached_program(function, conditions, record), start)
 
     def __call__(self, *places: Tensor) -> Tensor:
         """Return the values for `places`, (score,) b, h, q_idx, kv_idx, in a shape that broadcasts."""
@@ -96,6 +88,24 @@ class Mod:
             except MixedTypesError:
                 value = run_vmapped(self.function, *places)
         return value if self.name == "mask_mod" else value.to(places[0].dtype)
+
+
+def _record(
+    function: Callable[..., Any], name: str, score: torch.dtype | None, device: torch.device, grad: bool
+) -> tuple[Program | None, bool]:
+    """Run a mod on scalars; return its program, and whether the program is valid for later calls."""
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    inputs = (zero,) * 4 if score is None else (zero.to(score), *(zero,) * 4)
+    try:
+        with torch.set_grad_enabled(grad), _without_autocast(device):
+            traced, value, reusable = program(function, inputs)
+    except BranchError:
+        raise InputError(
+            f"{name}: it reads the value of an index or a score (if, and, or, not, int(), .item()), "
+            "but these represent all pairs of tokens at once; use torch.where, & | ~, or index a tensor"
+        ) from None
+    check_value(name, value)
+    return traced, reusable
 
 
 def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:

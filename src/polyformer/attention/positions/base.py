@@ -136,8 +136,7 @@ class BoundPosition:
         mod = self.position.score_mod(q, k, context, self.site)
         if mod is None or is_own(mod):
             return mod
-        score = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-        return Mod.of(mod, "score_mod", score, q.device)
+        return Mod.of(mod, "score_mod", torch.promote_types(q.dtype, torch.float32), q.device)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """Return the terms of the scheme for this layer."""

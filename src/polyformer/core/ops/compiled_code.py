@@ -21,24 +21,29 @@ MOST_FILES = 200
 """The most compiled graphs in the cache folder, of about a megabyte each."""
 
 
-def separate_by_instructions() -> None:
-    """Let this process load only code that was compiled for the same instruction set.
+def prepare_inductor() -> None:
+    """Let this process load only code that was compiled for its instructions, by a compiler of C++.
 
     torch (2.13) does not include the instruction set in the keys of its cache. A loop generated for AVX-512
     takes steps of 16 numbers. A process limited to AVX2 that loads it computes 8 of them and leaves the other
     8 uninitialised, without an error; FlexAttention's kernel crashes. This happens if different processors
     share a cache folder, and after a change of `ATEN_CPU_CAPABILITY`.
+
+    With `CXX=gcc` the compiled code lacks the C++ library, and a process without this library cannot load it,
+    so g++ takes its place.
     """
     own = torch.backends.cpu.get_cpu_capability()
     if own not in config.cache_key_tag.split():
         config.cache_key_tag = f"{config.cache_key_tag} {own}".strip()
+    compiler = _cpp_compiler()
+    if compiler is not None:
+        from torch._inductor import config as inductor
+
+        inductor.cpp.cxx = (None, compiler)
 
 
-def cpp_compiler() -> str | None:
-    """Return the compiler to use instead of `CXX`; None for torch's choice.
-
-    With `CXX=gcc` the compiled code lacks the C++ library, and a process without this library cannot load it.
-    """
+def _cpp_compiler() -> str | None:
+    """Return the compiler to use instead of `CXX`; None for torch's choice."""
     path = Path(os.environ.get("CXX", ""))
     compiler = re.sub(r"^(g|clang)(?:cc)?(?=$|-\d)", lambda match: f"{match[1]}++", path.name)
     return shutil.which(str(path.with_name(compiler))) if compiler != path.name else None
@@ -50,15 +55,9 @@ def compiled_graph(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     The result stays in the user's cache folder; the next process reads it in a second instead of compiling
     for many. Raises `InputError` if torch cannot compile.
     """
-    separate_by_instructions()
+    prepare_inductor()
     file = _file(module, inputs)
-    from torch._inductor import config as inductor
-
-    compiler = cpp_compiler()
-    with (
-        warnings.catch_warnings(),  # of torch about itself
-        inductor.patch({} if compiler is None else {"cpp.cxx": (None, compiler)}),
-    ):
+    with warnings.catch_warnings():  # of torch about itself
         warnings.simplefilter("ignore", DeprecationWarning)
         return _stored(file) or _compiled(file, module, inputs)
 

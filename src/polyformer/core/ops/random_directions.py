@@ -39,7 +39,7 @@ class RandomDirections(nn.Module):
         self.count, self.width, self.orthogonal, self.redraw_every = count, width, orthogonal, redraw_every
         seed = int(torch.randint(2**62, (), device="cpu"))
         self.register_buffer("origin", torch.tensor([seed, 0]))
-        self._numbers: tuple[object, int, int] | None = None
+        self._numbers: tuple[tuple[int, int] | None, int, int] | None = None
         self._drawn: tuple[object, Tensor] | None = None
 
     def forward(self, like: Tensor) -> Tensor:
@@ -61,11 +61,20 @@ class RandomDirections(nn.Module):
             output.register_hook(self._count)
 
     def _count(self, grad: Tensor) -> None:
+        numbers, version = self._numbers, self._version()
         self.origin[1] += 1
+        if (
+            numbers is not None and version is not None and numbers[0] == version
+        ):  # so that an accelerator need not be read
+            self._numbers = self._version(), numbers[1], numbers[2] + 1
+
+    def _version(self) -> tuple[int, int] | None:
+        """Return a value that changes with the numbers of the buffer; None in inference mode."""
+        return None if self.origin.is_inference() else (id(self.origin), self.origin._version)
 
     def _read(self) -> tuple[int, int]:
-        """Return seed and steps; an accelerator is read only after they have changed."""
-        version = None if self.origin.is_inference() else (id(self.origin), self.origin._version)
+        """Return seed and steps; an accelerator is read only after another module has changed them."""
+        version = self._version()
         if version is None or self._numbers is None or self._numbers[0] != version:
             seed, steps = self.origin.tolist()
             self._numbers = version, seed, steps

@@ -55,7 +55,8 @@ class Unpadding:
 def unpadding(inputs: ModelInputs) -> Unpadding | None:
     """Return an unpadding; None if it does not pay off, or for a mask on a GPU.
 
-    A GPU would compile FlexAttention for every number of tokens.
+    A GPU would compile FlexAttention for every number of tokens; rounded up to a few numbers, still for each
+    of them. Pack texts instead: see docs/results/gpu.md.
     """
     ids, mask = inputs.input_ids, inputs.attention_mask
     if mask is None or ids is None or mask.is_cuda or mask.shape != ids.shape:

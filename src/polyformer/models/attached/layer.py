@@ -43,8 +43,9 @@ class Attached(nn.Module):
     def mods(self, q: Tensor, k: Tensor, context: Context) -> list[ScoreMod]:
         """Return the functions that change scores: the scheme's, then the user's; their indices broadcast."""
         own = None if self.position is None else self.position.score_mod(q, k, context, self.site)
+        score = torch.promote_types(q.dtype, torch.float32)
         return [
-            mod if is_own(mod) else Mod.of(mod, "score_mod", _score(q), q.device, start)
+            mod if is_own(mod) else Mod.of(mod, "score_mod", score, q.device, start)
             for mod, start in ((own, 0), (self.score_mod, context.offset))
             if mod is not None
         ]
@@ -117,11 +118,6 @@ def _options(config: PositionConfig) -> dict[str, object]:
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != field.default
     }
-
-
-def _score(q: Tensor) -> Tensor:
-    """Return a zero score of the type that score functions receive."""
-    return torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
 
 
 def _no_projection(x: Tensor) -> Tensor:

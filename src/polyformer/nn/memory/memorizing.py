@@ -19,8 +19,9 @@ Costs `store` keys and values per row for this layer, and for every query `store
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -181,8 +182,7 @@ class Memorizing(Recurrent):
             keys, values = (
                 part[row, :, window.start : window.stop].to(q.dtype) for part in (store.keys, store.values)
             )
-            first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
-            seen = StoreWindow(window.start - first, end - first, q.shape[2])
+            seen = functools.partial(_seen, store, row, window.start, q.shape[2])
             retrieved = self._attend_to_store(queries[:, :count], keys, values, seen).to(y.dtype)
             # g_h [H, 1, 1], one gate per head for all tokens.
             gate = (STEP_SCALE * self.gate).sigmoid().to(y.dtype)[:, None, None]
@@ -203,11 +203,12 @@ class Memorizing(Recurrent):
                 own[:, : window.queries] = (STEP_SCALE * self.gate).sigmoid().unsqueeze(1)
         return gates
 
-    def _attend_to_store(self, q: Tensor, keys: Tensor, values: Tensor, seen: StoreWindow) -> Tensor:
+    def _attend_to_store(
+        self, q: Tensor, keys: Tensor, values: Tensor, seen: Callable[[], StoreWindow]
+    ) -> Tensor:
         """Return the attention [H, T, D] of q [H, T, D] to its nearest keys and values [Hkv, N, D].
 
-        seen: the start of the entries among all stored entries, the number of stored entries, and of all
-        queries.
+        seen: see `_seen`, for a record.
         """
         (heads, length, _), kv_heads = q.shape, len(keys)
         # s_j = t_h (q / |q|) . K_j; the stored keys have unit length already.
@@ -222,9 +223,15 @@ class Memorizing(Recurrent):
             scores = (near @ q.unsqueeze(-1)).squeeze(-1)
         temperature = (STEP_SCALE * self.temperature).exp()[:, None, None]
         weights = (scores.view(heads, length, -1) * temperature).softmax(-1).to(values.dtype)
-        record_lookup(lambda: _lookup(weights, places.view_as(weights), seen))
+        record_lookup(lambda: _lookup(weights, places.view_as(weights), seen()))
         near = gather_entries(values, places).view(heads, length, -1, values.shape[2])
         return (weights.unsqueeze(-2) @ near).squeeze(-2)
+
+
+def _seen(store: Store, row: int, start: int, queries: int) -> StoreWindow:
+    """Return the start of a row's entries among all its stored entries, their number, and the queries."""
+    first, end = (0 if x is None else int(x[row]) for x in (store.first, store.end))
+    return StoreWindow(start - first, end - first, queries)
 
 
 def _lookup(weights: Tensor, places: Tensor, seen: StoreWindow) -> Lookup:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.nn.stack import Layer, Stack
 from polyformer.training.distributed.collectives import local_shard
 
@@ -84,7 +84,7 @@ def why_not_per_layer(model: nn.Module, stack: Stack) -> str | None:
 
 def compile_layers(model: nn.Module) -> None:
     """Compile every layer separately: the communication between layers stays outside the graphs."""
-    separate_by_instructions()
+    prepare_inductor()
     for module in model.modules():
         if isinstance(module, Layer):
             module.compile()

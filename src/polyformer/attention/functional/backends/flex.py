@@ -18,7 +18,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mods import Mod
 from polyformer.attention.patterns.per_head import PerHead
-from polyformer.core.ops.compiled_code import separate_by_instructions
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
 
@@ -183,7 +183,7 @@ def _compiled() -> Callable[..., Any]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    separate_by_instructions()
+    prepare_inductor()
     # The kernels cannot be compiled if a number that a mask captures, such as a window's, has become dynamic.
     compiled = torch.compile(flex_attention, dynamic=False)
 

@@ -204,12 +204,13 @@ class LSHAttention(Mechanism):
 def hash_keys(k: Tensor, directions: Tensor, rounds: int) -> Tensor:
     """Return the buckets [B, H, rounds, T] of keys [B, H, T, D]; directions [rounds * buckets / 2, D].
 
-    Keys are projected in runs that fit into the caches of all threads.
+    Keys are projected in runs that fit into the caches of all threads, or in the memory of an accelerator.
     """
     half = len(directions) // rounds
     iota = torch.arange(half, dtype=directions.dtype, device=directions.device)
     buckets = []
-    for rows in k.flatten(0, 2).split(max(1, torch.get_num_threads() * cache_capacity(k) // len(directions))):
+    threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+    for rows in k.flatten(0, 2).split(max(1, threads * cache_capacity(k) // len(directions))):
         x = linear(rows, directions).unflatten(-1, (rounds, half))
         top, low = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
         # The index of the extreme; argmax is not vectorized on a CPU and far slower.

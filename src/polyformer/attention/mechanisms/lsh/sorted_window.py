@@ -60,11 +60,12 @@ def bucket_windows(buckets: Tensor, size: int, context: Context) -> Windows:
     rows = torch.arange(len(flat), device=flat.device).unsqueeze(1)
     valid = _expand_rows(context.kv_valid, buckets)
     if valid is not None:  # padding comes last
-        flat = flat.masked_fill(~valid, max_number(flat) + 1)
+        flat = flat.masked_fill(~valid, flat.max() + 1)
     # A single long row, which torch sorts by radix. Documents do not decrease along a row, so a stable sort
     # by bucket also groups the tokens of a bucket by document.
-    keys = (flat + rows * (max_number(flat) + 1)).flatten()
-    small = torch.int32 if max_number(keys[-length:]) < 2**31 else torch.int64
+    keys = (flat + rows * (flat.max() + 1)).flatten()
+    # Reading the maximum on a GPU would wait for it.
+    small = torch.int32 if not flat.is_cuda and max_number(keys[-length:]) < 2**31 else torch.int64
     order = keys.to(small).sort(stable=True).indices.view_as(flat) - rows * length
     starts = torch.ones_like(flat, dtype=torch.bool)
     in_order = flat.gather(1, order)

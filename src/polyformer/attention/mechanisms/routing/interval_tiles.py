@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polyformer.core.host_values import on_host
 from polyformer.core.sequence.context import Context
 
 
@@ -99,18 +100,20 @@ def _sort_tokens(clusters: Tensor, count: int, context: Context, offset: int) ->
     rows, heads, length = clusters.shape
     slots = torch.arange(offset, offset + length, device=clusters.device)
     group = torch.arange(rows * heads, device=clusters.device).view(rows, heads, 1)
+    groups = rows * heads * count  # a number above all groups, known without reading a GPU
     if context.kv_doc is not None:  # numbered by their first slots
         doc = context.kv_doc[:, slots].contiguous()
         starts = torch.searchsorted(context.kv_doc.contiguous(), doc)
         group = group * context.kv_len + starts.unsqueeze(1)
+        groups *= context.kv_len
     group = group * count + clusters
     real = len(group.view(-1))
     if context.kv_valid is not None:
-        valid = context.kv_valid[:, slots].bool()
-        group = group.masked_fill(~valid.unsqueeze(1), int(group.max()) + 1)
-        real = heads * int(valid.sum())
+        valid = context.kv_valid[:, offset : offset + length].bool()
+        group = group.masked_fill(~valid.unsqueeze(1), groups)
+        real = heads * int(on_host(context.kv_valid)[:, offset : offset + length].count_nonzero())
     # torch sorts one long row of integers by radix, faster for a smaller dtype.
-    small = group.to(torch.int32) if int(group.max()) < 2**31 else group
+    small = group.to(torch.int32) if groups < 2**31 else group
     order = small.flatten().sort(stable=True).indices[:real]
     place = torch.arange(rows * length * heads, device=clusters.device).view(rows, length, heads)
     return place.transpose(1, 2).flatten()[order], (group * context.kv_len + slots).flatten()[order]

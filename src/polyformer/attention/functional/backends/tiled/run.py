@@ -4,7 +4,7 @@ No tensor of size Tq x Tk is allocated. The forward pass stores the output and t
 The backward pass recomputes the scores, tile by tile, and adds to gradients that are allocated once (Dao et
 al. 2022, FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are in base 2
 because exp2 is faster than exp on a CPU. float16 and bfloat16 are computed in float32, but stored in their
-type.
+type; a GPU rounds only the factors of products to it.
 
 `torch.compile` cannot trace it: the tiles depend on the layout, and the gradients of a `score_mod` are found
 by recording its execution. Use the backends `sdpa` or `flex` under `fullgraph=True`.

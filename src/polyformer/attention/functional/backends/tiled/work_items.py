@@ -12,7 +12,7 @@ from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, pl
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
-from polyformer.core.ops.batched_products import ONLY_BLAS, BatchedKernel
+from polyformer.core.ops.batched_products import ONLY_BLAS, product_kernel
 from polyformer.core.ops.cpu_threads import WORKERS
 from polyformer.core.ops.dropout import DropoutScales
 
@@ -148,7 +148,7 @@ class WorkItem:
 
         The bound is q_i . k_j <= |q_i| |k_j|.
         """
-        self.products = BatchedKernel.of(q, k)
+        self.products = product_kernel(q, k, self.request.q.dtype)
         # Relative terms and a score_mod have no known bound. On a GPU reading the norms would synchronise the
         # device, and the meta device has no numbers.
         if self.request.score_mod is None and self.request.relative is None and q.is_cpu:
