@@ -16,9 +16,11 @@ from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,
     PositionConfig,
+    RopeConfig,
     Shape,
     changes_scores,
 )
+from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel
@@ -40,6 +42,7 @@ def unable() -> Iterator[type[SoftmaxConfig]]:
         supports_packing: ClassVar[bool] = False
         supports_kv_cache: ClassVar[bool] = False
         supports_score_bias: ClassVar[bool] = False
+        supports_part_rotations: ClassVar[bool] = False
         supports_recurrence: ClassVar[bool] = False
         supports_context_parallel: ClassVar[bool] = False
         instead: ClassVar[str] = "another thing"
@@ -64,6 +67,9 @@ def use(ability: str, part: MechanismConfig) -> None:
         shrunk(with_part(bases()["decoder"], part))
     elif ability == "supports_score_bias":
         Transformer(shrunk(with_part(with_part(bases()["encoder"], part), AlibiConfig())))
+    elif ability == "supports_part_rotations":
+        rope = RopeConfig(extension=DynamicNtkConfig(factor=2.0, original_max_positions=4))
+        Transformer(shrunk(with_part(with_part(bases()["encoder"], part), rope)))
     elif ability == "supports_packing":
         Transformer(shrunk(with_part(bases()["encoder"], part)))(ids, document_ids=ids)
     elif ability == "supports_recurrence":
@@ -133,16 +139,24 @@ def test_all_refusals_are_listed():
         for name, part in mechanisms("mechanism")
         if name.startswith("Mechanism-") and in_package(type(part))
     ]
-    refusals = {
-        part.kind: {ability for ability in CAPABILITIES if not getattr(part, ability)} for part in own
-    }
+    refusals = {part.kind: refusals_of(part) for part in own}
     assert {kind: abilities for kind, abilities in refusals.items() if abilities} == REFUSALS
     for part in own:  # of all examples of a kind, the same
-        assert {ability for ability in CAPABILITIES if not getattr(part, ability)} == refusals[part.kind]
+        assert refusals_of(part) == refusals[part.kind]
+    assert {part.kind for part in own if part.supports_part_rotations} == {"softmax", "alternate"}
     own_patterns = {text: pattern for text, pattern in patterns() if in_package(type(pattern))}
     bidirectional = {text for text, pattern in own_patterns.items() if not pattern.causal()}
     assert bidirectional == BIDIRECTIONAL & own_patterns.keys()
     assert ONE_EXAMPLE or bidirectional == BIDIRECTIONAL
+
+
+def refusals_of(part: MechanismConfig) -> set[str]:
+    """All but rotations of sets of pairs, which only softmax attention has."""
+    return {
+        ability
+        for ability in CAPABILITIES
+        if ability != "supports_part_rotations" and not getattr(part, ability)
+    }
 
 
 def test_positions_are_refused_where_keys_are_summed_or_projected():

@@ -20,6 +20,7 @@ from transformers.models.longformer import modeling_longformer
 from transformers.models.m2m_100 import modeling_m2m_100
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
+from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
@@ -71,7 +72,7 @@ def deberta(patch: Patch) -> None:
 
 
 def llama(patch: Patch) -> None:
-    for module in (modeling_llama, modeling_mistral, modeling_qwen2, modeling_rope_utils):
+    for module in (modeling_llama, modeling_mistral, modeling_phi3, modeling_qwen2, modeling_rope_utils):
         patch.setattr(module, "torch", Double())
 
 
@@ -140,6 +141,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "m2m_100": m2m_100,
     "mistral": llama,
     "modernbert": modernbert,
+    "phi3": llama,
     "qwen2": llama,
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
     "t5": t5,

@@ -14,6 +14,7 @@ from polyformer.attention.positions.rope.context_extension import (
     NtkConfig,
     YarnConfig,
 )
+from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig, LongRopeConfig
 from polyformer.attention.positions.rope.rope import frequencies
 from polyformer.core.sequence.context import Context
 
@@ -22,6 +23,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402 -
 from transformers.models.gpt_neox import modeling_gpt_neox as neox  # noqa: E402
 
 WIDTH, HEADS = 24, 4
+CPU = torch.device("cpu")
 SITE = Site(0, lambda x: x, lambda x: x)
 
 
@@ -81,7 +83,46 @@ def test_frequencies_of_every_extension(head: int, base: float):
             max_position_embeddings=4096,
             rope_parameters={"rope_type": kind, "rope_theta": base, **options},
         )
-        theta, size = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
-        ours = frequencies(RopeConfig(base=base, extension=extension), head, torch.device("cpu"))
+        theta, size = ROPE_INIT_FUNCTIONS[kind](config, CPU, seq_len=length)
+        ours = frequencies(RopeConfig(base=base, extension=extension), head, CPU)
         torch.testing.assert_close(ours, theta.double(), rtol=1e-5, atol=0)
         assert abs(extension.channel_scale - size) < 1e-12
+
+
+@pytest.mark.parametrize("base", [10000.0, 500_000.0])
+def test_frequencies_by_length(base: float):
+    """Of short and of long texts; `dynamic` at the lengths to which ours rounds up."""
+    pairs = torch.linspace(1, 8, 32).tolist()
+    options = {"short_factor": [1.0 + x / 50 for x in pairs], "long_factor": pairs}
+    cases = [
+        (
+            "dynamic",
+            {"factor": 4.0},
+            DynamicNtkConfig(factor=4.0, original_max_positions=512),
+            [512, 1024, 2048],
+        ),
+        (
+            "longrope",
+            {**options, "factor": 8.0, "original_max_position_embeddings": 512},
+            LongRopeConfig(
+                factor=8.0,
+                original_max_positions=512,
+                **{name: tuple(numbers) for name, numbers in options.items()},
+            ),
+            [512, 1024],
+        ),
+    ]
+    for kind, theirs, extension, lengths in cases:
+        config = transformers.LlamaConfig(
+            hidden_size=64,
+            num_attention_heads=1,
+            max_position_embeddings=512,
+            rope_parameters={"rope_type": kind, "rope_theta": base, **theirs},
+        )
+        plain = frequencies(RopeConfig(base=base, extension=extension), 64, CPU)
+        bands = [theta for _, theta in extension.bands(plain, base, lengths[-1] - 1)]
+        assert len(bands) == len(lengths)
+        for length, ours in zip(lengths, bands):
+            theta, size = ROPE_INIT_FUNCTIONS[kind](config, CPU, seq_len=length)
+            torch.testing.assert_close(ours, theta.double(), rtol=1e-5, atol=0)
+            assert abs(extension.channel_scale - size) < 1e-12

@@ -90,14 +90,30 @@ class NaiveGrid(Naive, kind="grid"):
 class NaiveRope(Naive, kind="rope"):
     """Every pair of channels times its 2 x 2 rotation, Su et al. 2021, section 3.2; and its extensions."""
 
-    def angle(self, m: int, width: int) -> float:
-        """The angle of pair m from one position to the next."""
+    def dynamic(self, theta: float, base: float, m: int, width: int, i: int) -> float:
+        """The base of the first length N, 2 N, 4 N, ... that is at least the text's, i + 1 tokens."""
+        extension = self.position.config.extension
+        length = extension.original_max_positions
+        if i < length or width == 2:
+            return theta
+        while length < i + 1:
+            length *= 2
+        factor = extension.factor * length / extension.original_max_positions - (extension.factor - 1)
+        return (base * factor ** (width / (width - 2))) ** (-2 * m / width)
+
+    def angle(self, m: int, width: int, i: int) -> float:
+        """The angle of pair m from one position to the next, in a text that ends with the query at i."""
         config = self.position.config
         base, extension = config.base, config.extension
         base = config.bases[self.layer % len(config.bases)] if config.bases else base
         theta = base ** (-2 * m / width)
-        if extension is None:
+        if extension is None or extension.kind == "self_extend":
             return theta
+        if extension.kind == "dynamic":
+            return self.dynamic(theta, base, m, width, i)
+        if extension.kind == "longrope":
+            short = i < extension.original_max_positions
+            return theta / (extension.short_factor if short else extension.long_factor)[0]
         if extension.kind == "interpolation":
             return theta / extension.factor
         if extension.kind == "ntk":
@@ -122,14 +138,18 @@ class NaiveRope(Naive, kind="rope"):
         interpolated = min(max((m - first) / max(last - first, 0.001), 0), 1)
         return interpolated * theta / extension.factor + (1 - interpolated) * theta
 
-    def rotated(self, x: Tensor, p: int) -> Tensor:
+    def rotated(self, x: Tensor, p: int, i: int = 0) -> Tensor:
+        """x at position p, for a query at position i."""
         config, width = self.position.config, int(len(x) * self.position.config.fraction)
         size = 1.0
         if config.extension is not None and config.extension.kind == "yarn":
             size = config.extension.attention_factor or 0.1 * math.log(config.extension.factor) + 1
+        if config.extension is not None and config.extension.kind == "longrope":
+            length = config.extension.original_max_positions
+            size = math.sqrt(1 + math.log(config.extension.factor) / math.log(length))
         out = x.clone()
         for m in range(width // 2):
-            angle = p * self.angle(m, width)
+            angle = p * self.angle(m, width, i)
             pair = [m, m + width // 2] if config.layout == "halves" else [2 * m, 2 * m + 1]
             rotation = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
             matrix = torch.tensor(rotation, dtype=x.dtype) * size
@@ -137,7 +157,13 @@ class NaiveRope(Naive, kind="rope"):
         return out
 
     def score(self, q: Tensor, k: Tensor, pair: Pair) -> Tensor:
-        return super().score(self.rotated(q, pair.i), self.rotated(k, pair.j), pair)
+        i, j, extension = pair.i, pair.j, self.position.config.extension
+        if extension is not None and extension.kind == "self_extend":
+            distant = i - j >= extension.window and i >= extension.original_max_positions
+            if distant:
+                group, window = extension.factor, extension.window
+                i, j = i // group + window - window // group, j // group
+        return super().score(self.rotated(q, i, pair.i), self.rotated(k, j, pair.i), pair)
 
 
 class NaiveAlibi(Naive, kind="alibi"):

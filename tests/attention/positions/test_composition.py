@@ -25,6 +25,7 @@ from polyformer.attention.positions import (
     TransformerXLConfig,
 )
 from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
@@ -195,6 +196,10 @@ def test_a_scheme_in_an_encoder_is_its_equation(name: str):
     context = extended(NO_TOKENS, slice(0, LENGTH), **PLACES["padded-packed"]).context(LENGTH, causal=False)
     for pattern, sees in ((None, None), (PATTERN, near_or_first)):
         position, tensors = randomised(SCHEMES[name].build(SHAPE)), inputs(kv_heads=HEADS)
+        if position.rotates_parts:
+            with pytest.raises(InputError, match="does not work in an encoder; use 'yarn'"):
+                run(position, tensors, pattern, [LENGTH], False, **PLACES["padded-packed"])
+            continue
         actual = run(position, tensors, pattern, [LENGTH], False, **PLACES["padded-packed"])
         expected = attention(equation(position, SCHEMES[name]), *tensors, labelled(position, context), sees)
         same(actual, expected, [*tensors, *position.parameters()], LEFT)

@@ -22,6 +22,7 @@ class AlternateConfig(MechanismConfig):
 
     kind: ClassVar[str] = "alternate"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
+    supports_part_rotations: ClassVar[bool] = True
     supports_recurrence: ClassVar[bool] = True
     supports_context_parallel: ClassVar[bool] = True
 

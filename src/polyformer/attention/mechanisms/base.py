@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
+from polyformer.attention.functional.parts import Part
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.core.config import Config
@@ -29,6 +30,10 @@ class ScoreTerms(Protocol):
     def farthest(self) -> int | None:
         """The distance beyond which all distances are treated alike, on both sides; None for no limit."""
 
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+        """Return sets of pairs with their own rotations of q and k; none if all pairs have the same."""
+        ...
+
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """Return a function of every score, its query and key; None if the scheme has none."""
 
@@ -44,6 +49,7 @@ CAPABILITIES = {
     "supports_packing": "separate documents that are packed in one row",
     "supports_kv_cache": "continue from a KV cache or another state",
     "supports_score_bias": "use a position scheme that changes the scores",
+    "supports_part_rotations": "use rotary positions that depend on the length of the text",
     "supports_recurrence": "attend to a memory of earlier segments",
     "supports_context_parallel": "run with context parallelism, a sequence spread over processes",
 }
@@ -54,6 +60,7 @@ ALTERNATIVES = {
     "supports_score_bias": (
         "choose a position scheme that leaves scores unchanged: 'learned', 'sinusoidal', 'rope' or 'none'"
     ),
+    "supports_part_rotations": "choose an extension that is the same at every length, such as 'yarn'",
 }
 """Alternatives to a missing capability, other than another mechanism."""
 
@@ -63,10 +70,11 @@ class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
 
     Class attributes declare the capabilities of a member (`CAPABILITIES`); errors name the alternative
-    `instead`. `supports_score_bias`: accepts the score terms of a position scheme. `supports_recurrence`:
-    accepts more keys than queries, with the keys of a memory first, and has a KV cache as state.
-    `supports_context_parallel`: accepts the tokens of one process out of a longer sequence. `reasons`: why a
-    member lacks a capability, if its equation does not show it.
+    `instead`. `supports_score_bias`: accepts the score terms of a position scheme. `supports_part_rotations`:
+    rotates sets of pairs by different angles (`ScoreTerms.parts`). `supports_recurrence`: accepts more keys
+    than queries, with the keys of a memory first, and has a KV cache as state. `supports_context_parallel`:
+    accepts the tokens of one process out of a longer sequence. `reasons`: why a member lacks a capability, if
+    its equation does not show it.
 
     `eager`: the reason why `torch.compile(fullgraph=True)` cannot compile a member, otherwise empty.
     `shares_queries`: its keys are its queries, so that there is no projection of keys. `pairs`: its weights
@@ -80,6 +88,7 @@ class MechanismConfig(Config):
     supports_packing: ClassVar[bool] = True
     supports_kv_cache: ClassVar[bool] = True
     supports_score_bias: ClassVar[bool] = True
+    supports_part_rotations: ClassVar[bool] = False
     supports_recurrence: ClassVar[bool] = False
     supports_context_parallel: ClassVar[bool] = False
     instead: ClassVar[str] = "'softmax', which takes sparse patterns"

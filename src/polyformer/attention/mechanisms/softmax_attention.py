@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.parts import Part, attend_parts
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
@@ -36,6 +36,7 @@ class SoftmaxConfig(MechanismConfig):
 
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
+    supports_part_rotations: ClassVar[bool] = True
     supports_recurrence: ClassVar[bool] = True
     supports_context_parallel: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True
@@ -101,11 +102,10 @@ class SoftmaxAttention(Mechanism):
         pattern = self.config.pattern
         # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
-        y = attend(
-            q,
-            k,
+        y = attend_parts(
+            (position.parts(q, k, context) if position is not None else ()) or (Part(q, k),),
             v,
-            pattern=pattern,
+            pattern,
             score_mod=None if position is None else position.score_mod(q, k, context),
             relative=None if position is None else position.relative(q, k, context),
             context=context,

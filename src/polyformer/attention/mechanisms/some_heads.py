@@ -5,6 +5,7 @@ import dataclasses
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.parts import Part
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import PositionTerms, ScoreTerms
 from polyformer.attention.patterns.base import ScoreMod
@@ -31,6 +32,10 @@ class HeadSubset:
     def farthest(self) -> int | None:
         """The scheme's distance beyond which all distances are treated alike."""
         return self.position.farthest
+
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+        """Return none: no mechanism that computes heads in different ways rotates sets of pairs."""
+        return ()
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """Return the scheme's score function with heads counted from the first of these heads."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from polyformer.attention.functional.parts import Part
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
@@ -86,6 +87,11 @@ class Position(nn.Module):
     adds_sinusoids = False
     """True if `embed` adds sinusoids to the token vectors: fixed vectors of length sqrt(E / 2)."""
 
+    @property
+    def rotates_parts(self) -> bool:
+        """Whether `parts` may return sets of pairs."""
+        return False
+
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
 
@@ -103,6 +109,14 @@ class Position(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """Return q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D], rotated by their positions."""
         return q, k
+
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Part, ...]:
+        """Return disjoint sets of pairs with their own rotations of the queries and of all keys.
+
+        q [B, H, Tq, D] and k [B, Hkv, Tk, D] are rotated by `rotate`. No sets: all pairs are computed from q
+        and k.
+        """
+        return ()
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
         """Return a function that changes the scores of q [B, H, Tq, D] and all keys k [B, Hkv, Tk, D].
@@ -130,6 +144,10 @@ class BoundPosition:
     def farthest(self) -> int | None:
         """Return `farthest` of the scheme."""
         return self.position.farthest
+
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+        """Return the sets of pairs with their own rotations; none if all pairs have the same."""
+        return self.position.parts(q, k, context, self.site)
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """Return the function of the scheme; a user's function is prepared for indices that broadcast."""

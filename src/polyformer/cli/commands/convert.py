@@ -54,8 +54,9 @@ class ConvertOptions:
     )
     max_positions: int | None = option("largest number of tokens per text of the new model")
     extension: str | None = option(
-        "extension of rotary positions to texts longer than in training: interpolation, ntk, yarn or "
-        "llama3, with options such as 'yarn(factor=4)' (default factor: from --max-positions)"
+        "extension of rotary positions to texts longer than in training: interpolation, ntk, yarn or llama3; "
+        "dynamic or self_extend, which do not change shorter texts; with options such as 'yarn(factor=4)' "
+        "(default factor: from --max-positions)"
     )
     global_projections: bool = option(
         "give global tokens separate query, key and value projections, initialized with copies", False

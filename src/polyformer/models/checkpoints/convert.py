@@ -149,10 +149,8 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
     asked = RopeExtensionConfig.expanded(extension, "extension")
     if isinstance(asked, dict):
         kind = RopeExtensionConfig.kinds.get(asked.get("kind", ""))
-        # An extension without numbers follows from the two lengths.
-        known = {"factor": config.max_position_embeddings / before, "original_max_positions": before}
-        fields = {field.name for field in dataclasses.fields(kind)} if kind is not None else set()
-        asked = {**{name: known[name] for name in known.keys() & fields}, **asked}
+        if kind is not None and issubclass(kind, RopeExtensionConfig):
+            asked = {**kind.options_for(before, config.max_position_embeddings, asked), **asked}
     chosen = RopeExtensionConfig.from_dict(asked, "extension")
     if chosen.factor == 1:
         raise InputError("extension: its factor is 1, which changes nothing; say max_positions, or factor=4")

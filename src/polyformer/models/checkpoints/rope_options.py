@@ -19,15 +19,24 @@ ROPE_OPTIONS: Tree = {
 
 YARN = ("beta_fast", "beta_slow", "attention_factor")
 LLAMA3 = ("low_freq_factor", "high_freq_factor")
+LONG = ("short_factor", "long_factor")
 KNOWN = (
     *("rope_type", "type", "rope_theta", "partial_rotary_factor"),
-    *("factor", "original_max_position_embeddings", *YARN, "mscale", "mscale_all_dim", "truncate", *LLAMA3),
+    *(
+        "factor",
+        "original_max_position_embeddings",
+        *YARN,
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        *LLAMA3,
+        *LONG,
+    ),
 )
-TYPES = ("default", "linear", "yarn", "llama3")
+TYPES = ("default", "linear", "yarn", "llama3", "dynamic", "longrope")
+REQUIRED = {"llama3": LLAMA3, "longrope": LONG}
+OLD_NAMES = {"su": "longrope"}
 REASONS = {
-    "dynamic": "its angles change with the longest text of a batch, under keys that are rotated already; for "
-    "texts of at most max_position_embeddings tokens write 'default', the same there, for longer ones 'yarn'",
-    "longrope": "its angles change with the longest text of a batch, under keys that are rotated already",
     "proportional": "a share of the channels with the frequencies of all is not there",
 }
 
@@ -42,6 +51,7 @@ def read_rope(hub: Tree) -> Tree:
     options.setdefault("rope_theta", hub.get("rope_theta", ROPE_OPTIONS["rope_theta"]))
     # Older files write `type`.
     kind = options.get("rope_type", options.get("type", "default"))
+    kind = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in TYPES:
         reason = f"; {REASONS[kind]}" if isinstance(kind, str) and kind in REASONS else ""
         raise InputError(
@@ -50,7 +60,10 @@ def read_rope(hub: Tree) -> Tree:
     for name, value in options.items():
         if name not in KNOWN:
             raise unknown("option of rope_parameters", name, KNOWN)
-        if name not in ("rope_type", "type", "truncate"):
+        if name in LONG:
+            for number in value if isinstance(value, list) else (value,):
+                _check_number(name, number)
+        elif name not in ("rope_type", "type", "truncate"):
             _check_number(name, value)
     if options.get("partial_rotary_factor", 1) != 1:
         raise InputError("config.json: partial_rotary_factor is supported as 1 only, all channels of a head")
@@ -66,19 +79,24 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
     trained = options.get("original_max_position_embeddings", positions)
     trained = hub.get("original_max_position_embeddings") or trained
     factor = options.get("factor")
-    # YaRN's factor follows from the two lengths.
-    if kind == "yarn" and factor is None and trained:
-        factor = positions / trained
+    # YaRN's and LongRoPE's factor follows from the two lengths.
+    if kind in ("yarn", "longrope") and factor is None and trained:
+        factor = max(positions / trained, 1.0)
     if factor is None:
         raise InputError(f"config.json: rope_parameters of type {quote(kind)} lack 'factor'")
     if kind == "linear":
         return {"kind": "interpolation", "factor": factor}
     tree = {"kind": kind, "factor": factor, "original_max_positions": trained}
-    if kind == "llama3":
-        missing = [name for name in LLAMA3 if name not in options]
+    if kind == "dynamic":  # the length of training is the number of positions there
+        return {**tree, "original_max_positions": positions}
+    if kind in REQUIRED:
+        missing = [name for name in REQUIRED[kind] if name not in options]
         if missing:
-            raise InputError(f"config.json: rope_parameters of type 'llama3' lack {quote(missing[0])}")
-        return {**tree, **{name: options[name] for name in LLAMA3}}
+            raise InputError(f"config.json: rope_parameters of type {quote(kind)} lack {quote(missing[0])}")
+        tree |= {name: options[name] for name in REQUIRED[kind]}
+        if kind == "longrope" and "attention_factor" in options:
+            tree["attention_factor"] = options["attention_factor"]
+        return tree
     if options.get("truncate", True) is not True:
         raise InputError("config.json: truncate is False, and only True is supported, whole pairs as bounds")
     tree |= {name: options[name] for name in YARN if options.get(name)}
@@ -109,7 +127,7 @@ def write_rope(position: Tree) -> Tree:
     options |= {"rope_type": kind, "factor": extension["factor"]}
     if kind != "linear":
         options["original_max_position_embeddings"] = extension["original_max_positions"]
-    for name in (*YARN, *LLAMA3):
+    for name in (*YARN, *LLAMA3, *LONG):
         if extension.get(name) is not None:
-            options[name] = extension[name]
+            options[name] = list(extension[name]) if name in LONG else extension[name]
     return {"rope_parameters": options}

@@ -1,8 +1,8 @@
-"""Llama and the decoders of its layout: Mistral, Qwen2, SmolLM.
+"""Llama and the decoders of its layout: Mistral, Qwen2, SmolLM, Phi-3.
 
 Pre-norm with RMS norms, rotary positions, SwiGLU, no biases and no dropout; later sizes share keys and values
 among groups of heads. Touvron et al. 2023 (two papers), Grattafiori et al. 2024, Jiang et al. 2023,
-Yang et al. 2024, Ben Allal et al. 2025.
+Yang et al. 2024, Ben Allal et al. 2025, Abdin et al. 2024.
 """
 
 from polyformer.attention.mechanisms import SoftmaxConfig
@@ -41,6 +41,7 @@ QWEN2 = {  # layers, width, heads, inner width, key-value heads, vocabulary, tie
     "qwen2-0.5b": ((24, 896, 14, 4864, 2, 151936, True), ", tied", "0.49B"),
     "qwen2-7b": ((28, 3584, 28, 18944, 4, 152064, False), "", "7.6B"),
 }
+PHI_3 = {"phi-3-mini": ((32, 3072, 32, 8192, 32),)}
 SMOLLM2 = {  # layers, width, heads, inner width, key-value heads, base
     "smollm2-135m": ((30, 576, 9, 1536, 3, 100_000.0), "135M"),
     "smollm2-360m": ((32, 960, 15, 2560, 5, 100_000.0), "362M"),
@@ -105,6 +106,12 @@ def mistral(layers: int, width: int, heads: int, inner: int, groups: int) -> Mod
     """Return Llama's layout with sliding-window attention."""
     config = llama(layers, width, heads, inner, groups, 32768)
     return config.override("mechanism", SoftmaxConfig(pattern=Window(4095, 0)))
+
+
+@register_sizes("Phi-3 decoder: {layers} layers of {width}, 3.8B parameters (Abdin et al. 2024).", PHI_3)
+def phi_3(layers: int, width: int, heads: int, inner: int, groups: int) -> ModelConfig:
+    """Return Llama's layout for texts of 4,096 tokens."""
+    return llama(layers, width, heads, inner, groups, vocab=32064, ends=(1, 32000))
 
 
 @register_sizes(

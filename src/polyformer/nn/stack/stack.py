@@ -165,6 +165,8 @@ class Stack(nn.Module):
         self.position = config.position.build(shape)
         if changes_scores(self.position):
             self.mechanism.require("supports_score_bias")
+        if self.position.rotates_parts:
+            self.mechanism.require("supports_part_rotations")
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:
             self.mechanism.require("supports_recurrence")

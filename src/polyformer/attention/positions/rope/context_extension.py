@@ -1,12 +1,13 @@
 """RoPE context extension: lower frequencies, so that a model trained on short texts can process longer texts.
 
-All extensions are static, the same at every length, as a KV cache of rotated keys requires. "Dynamic"
-extensions change with the length of the text, so their rotations disagree with the cached keys.
+The extensions of this module are the same at every length; length_extension.py has the extensions that depend
+on the length of a text.
 """
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -22,6 +23,16 @@ class RopeExtensionConfig(Config):
     """Family of RoPE extensions to texts `factor` times longer than in training."""
 
     factor: Annotated[float, Ge(1)]
+
+    @classmethod
+    def options_for(cls, before: int, after: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that follow from the lengths of training and of the longest text.
+
+        `options`: the other options, as the user gives them.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {"factor": after / before, "original_max_positions": before}
+        return {name: value for name, value in known.items() if name in names}
 
     @property
     def channel_scale(self) -> float:

@@ -4,21 +4,23 @@
     theta_m = base^(-2m / W), m = 0 .. W/2 - 1           the first W = fraction * D channels of each head
 
 `layout` sets the pairs of channels: m and m + W/2 ("halves": GPT-NeoX, Llama), or 2m and 2m + 1 ("pairs": the
-paper, GPT-J). Values are not rotated. An `extension` (context_extension.py) adapts a model trained on short
-texts to longer texts. RoPE has no parameters and costs a few passes over q and k. The angles are computed in
-float64, once for all layers with the same base; ModernBERT has a smaller base in layers with a window. Su et
-al. 2021, section 3.2; rotation of a fraction of the channels as in GPT-J and GPT-NeoX. The temperature of
-YaRN multiplies the rotated channels, as in its authors' code: if `fraction` is below 1, the other channels
-are not scaled.
+paper, GPT-J). Values are not rotated. An `extension` adapts a model trained on short texts to longer texts:
+context_extension.py changes the frequencies, length_extension.py rotates sets of pairs further. RoPE has no
+parameters and costs a few passes over q and k. The angles are computed in float64, once for all layers with
+the same base; ModernBERT has a smaller base in layers with a window. Su et al. 2021, section 3.2; rotation of
+a fraction of the channels as in GPT-J and GPT-NeoX. The temperature of YaRN multiplies the rotated channels,
+as in its authors' code: if `fraction` is below 1, the other channels are not scaled.
 """
 
 import dataclasses
+from collections.abc import Callable, Hashable
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from polyformer.attention.functional.parts import Part
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, angle_dtype
 from polyformer.attention.positions.rope.context_extension import (
     InterpolationConfig,
@@ -27,13 +29,25 @@ from polyformer.attention.positions.rope.context_extension import (
     RopeExtensionConfig,
     YarnConfig,
 )
-from polyformer.core.errors import InputError
+from polyformer.attention.positions.rope.length_extension import (
+    Angles,
+    DynamicNtkConfig,
+    LengthExtensionConfig,
+    LongRopeConfig,
+    Rotation,
+    SelfExtendConfig,
+    position_range,
+)
+from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 
 Layout = Literal["halves", "pairs"]
 Base = Annotated[float, Gt(1)]
-EXTENSIONS = InterpolationConfig, NtkConfig, YarnConfig, Llama3Config
+EXTENSIONS = (
+    *(InterpolationConfig, NtkConfig, YarnConfig, Llama3Config),
+    *(DynamicNtkConfig, LongRopeConfig, SelfExtendConfig),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,24 +98,73 @@ class Rope(Position):
                 f"({config.fraction} of head_size {head_size}); change one of the two"
             )
 
+    @property
+    def rotates_parts(self) -> bool:
+        """Whether sets of pairs are rotated by different angles."""
+        return isinstance(self.config.extension, LengthExtensionConfig)
+
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """Return R_i q_i and R_j k_j."""
-        config = self.per_layer[site.layer % len(self.per_layer)]
+        config = self._of_layer(site)
+
+        def cos_sin() -> tuple[Tensor, Tensor]:
+            size = 1.0 if config.extension is None else config.extension.channel_scale
+            theta = frequencies(config, self.width, q.device)
+            return self._cos_sin(_query_positions(q, context) * theta, q.dtype, size)
+
         # Layers with the same base share cos and sin.
-        key = config, self.width, q.dtype, q.device
-        cos, sin = context.once(key, lambda: self._cos_sin(q, context, config))
+        cos, sin = context.once((config, self.width, q.dtype, q.device), cos_sin)
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def _cos_sin(self, q: Tensor, context: Context, config: RopeConfig) -> tuple[Tensor, Tensor]:
-        """Return cos and sin (with the signs of a pair) [B or 1, 1, Tq, W] at the query positions."""
-        rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
-        pos = context.query_position(rows.unsqueeze(1), slots)
-        # pos [B or 1, Tq] -> angles [B or 1, 1, Tq, W / 2]; the axis of size 1 broadcasts over heads.
-        angles = pos.unsqueeze(-1).unsqueeze(-3) * frequencies(config, self.width, q.device)
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Part, ...]:
+        """Return the sets of pairs that an extension rotates further; none for a short text."""
+        extension = self.config.extension
+        if not isinstance(extension, LengthExtensionConfig):
+            return ()
+        if not context.causal or context.shard is not None:
+            where = "with context parallelism" if context.causal else "in an encoder"
+            raise InputError(
+                f"extension: {quote(extension.kind)} depends on the number of tokens up to a query and does "
+                f"not work {where}; use 'yarn'"
+            )
+        config = self._of_layer(site)
+
+        def rotations() -> list[Rotation]:
+            theta = frequencies(config, self.width, q.device)
+            return extension.rotations(theta, config.base, *position_range(context, 0, context.q_len))
+
+        key = "rotations", config, self.width, q.dtype, q.device
+        return tuple(
+            Part(
+                self._rotate_further(q, rotation.queries, _query_positions, context, (*key, index)),
+                self._rotate_further(k, rotation.keys, _key_positions, context, (*key, index)),
+                rotation.pairs,
+            )
+            for index, rotation in enumerate(context.once(key, rotations))
+        )
+
+    def _rotate_further(
+        self,
+        x: Tensor,
+        angles: Angles | None,
+        positions: Callable[[Tensor, Context], Tensor],
+        context: Context,
+        key: tuple[Hashable, ...],
+    ) -> Tensor:
+        """Return x [B, H, T, D] rotated by the angles at its positions, which layers share by `key`."""
+        if angles is None:
+            return x
+        make = lambda: self._cos_sin(angles(positions(x, context)), x.dtype)  # noqa: E731
+        return self._rotate(x, *context.once((*key, positions), make))
+
+    def _of_layer(self, site: Site) -> RopeConfig:
+        return self.per_layer[site.layer % len(self.per_layer)]
+
+    def _cos_sin(self, angles: Tensor, dtype: torch.dtype, size: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (with the signs of a pair) [B or 1, 1, T, W] of angles [B or 1, 1, T, W/2]."""
         cos, sin = angles.cos(), angles.sin()
         waves = _join_pairs(cos, cos, self.config.layout), _join_pairs(-sin, sin, self.config.layout)
-        size = 1.0 if self.config.extension is None else self.config.extension.channel_scale
-        return (waves[0] * size).to(q.dtype), (waves[1] * size).to(q.dtype)
+        return (waves[0] * size).to(dtype), (waves[1] * size).to(dtype)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return x [B, H, T, D] with its first W channels rotated."""
@@ -120,6 +183,19 @@ def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
     even = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
     theta = config.base ** (-even / width)
     return theta if config.extension is None else config.extension.scaled_frequencies(theta, config.base)
+
+
+def _query_positions(q: Tensor, context: Context) -> Tensor:
+    """Return the positions of the queries, [B or 1, 1, Tq, 1]."""
+    rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
+    # The axis of size 1 before Tq broadcasts over heads.
+    return context.query_position(rows.unsqueeze(1), slots).unsqueeze(-1).unsqueeze(-3)
+
+
+def _key_positions(k: Tensor, context: Context) -> Tensor:
+    """Return the positions of the keys, [B or 1, 1, Tk, 1]."""
+    rows, slots = (torch.arange(n, device=k.device) for n in (k.shape[0], k.shape[2]))
+    return context.key_position(rows.unsqueeze(1), slots).unsqueeze(-1).unsqueeze(-3)
 
 
 def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:

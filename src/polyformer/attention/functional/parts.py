@@ -1,0 +1,49 @@
+"""Attention over disjoint sets of pairs, each with its own queries and keys.
+
+A position scheme may rotate the vectors of near pairs and of distant pairs by different angles. Each set of
+pairs is then a call of `attend`, and the results are joined by log-sum-exp: one softmax over all keys.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.splits.by_residue_class import join_by_lse
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.ops.softmax import record, recorded, recording
+
+
+class Part(NamedTuple):
+    """The queries [B, H, Tq, D] and keys [B, Hkv, Tk, D] of a set of pairs; `pairs` None for all pairs."""
+
+    q: Tensor
+    k: Tensor
+    pairs: Pattern | None = None
+
+
+def attend_parts(parts: Sequence[Part], v: Tensor, pattern: Pattern | None, **options: Any) -> Tensor:
+    """Return `attend` [B, H, Tq, Dv] over the pairs of all parts that the pattern allows.
+
+    The sets of pairs must be disjoint. `options` are those of `attend`.
+    """
+    if len(parts) == 1 and parts[0].pairs is None:
+        return attend(parts[0].q, parts[0].k, v, pattern=pattern, **options)
+    outs, lses, weights = [], [], []
+    for q, k, pairs in parts:
+        allowed = pairs if pattern is None or pairs is None else pattern & pairs
+        if recording():
+            with recorded() as weights_of_part:
+                out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **options)
+            weights += weights_of_part
+        else:
+            out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **options)
+        outs.append(out)
+        lses.append(lse)
+    y, total = join_by_lse(outs, lses)
+    if weights:
+        total = total.masked_fill(total == -torch.inf, 0.0)
+        record(sum((w * (lse - total).exp().unsqueeze(-1) for w, lse in zip(weights, lses)), torch.tensor(0)))
+    return y
