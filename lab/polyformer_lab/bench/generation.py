@@ -15,7 +15,14 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.presets import model_config
-from polyformer_lab.bench.generation_libraries import COMPILED, INT8, INT8_COMPILED, LIBRARIES, Write
+from polyformer_lab.bench.generation_libraries import (
+    COMPILED,
+    INT8,
+    INT8_COMPILED,
+    LIBRARIES,
+    WINDOWED,
+    Write,
+)
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, Case, DeviceBench, Make, Row, check_names
 from polyformer_lab.bench.running import runner
@@ -30,6 +37,7 @@ SMALL_GPTJ = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt-j-small": ("gptj", SMALL_GPTJ),
+    "smollm2-135m": ("llama", {}),
     "t5-small": ("t5", {}),
     "bart-base": ("bart", {}),
 }
@@ -42,7 +50,7 @@ PRESETS = {"gpt-j-small": "gpt-j-6b"}
 class GenerationBench(DeviceBench):
     """Greedy generation by every model for each batch size, and of one text with beams."""
 
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[str, ...] = ("gpt2", "gpt-j-small", "t5-small", "bart-base")
     libraries: tuple[str, ...] = ("transformers", "polyformer")
     batches: tuple[int, ...] = (1, 8)  # texts per batch
     beams: tuple[int, ...] = (4,)  # of one text
@@ -65,7 +73,7 @@ class GenerationBench(DeviceBench):
         int8 = INT8 if INT8 in ours else OURS
         pairs = [(int8 if peer.endswith("-int8") else OURS, peer) for peer in peers]
         pairs += [(name, OURS) for name in ours if name != OURS]
-        for name in {COMPILED, INT8_COMPILED}.intersection(ours):
+        for name in {COMPILED, INT8_COMPILED, WINDOWED}.intersection(ours):
             pairs += [(name, peer) for peer in peers if peer.endswith("-int8") == name.endswith("-int8")]
         for name in self.models:
             what = f"{name}, {self.new_tokens} tokens after {self.prompt}"

@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from polyformer.core.ops.compiled_code import prepare_inductor
+from polyformer.models.attached.attach import attach
+from polyformer.models.checkpoints import convert
 from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
 INT8, COMPILED, INT8_COMPILED = f"{OURS}-int8", f"{OURS}-compiled", f"{OURS}-compiled-int8"
+WINDOWED = f"{OURS}-window"
+
+WINDOW = "Window(512) | Global(4)"
+"""The attention of the contenders with windows."""
 
 Write = Callable[[Tensor, int, int], Tensor]
 
@@ -59,6 +65,18 @@ def ours_with(weights: str, pair: Pair, compile: bool = False) -> Write:
     from polyformer.models.architectures.weights import with_weights  # pyright: ignore[reportMissingImports]
 
     return ours(dataclasses.replace(pair, ours=with_weights(copy.deepcopy(pair.ours), weights)), compile)
+
+
+def ours_windowed(pair: Pair) -> Write:
+    """Return generation by polyformer, converted to windows."""
+    return ours(dataclasses.replace(pair, ours=convert(pair.ours, WINDOW)[0]))
+
+
+def transformers_windowed(pair: Pair) -> Write:
+    """Return transformers with windows attached to its layers."""
+    return transformers(
+        dataclasses.replace(pair, theirs=attach(copy.deepcopy(pair.transformers_model()), WINDOW))
+    )
 
 
 def transformers_compiled(pair: Pair) -> Write:
@@ -185,11 +203,13 @@ def write_gguf(model: Any, weights: str, file: Path) -> None:
 LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     "transformers": transformers,
     "transformers-compiled": transformers_compiled,
+    "transformers-window": transformers_windowed,
     "ctranslate2": functools.partial(ctranslate2, "float32"),
     "ctranslate2-int8": functools.partial(ctranslate2, "int8"),
     "llama.cpp": functools.partial(llama_cpp, "F32"),
     "llama.cpp-int8": functools.partial(llama_cpp, "Q8_0"),  # 32 weights to a scale
     OURS: ours,
+    WINDOWED: ours_windowed,
     COMPILED: functools.partial(ours, compile=True),
     f"{OURS}-bfloat16": functools.partial(ours_with, "bfloat16"),
     INT8: functools.partial(ours_with, "int8"),

@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   polyformer bench training --layers 6 --repeats 3 --instruction-sets default avx2 --out steps.json
   polyformer bench families --presets bert-base --head classify --data IMDB-DIR --tokenizer DIR --backward
   polyformer bench generation --libraries transformers ctranslate2 polyformer
+  polyformer bench generation --models smollm2-135m --prompt 8192 --new-tokens 1 --beams []
   polyformer bench models --models longformer --length 2048
   polyformer bench neighbours --entries 100000
   polyformer bench store --entries 8192

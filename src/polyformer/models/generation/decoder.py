@@ -14,6 +14,7 @@ from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity
 from polyformer.models.generation.dola import Dola
+from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.depth import full_depth
 from polyformer.nn.stack import Stack
@@ -189,7 +190,11 @@ class Decoder:
                     input_ids, attention_mask, self.max_new_tokens
                 )
             with full_depth():  # later tokens use this state
-                output = self._run(input_ids=input_ids, attention_mask=attention_mask, state=state, **inputs)
+                if not inputs and reads_in_chunks(self.model.decoder, state, input_ids):
+                    output = read_in_chunks(self._run, input_ids, attention_mask, state)
+                else:
+                    asked = {"input_ids": input_ids, "attention_mask": attention_mask, **inputs}
+                    output = self._run(**asked, state=state)
                 logits, state = self._last_logits(output, neighbours)
             history = input_ids
             if attention_mask is not None:

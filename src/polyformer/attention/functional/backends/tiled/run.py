@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.backends.tiled import fused_rows
 from polyformer.attention.functional.backends.tiled.batched_tiles import BatchedTiles, batch_tiles
 from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables
 from polyformer.attention.functional.backends.tiled.relative_gradients import RelativeGradients
@@ -26,10 +27,13 @@ from polyformer.attention.functional.backends.tiled.row_backward import Gradient
 from polyformer.attention.functional.backends.tiled.row_forward import row_forward
 from polyformer.attention.functional.backends.tiled.score_mod_gradients import checked, tables_with_gradients
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
+from polyformer.attention.functional.backends.tiled.tiles import plan
 from polyformer.attention.functional.backends.tiled.tuning import tile_sizes
 from polyformer.attention.functional.backends.tiled.work_items import (
     LN2,
     WorkItem,
+    balanced,
+    heads_alike,
     in_shared_memory,
     work_items,
 )
@@ -79,9 +83,23 @@ class _Call:
     threads: int
     sizes: TileSizes
 
-    def parallel_map(self, work: Callable[[Sequence[WorkItem]], T]) -> list[T]:
-        """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts."""
+    def row_runs(self) -> list[fused_rows.RowRun] | None:
+        """Return the rows as calls of a fused kernel, for inference; None if the tiles are better."""
+        patterns = heads_alike(self.request)
+        if len(patterns) > 1:
+            return None
+        pattern, context = patterns[0][0], self.request.context
+        return fused_rows.row_runs(self.request, pattern, plan(pattern, context, 1, self.sizes).scores)
+
+    def parallel_map(self, work: Callable[[Sequence[WorkItem]], T], balance: bool = False) -> list[T]:
+        """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts.
+
+        balance: divide the parts further if the threads would get different numbers of them.
+        """
         items = work_items(self.request, self.seed, self.threads, self.sizes)
+        # The seed of a part determines its dropout, so parts with dropout are not divided.
+        if balance and not self.request.dropout:
+            items = balanced(items, self.threads)
         return parallel_map(work, items, self.request.q.device)
 
 
@@ -117,8 +135,12 @@ class _TiledAttention(torch.autograd.Function):
                     item.put(sums, row[0], total)
                 sums.mul_(LN2)
 
-        if not q.is_meta:  # the meta device only traces shapes
-            call.parallel_map(work)
+        inference = not any(ctx.needs_input_grad)
+        runs = call.row_runs() if inference else None
+        if runs is not None:
+            fused_rows.forward(runs, (q, k, v), call.request.scale, out, lse)
+        elif not q.is_meta:  # the meta device only traces shapes
+            call.parallel_map(work, balance=inference)
         lse = lse.squeeze(-1)
         if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)

@@ -1,5 +1,7 @@
 """Work items: some batch rows and some heads of a call, few enough for a cache."""
 
+import bisect
+import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +42,7 @@ The values may be as large as the powers themselves.
 def work_items(request: Request, seed: int, threads: int, sizes: TileSizes) -> list["WorkItem"]:
     """Return the work items of a call, equal for equal `threads` and `sizes`; `seed` is for dropout."""
     batch, kv_heads = request.q.shape[0], request.k.shape[1]
-    alike = _heads_alike(request)
+    alike = heads_alike(request)
     # Some heads of several rows are not a view of the output, so an item of several rows has all heads.
     step = _rows_together(request, threads, sizes) if len(alike) == 1 else 1
     items: list[WorkItem] = []
@@ -49,7 +51,7 @@ def work_items(request: Request, seed: int, threads: int, sizes: TileSizes) -> l
         context, number = request.context.rows(first, rows.stop), (group.stop - group.start) * request.groups
         tiling = plan(pattern, context, step * number, sizes)
         # Cached masks must not take more memory than the queries.
-        masks = Masks(pattern, request.context, keep=tiling.asked <= request.q[rows].numel())
+        masks = _masks(request, pattern, keep=tiling.asked <= request.q[rows].numel())
         heads = kv_heads if step > 1 else max(1, tiling.room // request.groups)
         if step == 1 and not request.q.is_cuda and tiling.scores * number >= 2 * WORTH_A_THREAD:
             share = min(-(-kv_heads * batch // min(threads, WORKERS)), kv_heads)
@@ -60,7 +62,24 @@ def work_items(request: Request, seed: int, threads: int, sizes: TileSizes) -> l
     return items
 
 
-def _heads_alike(request: Request) -> list[tuple[Pattern, slice]]:
+def _masks(request: Request, pattern: Pattern, keep: bool) -> Masks:
+    """Return the masks of a pattern, which all layers with the same context share."""
+    context, q = request.context, request.q
+    return context.once(("masks", pattern, keep, q.dtype, q.device), lambda: Masks(pattern, context, keep))
+
+
+def balanced(items: list["WorkItem"], threads: int) -> list["WorkItem"]:
+    """Return the items, each divided by queries if they are no multiple of the threads.
+
+    Only for forward passes: in a backward pass two parts of an item would add to the same gradients of keys.
+    """
+    workers = min(threads, WORKERS)
+    if len(items) % workers == 0:
+        return items
+    return [part for index in range(workers) for item in items for part in item.share(index, workers)]
+
+
+def heads_alike(request: Request) -> list[tuple[Pattern, slice]]:
     """Return runs of key heads that have the same pattern."""
     kv_heads, whole = request.k.shape[1], request.pattern or Full()
     runs: list[tuple[Pattern, slice]] = []
@@ -122,6 +141,17 @@ class WorkItem:
         self.scratch: dict[str, Tensor] = {}  # shared by work items that are computed in turn
         self.products = ONLY_BLAS
         self.small_scores = False  # whether all scores are certain to be at most `SMALL` in size
+
+    def share(self, index: int, number: int) -> Iterator["WorkItem"]:
+        """Yield the part `index` of `number` parts with about equally many scores, unless it is empty."""
+        sizes = [sum((tile.stop - tile.start) * tile.width for tile in row) for row in self.rows]
+        ends = [end * number for end in itertools.accumulate(sizes)]
+        first, last = (bisect.bisect_left(ends, sum(sizes) * part) for part in (index, index + 1))
+        rows = self.rows[first : last if index + 1 < number else None]
+        if rows:
+            part = copy.copy(self)
+            part.rows = rows
+            yield part
 
     def by_key(self, x: Tensor) -> Tensor:
         """Return x [B, Hkv, ...] as [N, ...]."""
