@@ -22,6 +22,7 @@ from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
 INT8, COMPILED, INT8_COMPILED = f"{OURS}-int8", f"{OURS}-compiled", f"{OURS}-compiled-int8"
+BFLOAT16, BFLOAT16_COMPILED = f"{OURS}-bfloat16", f"{OURS}-compiled-bfloat16"
 
 Write = Callable[[Tensor, int, int], Tensor]
 
@@ -191,7 +192,8 @@ LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     "llama.cpp-int8": functools.partial(llama_cpp, "Q8_0"),  # 32 weights to a scale
     OURS: ours,
     COMPILED: functools.partial(ours, compile=True),
-    f"{OURS}-bfloat16": functools.partial(ours_with, "bfloat16"),
+    BFLOAT16: functools.partial(ours_with, "bfloat16"),
+    BFLOAT16_COMPILED: functools.partial(ours_with, "bfloat16", compile=True),
     INT8: functools.partial(ours_with, "int8"),
     INT8_COMPILED: functools.partial(ours_with, "int8", compile=True),
 }
