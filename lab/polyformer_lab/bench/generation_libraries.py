@@ -24,6 +24,7 @@ from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
 INT8, COMPILED, INT8_COMPILED = f"{OURS}-int8", f"{OURS}-compiled", f"{OURS}-compiled-int8"
+BFLOAT16, BFLOAT16_COMPILED = f"{OURS}-bfloat16", f"{OURS}-compiled-bfloat16"
 WINDOWED = f"{OURS}-window"
 
 WINDOW = "Window(512) | Global(4)"
@@ -211,7 +212,8 @@ LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     OURS: ours,
     WINDOWED: ours_windowed,
     COMPILED: functools.partial(ours, compile=True),
-    f"{OURS}-bfloat16": functools.partial(ours_with, "bfloat16"),
+    BFLOAT16: functools.partial(ours_with, "bfloat16"),
+    BFLOAT16_COMPILED: functools.partial(ours_with, "bfloat16", compile=True),
     INT8: functools.partial(ours_with, "int8"),
     INT8_COMPILED: functools.partial(ours_with, "int8", compile=True),
 }

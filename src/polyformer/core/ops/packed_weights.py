@@ -1,4 +1,7 @@
-"""Packed copies of weights for loops that read them repeatedly, such as decoding."""
+"""Packed copies of weights for loops that read them repeatedly, such as decoding.
+
+A graph that torch's compiler gets for a single row reads the weights as they are (`row_product`).
+"""
 
 import dataclasses
 import functools
@@ -19,7 +22,9 @@ from polyformer.core.ops.linear import (
     onednn_takes,
     stacked_bias,
 )
+from polyformer.core.ops.row_product import row_product
 from polyformer.core.ops.weight_layouts import LAYOUTS, Layout, PackedWeight
+from polyformer.core.recorded_graph import is_recorded
 
 PACKED_LIMIT = 2 << 30
 """The most bytes of packed copies per model."""
@@ -160,6 +165,9 @@ class PackedWeights:
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Compute the same as the function `linears`; with copies, through one copy of all weights."""
+        plain = [layer for layer in layers if is_plain(layer)]
+        if len(plain) == len(layers) and all(_is_compiled_row(x, layer.weight) for layer in plain):
+            return [row_product(x, layer.weight, layer.bias) for layer in plain]
         joint = self.joints.get(id(layers[0]))
         if joint is None:
             joint = self._joint(x, layers)
@@ -177,6 +185,9 @@ class PackedWeights:
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """Return the activation of x [..., I] times weight [O, I] transposed, plus the bias: [..., O]."""
+        if _is_compiled_row(x, weight):
+            y = row_product(x, weight, bias)
+            return y if activation is None else ACTIVATIONS[activation](y)
         choice = self.choices.get(id(weight))
         if choice is None:
             choice = self._choose(x, weight)
@@ -256,6 +267,18 @@ def _without_copy(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool |
     if onednn is None:
         onednn = by_onednn(x, weight)
     return onednn_linear(x, weight, bias) if onednn else F.linear(x, weight, bias)
+
+
+def _is_compiled_row(x: Tensor, weight: Tensor) -> bool:
+    """Return whether torch's compiler gets this product, and x [..., I] is a single row."""
+    return (
+        is_recorded()
+        and x.is_cpu
+        and x.numel() == x.shape[-1]
+        and x.dtype == weight.dtype
+        and weight.is_contiguous()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def _row(x: Tensor) -> Tensor:

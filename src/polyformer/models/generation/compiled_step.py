@@ -3,8 +3,9 @@
 In a step with one token, a model such as GPT-2 spends a third of its time on Python code and small operations
 on a CPU, and nearly all of it on a GPU. The graph of a step has a cache of fixed capacity (`fixed_state`), so
 it serves all steps with the same number of rows, or with fewer; other steps run as usual. On a CPU torch's
-compiler joins everything but the products, which keep the layouts of `core.ops.weight_layouts` and
-`core.ops.integer_products`. On a GPU the graph is a CUDA graph, without a compiler.
+compiler joins everything, with `core.ops.row_product` as the product of a single row. Other products keep the
+layouts of `core.ops.weight_layouts` and `core.ops.integer_products`. On a GPU the graph is a CUDA graph,
+without a compiler.
 """
 
 from typing import Any
