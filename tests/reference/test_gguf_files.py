@@ -17,6 +17,7 @@ import numpy as np  # noqa: E402
 
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
+from polyformer.cli.main import main  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.core.ops.int4_layers import Int4Linear  # noqa: E402
 from polyformer.models.architectures.weights import with_weights  # noqa: E402
@@ -172,9 +173,11 @@ def test_stored_numbers_are_kept(family: str, kind: str, tmp_path: Path):
     again = polyformer.from_pretrained(tmp_path / "own")
     assert again.config == stored.config
     assert torch.equal(again(ids).logits, stored(ids).logits)
-    settings = {"max_new_tokens": 6, "min_new_tokens": 6}
-    compiled = stored.generate(ids[:, :4], compile=True, **settings)
-    assert torch.equal(compiled.sequences, again.generate(ids[:, :4], **settings).sequences)
+    assert main(["convert", str(path), str(tmp_path / "converted"), "--weights", "stored"]) in (0, None)
+    assert polyformer.from_pretrained(tmp_path / "converted").config == stored.config
+    plain = again.generate(ids[:, :4], max_new_tokens=6, min_new_tokens=6)
+    compiled = stored.generate(ids[:, :4], max_new_tokens=6, min_new_tokens=6, compile=True)
+    assert torch.equal(compiled.sequences, plain.sequences)
 
 
 def test_stored_numbers_of_other_types_are_refused(tmp_path: Path):
