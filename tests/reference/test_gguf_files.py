@@ -17,6 +17,10 @@ import numpy as np  # noqa: E402
 
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
+from polyformer.cli.main import main  # noqa: E402
+from polyformer.core.errors import InputError  # noqa: E402
+from polyformer.core.ops.int4_layers import Int4Linear  # noqa: E402
+from polyformer.models.architectures.weights import with_weights  # noqa: E402
 from polyformer.models.checkpoints import config_of  # noqa: E402
 from polyformer.models.checkpoints.gguf_tensors import BYTES_AT_ONCE, open_gguf  # noqa: E402
 from tolerances import assert_rounded  # noqa: E402
@@ -148,6 +152,38 @@ def test_other_types_and_heads(tmp_path: Path):
     assert polyformer.from_pretrained(path, weights="int8").config.weights == "int8"
     assert polyformer.from_pretrained(path, head="embed").config.head.kind == "embed"
     assert config_of(path) == whole.config
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "kind"), [("Llama", "Q4_0"), ("Llama", "Q4_1"), ("Qwen2", "Q4_1")])
+def test_stored_numbers_are_kept(family: str, kind: str, tmp_path: Path):
+    path = written(tmp_path / "model.gguf", their_model(family), Kind[kind])
+    whole, stored = polyformer.from_pretrained(path), polyformer.from_pretrained(path, weights="stored")
+    assert stored.config.weights == "stored"
+    layers = [module for module in stored.modules() if isinstance(module, Int4Linear)]
+    assert len(layers) == 7 * SIZES["num_hidden_layers"]
+    back = with_weights(stored, "float32").state_dict()
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(back[name], tensor), name
+    ids = torch.arange(80).view(2, 40) % 33 + 5  # more rows than torch's kernel computes
+    assert_rounded(stored(ids).logits, whole(ids).logits, copy.deepcopy(whole).double()(ids).logits)
+    step, exact = stored(ids[:, :4]).logits, whole(ids[:, :4]).logits
+    assert float((step - exact).abs().max()) < 0.03 * float(exact.abs().max())
+    stored.save_pretrained(tmp_path / "own")
+    again = polyformer.from_pretrained(tmp_path / "own")
+    assert again.config == stored.config
+    assert torch.equal(again(ids).logits, stored(ids).logits)
+    assert main(["convert", str(path), str(tmp_path / "converted"), "--weights", "stored"]) in (0, None)
+    assert polyformer.from_pretrained(tmp_path / "converted").config == stored.config
+    plain = again.generate(ids[:, :4], max_new_tokens=6, min_new_tokens=6)
+    compiled = stored.generate(ids[:, :4], max_new_tokens=6, min_new_tokens=6, compile=True)
+    assert torch.equal(compiled.sequences, plain.sequences)
+
+
+def test_stored_numbers_of_other_types_are_refused(tmp_path: Path):
+    path = written(tmp_path / "model.gguf", their_model("Llama"), Kind.Q8_0)
+    with pytest.raises(InputError, match=r"blk\.0\.attn_q\.weight.* of type Q8_0"):
+        polyformer.from_pretrained(path, weights="stored")
 
 
 def test_several_ends_of_a_text(tmp_path: Path):

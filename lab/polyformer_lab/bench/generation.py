@@ -17,11 +17,10 @@ from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.presets import model_config
 from polyformer_lab.bench.generation_libraries import (
     COMPILED,
-    INT8,
-    INT8_COMPILED,
     LIBRARIES,
     WINDOWED,
     Write,
+    quantized_weights,
 )
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, Case, DeviceBench, Make, Row, check_names
@@ -70,11 +69,13 @@ class GenerationBench(DeviceBench):
         """Yield a row for each model, with a case for each way to generate."""
         ours = [name for name in self.libraries if name.startswith(OURS)]
         peers = [name for name in self.libraries if name not in ours]
-        int8 = INT8 if INT8 in ours else OURS
-        pairs = [(int8 if peer.endswith("-int8") else OURS, peer) for peer in peers]
+        plain = {peer: f"{OURS}-{quantized_weights(peer)}" for peer in peers}
+        pairs = [(plain[peer] if plain[peer] in ours else OURS, peer) for peer in peers]
         pairs += [(name, OURS) for name in ours if name != OURS]
-        for name in {COMPILED, INT8_COMPILED, WINDOWED}.intersection(ours):
-            pairs += [(name, peer) for peer in peers if peer.endswith("-int8") == name.endswith("-int8")]
+        for name in ours:
+            if name.startswith((COMPILED, WINDOWED)):
+                same = quantized_weights(name)
+                pairs += [(name, peer) for peer in peers if quantized_weights(peer) == same]
         for name in self.models:
             what = f"{name}, {self.new_tokens} tokens after {self.prompt}"
             yield Row(name, what, functools.partial(self._cases, name), pairs, repeats=self.repeats)

@@ -23,9 +23,9 @@ from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialId
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import OURS, AbsentError
 
-INT8, COMPILED, INT8_COMPILED = f"{OURS}-int8", f"{OURS}-compiled", f"{OURS}-compiled-int8"
-BFLOAT16, BFLOAT16_COMPILED = f"{OURS}-bfloat16", f"{OURS}-compiled-bfloat16"
-WINDOWED = f"{OURS}-window"
+COMPILED, WINDOWED = f"{OURS}-compiled", f"{OURS}-window"
+REDUCED = "bfloat16", "int8", "int4"
+QUANTIZED = "int8", "int4"
 
 WINDOW = "Window(512) | Global(4)"
 """The attention of the contenders with windows."""
@@ -60,7 +60,7 @@ def ours(pair: Pair, compile: bool = False) -> Write:
 
 
 def ours_with(weights: str, pair: Pair, compile: bool = False) -> Write:
-    """Return generation by polyformer with weights in int8 or bfloat16; compile: with a compiled step."""
+    """Return generation by polyformer with weights of a kind; compile: with a compiled step."""
     if weights == "bfloat16" and not (torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()):
         raise AbsentError("this processor has no bfloat16")
     from polyformer.models.architectures.weights import with_weights  # pyright: ignore[reportMissingImports]
@@ -148,7 +148,7 @@ def ctranslate2(weights: str, pair: Pair) -> Write:
 
 
 def llama_cpp(weights: str, pair: Pair) -> Write:
-    """Return llama.cpp with GPT-2, one text per call; `weights`: a type of GGUF, "F32" or "Q8_0"."""
+    """Return llama.cpp with GPT-2, one text per call; `weights`: a type of GGUF, such as "F32" or "Q8_0"."""
     model = pair.transformers_model()
     if model.config.model_type != "gpt2" or torch.device(model.device).type != "cpu":
         raise AbsentError("it is measured with GPT-2 on a CPU alone")
@@ -209,12 +209,17 @@ LIBRARIES: dict[str, Callable[[Pair], Write]] = {
     "ctranslate2-int8": functools.partial(ctranslate2, "int8"),
     "llama.cpp": functools.partial(llama_cpp, "F32"),
     "llama.cpp-int8": functools.partial(llama_cpp, "Q8_0"),  # 32 weights to a scale
+    "llama.cpp-int4": functools.partial(llama_cpp, "Q4_1"),
     OURS: ours,
     WINDOWED: ours_windowed,
     COMPILED: functools.partial(ours, compile=True),
-    BFLOAT16: functools.partial(ours_with, "bfloat16"),
-    BFLOAT16_COMPILED: functools.partial(ours_with, "bfloat16", compile=True),
-    INT8: functools.partial(ours_with, "int8"),
-    INT8_COMPILED: functools.partial(ours_with, "int8", compile=True),
+    **{f"{OURS}-{weights}": functools.partial(ours_with, weights) for weights in REDUCED},
+    **{f"{COMPILED}-{weights}": functools.partial(ours_with, weights, compile=True) for weights in REDUCED},
 }
 """Libraries by name; the part after the hyphen names the weights if they are not float32, or the mode."""
+
+
+def quantized_weights(library: str) -> str:
+    """Return the quantized weights of a library; empty for floating point."""
+    weights = library.rpartition("-")[2]
+    return weights if weights in QUANTIZED else ""

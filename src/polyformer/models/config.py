@@ -38,8 +38,8 @@ class ModelConfig(ConfigWithImports):
     """The configuration of an encoder, a decoder, or an encoder-decoder.
 
     `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
-    `initialize`). `weights`: "int8" for rounded weights (`polyformer.models.architectures.weights`); None for
-    floating point, in the dtype of the files.
+    `initialize`). `weights`: the format of quantized weights (`polyformer.models.architectures.weights`);
+    None for floating point, in the dtype of the files.
     """
 
     vocab_size: PositiveInt
@@ -51,7 +51,7 @@ class ModelConfig(ConfigWithImports):
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
     initializer_range: UnitFloat | None = None
-    weights: Literal["int8"] | None = None
+    weights: Literal["int8", "int4", "stored"] | None = None
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:

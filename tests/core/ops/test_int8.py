@@ -16,13 +16,12 @@ from polyformer.core.ops.int8 import (
     Int8Config,
     StackedWeights,
     dequantized,
-    dequantized_product,
-    has_fast_product,
     quantized,
 )
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
 from polyformer.core.ops.integer_products import LIBRARIES, has_integer_products
 from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.ops.quantized import dequantized_product, has_fast_product
 from polyformer.core.recorded_graph import record
 from tolerances import assert_rounded
 
@@ -132,9 +131,7 @@ def test_layers_of_one_input_are_one_product(way: str, monkeypatch: pytest.Monke
     expected = [layer(x) for layer in layers]
     calls: list[int] = []
     real = int8.product
-    monkeypatch.setattr(
-        "polyformer.core.ops.int8_layers.product", lambda *a, **k: calls.append(1) or real(*a, **k)
-    )
+    monkeypatch.setattr(int8, "product", lambda *a, **k: calls.append(1) or real(*a, **k))
     for got, wanted in zip(linears(x, layers), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-2 if way == "halves" else 1e-5, atol=1e-4)
     assert len(calls) == 1
@@ -170,7 +167,7 @@ def test_tables_give_their_rows_and_are_read_as_matrices():
     table = Int8Embedding(weight)
     assert torch.equal(table(ids), table.dequantized()[ids])
     assert as_matrix(weight) is weight
-    expected = dequantized_product(x, table.weight, table.scale, None)
+    expected = dequantized_product(x, table.dequantized(), None)
     torch.testing.assert_close(matrix_product(x, table, None), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(matrix_product(x, as_matrix(table), None), expected, rtol=1e-5, atol=1e-5)
 
@@ -218,7 +215,7 @@ def test_threads_may_share_a_layer():
 
 def test_compiled_code_computes_the_definition():
     layer, x = Int8Linear(drawn(16, 64), drawn(16)), drawn(2, 64)
-    expected = dequantized_product(x, layer.weight, layer.scale, layer.bias)
+    expected = dequantized_product(x, layer.dequantized(), layer.bias)
     with torch.no_grad():
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), expected)
@@ -228,12 +225,10 @@ def test_without_fbgemm_and_on_other_devices_nothing_is_packed(monkeypatch: pyte
     monkeypatch.setattr(integer_products, "ENGINES", ())
     assert not has_integer_products()
     layer, x = Int8Weight(drawn(16, 64)), drawn(2, 64)
-    single, exact = (
-        dequantized_product(y, layer.weight, layer.scale.to(y.dtype), None) for y in (x, x.double())
-    )
+    single, exact = (dequantized_product(y, layer.dequantized(), None) for y in (x, x.double()))
     with torch.no_grad():
         assert_rounded(layer.product(x), single, exact)
-        assert not layer.joined[1]._packed
+        assert not layer.joined[1].stacked._packed
     meta = copy.deepcopy(layer).to("meta")
     assert meta.product(x.to("meta")).shape == (2, 16)
 
@@ -276,6 +271,9 @@ def test_a_choice_of_another_processor_is_not_used_where_sums_overflow(monkeypat
 def test_the_product_of_a_gpu_is_the_definition(biased: bool):
     x, (weight, scale) = drawn(3, 2, 40).double(), quantized(drawn(30, 40).double())
     bias = drawn(30).double() if biased else None
-    y, expected = int8.gpu_product(x, weight, scale, bias), int8.dequantized_product(x, weight, scale, bias)
+    y, expected = (
+        int8.gpu_product(x, weight, scale, bias),
+        dequantized_product(x, dequantized(weight, scale), bias),
+    )
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     assert not int8.has_gpu_product(x, weight)

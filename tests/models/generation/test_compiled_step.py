@@ -205,14 +205,15 @@ def test_the_compiled_graph_generates_the_same_text_for_changed_weights():
     assert len(recorded_graph._compiled) == known, "weights are inputs of the compiled code"
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_with_int8_weights_generates_the_same_text(family, rows, runs):
-    model = with_weights(FAMILIES[family](4).float(), "int8")
+def test_a_model_with_quantized_weights_generates_the_same_text(family, rows, weights, runs):
+    model = with_weights(FAMILIES[family](4).float(), weights)
     assert_same_text(model, prompts(rows, 5), min_new_tokens=20)
     assert runs
     changed = {
-        name: value.neg() if "up.weight" in name else value for name, value in model.state_dict().items()
+        name: value.flip(0) if "up.weight" in name else value for name, value in model.state_dict().items()
     }
     model.load_state_dict(changed)  # the same tensors with other values
     settings = {"max_new_tokens": 20, "min_new_tokens": 20}

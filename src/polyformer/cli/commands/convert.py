@@ -75,9 +75,10 @@ class ConvertOptions:
         metavar="TEXT",
     )
     fit_tokens: int = option("with --fit: largest number of tokens to read (default: 32768)", 32_768)
-    weights: Literal["float32", "bfloat16", "int8"] | None = option(
-        "number format of the weights; int8 takes a quarter of the memory of float32 and generates faster, "
-        "but cannot be trained (default: unchanged)"
+    weights: Literal["float32", "bfloat16", "int8", "int4", "stored"] | None = option(
+        "number format of the weights; int8 takes a quarter of the memory of float32, int4 a sixth; "
+        "both generate faster, but cannot be trained; stored keeps the 4-bit numbers of a GGUF file "
+        "(default: unchanged)"
     )
     format: Literal["polyformer", "hub", "wrapped"] = option(
         "format to write; hub: for transformers, for models of its families; wrapped: for transformers with "
@@ -116,8 +117,8 @@ def run(options: ConvertOptions) -> None:
         raise InputError(f"{options.out}: the directory is not empty; choose another one")
     changes = options.attention, options.max_positions, options.extension, options.global_projections
     changed = any(changes) or options.memory or options.depth or options.fit
-    # Rounding to int8 comes last: new parameters are computed from weights that are not yet rounded.
-    weights = None if changed and options.weights == "int8" else options.weights
+    # Rounding comes last: new parameters are computed from weights that are not yet rounded.
+    weights = None if changed and options.weights in ("int8", "int4") else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
     before, evaluation = model, None
     if options.evaluate is not None:

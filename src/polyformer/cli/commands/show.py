@@ -120,7 +120,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     from polyformer.models.config import ModelConfig
 
     config = config_of(name, overrides)
-    rounded = isinstance(config, ModelConfig) and config.weights == "int8"
+    rounded = isinstance(config, ModelConfig) and config.weights is not None
     with torch.device("meta"):
         model = build_model(config)
         plain = build_model(replace(config, weights=None)) if rounded else model
@@ -128,7 +128,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     print(f"{name}: {parameters(plain):,} parameters, {format_bytes(weights)} in float32")
     if rounded:
         stored = sum(tensor.nbytes for tensor in model.state_dict().values())
-        print(f"weights in int8: {format_bytes(stored)}; int8 weights cannot be trained\n")
+        print(f"weights in {config.weights}: {format_bytes(stored)}; they cannot be trained\n")
     else:
         adam = format_bytes(4 * weights)
         print(f"training with Adam: {adam} (weights, gradients, two moments) plus activations\n")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from polyformer.core.ops.int8_layers import Int8Weight
+from polyformer.core.ops.quantized_layers import QuantizedWeight
 
 LEFT_OUT = (nn.Dropout, nn.Identity)
 
@@ -17,8 +17,10 @@ def tree(model: nn.Module) -> str:
 
 
 def parameters(module: nn.Module) -> int:
-    """Return the number of entries in parameters and int8 weights, tied ones once."""
-    rounded = sum(part.weight.numel() for part in module.modules() if isinstance(part, Int8Weight))
+    """Return the number of entries in parameters and quantized weights, tied ones once."""
+    rounded = sum(
+        part.outputs * part.inputs for part in module.modules() if isinstance(part, QuantizedWeight)
+    )
     return rounded + sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -2,7 +2,7 @@
 
     W_oi = scale_o w_oi,    w in -127 .. 127,    scale_o = max_i |W_oi| / 127
 
-with one scale per output channel; only weights are rounded. `dequantized_product` is the definition. CPUs
+with one scale per output channel; only weights are rounded. `dequantized` is the definition. CPUs
 have faster methods, measured for each number of rows. GPUs have `gpu_product`. In none does a row depend on
 another.
 
@@ -14,7 +14,7 @@ approximated by
 with an error of at most m / 4L^2; L = 63 or 127. A single integer of 8 bits per input would be too coarse: it
 raises the perplexity of SmolLM2-135M by 3 %.
 
-`chunked_product`: float products with a few rows of W each, for a prompt. `bfloat16_product`, where there are
+`float_product`: float products with a few rows of W each, for a prompt. `bfloat16_product`, where there are
 no integer products: x and y rounded to bfloat16, sums in float32; not for logits: differences matter.
 """
 
@@ -23,7 +23,6 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.config import Config
@@ -34,10 +33,10 @@ from polyformer.core.ops.integer_products import (
     PackedIntegers,
     has_integer_products,
 )
-from polyformer.core.ops.linear import linear, stacked_bias
+from polyformer.core.ops.linear import stacked_bias
 from polyformer.core.ops.product_kernels import CLEARLY
+from polyformer.core.ops.quantized import chunked_product, is_plain_call
 from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.machine import core_cache
 from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
 
 LEVELS = 127
@@ -95,18 +94,13 @@ class StackedWeights:
     """
 
     def __init__(self, weights: Sequence[Tensor], scales: Sequence[Tensor], biases: Sequence[Tensor | None]):
-        self.sources = [*weights, *scales, *(bias for bias in biases if bias is not None)]
-        self.versions = [_version(tensor) for tensor in self.sources]
         self.weight, self.scale = _cat(weights), _cat(scales)
         self._packed: dict[LibraryName, PackedIntegers] = {}
         self.bias = stacked_bias(biases, [*map(len, scales)])
 
-    def is_of(self, sources: Sequence[Tensor]) -> bool:
-        """Return whether the tensors are the sources of this object, unchanged."""
-        for tensor, own, version in zip(sources, self.sources, self.versions, strict=True):
-            if tensor is not own or _version(tensor) != version:
-                return False
-        return True
+    def product(self, x: Tensor, exact: bool) -> Tensor:
+        """Return `product` of x and these weights."""
+        return product(x, self, exact)
 
     def packed(self, library: LibraryName) -> PackedIntegers:
         """Return the weights in the format of a library, packed when first needed."""
@@ -126,7 +120,7 @@ def product(x: Tensor, joined: StackedWeights, exact: bool) -> Tensor:
             return integer_product(x, joined, library if LIBRARIES[library].is_exact else "fbgemm")
     elif rows == 1 and not exact and x.shape[-1] % VECTOR == 0:
         return bfloat16_product(x, joined)
-    return chunked_product(x, joined)
+    return float_product(x, joined)
 
 
 def bfloat16_product(x: Tensor, joined: StackedWeights) -> Tensor:
@@ -154,21 +148,12 @@ def integer_product(x: Tensor, joined: StackedWeights, library: LibraryName) -> 
     return y.view(*x.shape[:-1], -1).to(x.dtype)
 
 
-def chunked_product(x: Tensor, joined: StackedWeights) -> Tensor:
+def float_product(x: Tensor, joined: StackedWeights) -> Tensor:
     """Compute with float products, each with the rows of W that fit into a core's cache."""
     weight = joined.weight
-    y = x.new_empty(*x.shape[:-1], len(weight))
-    step = max(64, 4 * core_cache() // (x.element_size() * weight.shape[1]))
-    for start in range(0, len(weight), step):
-        part = slice(start, start + step)
-        y[..., part] = linear(x, weight[part].to(x.dtype))
+    y = chunked_product(x, len(weight), lambda rows: weight[rows].to(x.dtype))
     y *= joined.scale
     return y if joined.bias is None else y.add_(joined.bias)
-
-
-def dequantized_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the definition, on any device; gradients reach x."""
-    return F.linear(x, dequantized(weight, scale).to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def gpu_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -187,29 +172,7 @@ def gpu_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
 
 def has_gpu_product(x: Tensor, weight: Tensor) -> bool:
     """Return whether `gpu_product` applies: eager on a GPU, outside autograd and autocast."""
-    return x.is_cuda and weight.is_cuda and _is_plain(x)
-
-
-def has_fast_product(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a faster method applies: eager on a CPU, outside autograd and autocast."""
-    return (
-        x.device.type == weight.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and torch._C._get_tracing_state() is None
-        and _is_plain(x)
-        and x.numel() > 0
-        and weight.numel() > 0
-    )
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Return whether a call with x is eager, outside autograd, autocast and torch.func."""
-    return (
-        not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not torch.is_autocast_enabled(x.device.type)
-        and not torch._C._are_functorch_transforms_active()
-    )
+    return x.is_cuda and weight.is_cuda and is_plain_call(x)
 
 
 def _ones(outputs: int, inputs: int) -> StackedWeights:
@@ -238,7 +201,7 @@ def _measure() -> Int8Config:
         x = torch.ones(rows, 1024)
         both = {
             "integers": functools.partial(integer_product, x, joined, several),
-            "floats": functools.partial(chunked_product, x, joined),
+            "floats": functools.partial(float_product, x, joined),
         }
         times = least_seconds(both, 3)
         if times["floats"] < times["integers"]:
@@ -249,10 +212,6 @@ def _measure() -> Int8Config:
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 SECTION = Section("int8 products", fixed=Int8Config(), measure=_measure)

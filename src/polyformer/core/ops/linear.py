@@ -189,7 +189,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
 
 
 class ExactLinear(Linear):
-    """A linear layer that stays in floating point in an int8 model: few numbers with a large effect."""
+    """A linear layer that stays in floating point in a quantized model: few numbers with a large effect."""
 
 
 def as_torch(model: M) -> M:

@@ -22,7 +22,7 @@ from polyformer.models.architectures.exit_loss import ExitLoss
 from polyformer.models.architectures.freezing import freeze_pretrained_parameters
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.architectures.stack_runner import StackOutput, StackRunner
-from polyformer.models.architectures.weights import round_weights
+from polyformer.models.architectures.weights import quantize_weights
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.models.generation.hub_format import from_hub
@@ -59,8 +59,8 @@ class Transformer(PretrainedMixin):
             self.add_module(f"{name}_embedding", embedding)
         self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
-        if config.weights == "int8":
-            round_weights(self)
+        if config.weights is not None:
+            quantize_weights(self, config.weights)
         freeze_pretrained_parameters(self, self.decoder)
 
     @property

@@ -1,8 +1,12 @@
-"""The number formats of a model's weights: float32, bfloat16, or int8 (`polyformer.core.ops.int8`).
+"""The number formats of a model's weights:
 
-int8 applies to linear layers, token tables and output matrices, which are nearly all weights. Norms, biases,
-positions, the routers of experts and learned parameters of attention mechanisms keep their type. A model with
-int8 weights cannot be trained.
+    float32, bfloat16    all weights in floating point
+    int8                 linear layers, token tables and output matrices (`polyformer.core.ops.int8`)
+    int4                 linear layers in 4 bits (`polyformer.core.ops.int4`), the others of int8 in int8
+    stored               linear layers in the 4 bits of a GGUF file, the others of int8 in floating point
+
+Norms, biases, positions, the routers of experts and learned parameters of attention mechanisms keep their
+type. A model with quantized weights (the last three) cannot be trained.
 """
 
 import dataclasses
@@ -13,15 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, weight_of
+from polyformer.core.ops.int4_layers import Int4Linear
+from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
 from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.quantized_layers import QuantizedLinear, QuantizedWeight, weight_of
 from polyformer.core.weights import load_weights
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
 from polyformer.nn.heads.vocabulary import VocabularyHead
 from polyformer.nn.stack import AdaptiveEmbedding
 
-WEIGHTS = "float32", "bfloat16", "int8"
+STORED = "stored"
+
+LINEAR: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4Linear, STORED: Int4Linear}
+"""The linear layers of a model with quantized weights."""
+
+WEIGHTS = "float32", "bfloat16", *LINEAR
 
 # The tables of a model that have a row for each token.
 TABLES = "tokens", "decoder_tokens"
@@ -30,23 +41,31 @@ M = TypeVar("M", bound=Any)
 
 
 def with_weights(model: M, weights: str) -> M:
-    """Return the model, or from int8 a new model, in evaluation mode with weights of this kind.
+    """Return the model, or from quantized weights a new model, in evaluation mode with weights of this kind.
 
-    Raises `InputError` for an unknown kind, and for weights that are not finite.
+    Raises `InputError` for an unknown kind, for weights that are not finite, and for "stored" unless the
+    model has such weights.
     """
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    if weights == "int8":
-        if not isinstance(model.config, ModelConfig):
-            raise InputError(
-                f"weights: a {type(model).__name__} does not support int8; use float32 or bfloat16"
-            )
-        if model.config.weights != "int8":
-            model.config = dataclasses.replace(model.config, weights="int8")
-            round_weights(model)
+    if weights in LINEAR and not isinstance(model.config, ModelConfig):
+        raise InputError(
+            f"weights: a {type(model).__name__} does not support {weights}; use float32 or bfloat16"
+        )
+    own = getattr(model.config, "weights", None)
+    if own is not None and weights == own:
         return model.eval()
-    if getattr(model.config, "weights", None) == "int8":
+    if weights == STORED:
+        raise InputError(
+            "weights: 'stored' keeps the 4-bit numbers of a GGUF file, and this model is from another "
+            "file; use 'int4', which rounds the weights"
+        )
+    if own is not None:
         model = _in_floating_point(model)
+    if weights in LINEAR:
+        model.config = dataclasses.replace(model.config, weights=weights)
+        quantize_weights(model, weights)
+        return model.eval()
     if weights == "bfloat16" and not computes_bfloat16():
         warnings.warn(
             "this CPU has no bfloat16 instructions, so bfloat16 weights are slow; int8 is faster",
@@ -64,14 +83,16 @@ def computes_bfloat16() -> bool:
     return wide and torch.cpu._is_avx512_bf16_supported()
 
 
-def round_weights(model: nn.Module) -> None:
-    """Replace a model's weights by int8 weights; its parameters are then no longer trained."""
-    new: dict[int, Int8Weight] = {}  # a shared layer stays shared
+def quantize_weights(model: nn.Module, weights: str) -> None:
+    """Replace a model's weights by quantized weights; its parameters are then no longer trained."""
+    new: dict[int, QuantizedWeight] = {}  # a shared layer stays shared
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Not its subclasses: routers (`ExactLinear`) keep their type.
             if type(child) is Linear:
-                setattr(parent, name, new.setdefault(id(child), Int8Linear(child.weight, child.bias)))
+                setattr(parent, name, new.setdefault(id(child), LINEAR[weights](child.weight, child.bias)))
+        if weights == STORED:
+            continue
         if isinstance(parent, VocabularyHead) and isinstance(parent.weight, Tensor):
             matrix = Int8Weight(parent.weight)
             del parent.weight  # a module cannot be assigned to the name of a parameter
@@ -79,7 +100,7 @@ def round_weights(model: nn.Module) -> None:
         if isinstance(parent, AdaptiveEmbedding | AdaptiveSoftmax):
             for i, table in enumerate(parent.tables):
                 parent.tables[i] = new.setdefault(id(table), Int8Embedding(weight_of(table)))
-    for name in TABLES:
+    for name in () if weights == STORED else TABLES:
         table = getattr(model, name, None)
         if isinstance(table, nn.Embedding):
             setattr(model, name, new.setdefault(id(table), Int8Embedding(table.weight)))
@@ -87,11 +108,11 @@ def round_weights(model: nn.Module) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Raise `InputError` for a model with weights in int8."""
-    if any(isinstance(module, Int8Weight) for module in model.modules()):
+    """Raise `InputError` for a model with quantized weights."""
+    if any(isinstance(module, QuantizedWeight) for module in model.modules()):
         raise InputError(
-            "weights: int8 weights cannot be trained; train in floating point and convert the result, or "
-            'load these in floating point: from_pretrained(..., weights="float32")'
+            "weights: quantized weights cannot be trained; train in floating point and convert the result, "
+            'or load these in floating point: from_pretrained(..., weights="float32")'
         )
 
 
@@ -99,15 +120,14 @@ def _in_floating_point(model: M) -> M:
     """Return a new model with the same numbers, which can be trained again."""
     tensors = dict(model.state_dict())
     for name, module in model.named_modules():
-        if isinstance(module, Int8Weight):
-            del tensors[f"{name}.scale"]
-            matrix = isinstance(module, Int8Linear | Int8Embedding)
-            integers = f"{name}.weight"
-            del tensors[integers]
-            tensors[integers if matrix else name] = module.dequantized()
+        if isinstance(module, QuantizedWeight):
+            for buffer, _ in module.named_buffers():
+                del tensors[f"{name}.{buffer}"]
+            is_layer = isinstance(module, QuantizedLinear | Int8Embedding)
+            tensors[f"{name}.weight" if is_layer else name] = module.dequantized()
     # The tensors are assigned by `load_weights`, so no new weights are allocated.
     with torch.device("meta"):
         new = type(model)(dataclasses.replace(model.config, weights=None))
-    load_weights(new, tensors, "the int8 model")
+    load_weights(new, tensors, "the quantized model")
     new.generation, new.unused_tensors = model.generation, model.unused_tensors
     return new

@@ -59,10 +59,10 @@ def convert(
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
-    if model.config.weights == "int8":
+    if model.config.weights is not None:
         raise InputError(
-            "convert: this model has int8 weights, but new parameters would not; convert the original model, "
-            'or load this model with weights="float32"'
+            f"convert: this model has {model.config.weights} weights, but new parameters would not; "
+            'convert the original model, or load this model with weights="float32"'
         )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
     if extension is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
+from polyformer.core.ops.int4 import BLOCK, GROUP
 from polyformer.core.optional_packages import needs_extra
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.gguf_config import ROPE_FACTORS, hub_config
@@ -50,12 +51,17 @@ class GgufTensors:
     names: dict[str, str]  # each tensor's name in the file
     heads: dict[str, int]  # of tensors with rows in llama.cpp's order, by the last part of the name
     dtype: torch.dtype = torch.float32
+    in_blocks: bool = False  # weights of linear layers as the blocks of `core.ops.int4`
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = read_tensor(self.file, self.names[name], self.dtype)
+        stored = self.names[name]
+        if self.in_blocks and _is_linear(stored):
+            tensor = read_blocks(self.file, stored)
+        else:
+            tensor = read_tensor(self.file, stored, self.dtype)
         heads = next((heads for end, heads in self.heads.items() if f".{end}." in name), None)
         return tensor if heads is None else halves(tensor, heads)
 
@@ -101,6 +107,12 @@ def _hub_names(file: Gguf) -> dict[str, str]:
             name = f"model.layers.{stem.split('.')[1]}.{LAYER[part]}"
         names[f"{name}.{ending}"] = stored
     return names
+
+
+def _is_linear(stored: str) -> bool:
+    """Return whether a name in a file is of the weight of a linear layer."""
+    *_, part, ending = stored.split(".")
+    return ending == "weight" and part in LAYER and not part.endswith("_norm")
 
 
 def _check_complete(file: Gguf, layers: int) -> None:
@@ -188,3 +200,24 @@ def read_tensor(file: Gguf, name: str, dtype: torch.dtype = torch.float32) -> Te
         part = dequantize(np.array(stored[start : start + step]), kind)
         flat[start : start + step] = torch.from_numpy(part)
     return tensor
+
+
+def read_blocks(file: Gguf, name: str) -> Tensor:
+    """Return the bytes of a weight of type Q4_0 or Q4_1 as blocks of `core.ops.int4`: [O, 20 G].
+
+    Raises `InputError` for a weight of another type.
+    """
+    kind, rows, row = _bytes_of_rows(file, name)
+    if kind.name not in ("Q4_0", "Q4_1"):
+        raise InputError(
+            f"{file.path}: weights: 'stored' keeps numbers of type Q4_0 and Q4_1, but {quote(name)} is of "
+            f"type {kind.name}, and torch has no product for it; use int8, int4 or float32"
+        )
+    place = file.tensors[name]
+    blocks = torch.from_numpy(np.fromfile(file.path, np.uint8, rows * row, offset=place.offset))
+    blocks = blocks.view(rows, place.shape[-1] // GROUP, -1)
+    if kind.name == "Q4_0":  # d (q - 8) = d q + m
+        scale = blocks[..., :2].contiguous().view(torch.float16)
+        blocks = torch.cat([blocks[..., :2], (-8 * scale).view(torch.uint8), blocks[..., 2:]], 2)
+    assert blocks.shape[2] == BLOCK
+    return blocks.flatten(1)

@@ -21,7 +21,7 @@ from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation
-from polyformer.models.architectures.weights import WEIGHTS, check_trainable, with_weights
+from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import keep_scores
 from polyformer.models.checkpoints.family import FAMILIES, Family
@@ -57,8 +57,9 @@ def from_pretrained(
             ("masked"), or a configuration, in any form ("classify(num_labels=3)", {"kind": "embed"}); by
             default the saved head. "embed" for a folder of sentence-transformers uses the folder's pooling. A
             head that the files do not contain is newly initialized, with a warning.
-        weights: the type of the weights: "float32", "bfloat16", or "int8", which has a fourth of the memory
-            and generates faster (`polyformer.models.architectures.weights`); by default as in the files.
+        weights: the type of the weights: "float32", "bfloat16", or a type that needs less memory and
+            generates faster: "int8", "int4", or "stored", the 4-bit numbers of a GGUF file
+            (`polyformer.models.architectures.weights`); by default as in the files, float32 for GGUF.
         dtype: the type of floating point tensors; by default as in the files, float32 for GGUF.
         allow_pickle: read `pytorch_model.bin` if there is no safetensors file, restricted to tensors.
         revision: the revision of a name on the hub: a commit, a tag or a branch; by default the newest.
@@ -70,7 +71,7 @@ def from_pretrained(
     if weights is not None and weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
     folder = _folder(source, revision)
-    model = _read(folder, head, dtype, allow_pickle)
+    model = _read(folder, head, dtype, allow_pickle, in_blocks=weights == STORED)
     model = model if weights is None else with_weights(model, weights).to(dtype)
     model.folder = folder
     return model
@@ -81,8 +82,11 @@ def _read(
     head: str | dict[str, Any] | HeadConfig | None,
     dtype: torch.dtype | None,
     allow_pickle: bool,
+    in_blocks: bool,
 ) -> Transformer:
     saved, stored = _read_description(folder, dtype)
+    if stored is not None:
+        stored = dataclasses.replace(stored, in_blocks=in_blocks)
     # Images, trajectories and policies in our format have no model_type.
     if "model_type" not in saved and IDENTIFYING_OPTIONS.keys() & saved.keys() and head is None:
         other: Any = load_pretrained(folder).to(dtype)
@@ -249,6 +253,8 @@ def model_of_tensors(
     config = family.config(hub, task, head if isinstance(head, HeadConfig) else None)
     config = untied(family, task, config, stored)
     config = config if head is not None else family.fitted(config, [*stored])
+    if isinstance(stored, GgufTensors) and stored.in_blocks:
+        config = dataclasses.replace(config, weights=STORED)
     check_layers(config, len([*stored]), "the checkpoint")
     with torch.device("meta"):
         model = family.model(config)

@@ -25,11 +25,11 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     Each file is complete or absent, and the index of several files is written last. Raises `InputError` for a
     model that belongs to no public family.
     """
-    if model.config.weights == "int8":
+    if model.config.weights is not None:
         raise InputError(
-            "format 'hub': this model's weights are int8, which public families do not support; convert them "
-            'to floating point first: from_pretrained(..., weights="float32") or polyformer convert'
-            " --weights float32"
+            f"format 'hub': this model's weights are {model.config.weights}, which public families do not "
+            'support; convert them to floating point first: from_pretrained(..., weights="float32") or '
+            "polyformer convert --weights float32"
         )
     family, hub, task = find_family(model.config)
     image = [hub.pop(name) for name in family.image_options]

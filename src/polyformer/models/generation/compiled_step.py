@@ -43,8 +43,8 @@ def check_compilable(model: Any) -> None:
         reach is not None and reach.first for reach in (layer.attention.reach() for layer in stack.sequence)
     ):
         reason = "distances to global tokens, which the position scheme reads, differ from step to step"
-    elif model.config.weights == "int8" and not next(model.parameters()).is_cpu:
-        reason = "int8 products of a GPU are not part of a graph"
+    elif model.config.weights is not None and not next(model.parameters()).is_cpu:
+        reason = f"{model.config.weights} products of a GPU are not part of a graph"
     elif stack.memory is not None or stack.depth is not None:
         reason = "a memory or a depth policy decides from step to step"
     elif dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -54,14 +54,14 @@ def wrap(model: Transformer | TrajectoryTransformer, *, license: str | None = No
 
     `license`, an identifier of the hub such as "apache-2.0", appears in the card of a saved model.
 
-    Raises `InputError` for a head or a model without a class in transformers, and for weights in int8.
+    Raises `InputError` for a head or a model without a class in transformers, and for quantized weights.
     """
     if not isinstance(model, Transformer | TrajectoryTransformer):
         raise InputError(f"wrap: transformers has no class for a {type(model).__name__}")
-    if isinstance(model, Transformer) and model.config.weights == "int8":
+    if isinstance(model, Transformer) and model.config.weights is not None:
         raise InputError(
-            "wrap: this model's weights are int8, which transformers neither trains nor saves; load it with "
-            'weights="float32"'
+            f"wrap: this model's weights are {model.config.weights}, which transformers neither trains nor "
+            'saves; load it with weights="float32"'
         )
     config = config_of(model)
     config.license = license

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.ops.int8_layers import weight_of
 from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.quantized_layers import weight_of
 from polyformer.core.ranges import PositiveInt
 
 
