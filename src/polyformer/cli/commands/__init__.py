@@ -37,6 +37,7 @@ COMMANDS = (
     "choose",
     "embed",
     "prompt",
+    "probe",
     "list",
     "convert",
     "calibrate",

@@ -310,11 +310,14 @@ class Evaluation:
         """Return the lengths in tokens: --lengths, or the number of positions of each model."""
         if self.lengths is None:
             return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
-        parts = [part.strip() for part in self.lengths.split(",")]
-        if not all(part.isdecimal() and int(part) > 1 for part in parts):
-            raise InputError(
-                f"--lengths: expected numbers above 1, for example 512,2048, got {quote(self.lengths)}"
-            )
-        for part in parts:
-            check_range("--lengths", int(part), Le(SIZE))
-        return sorted({int(part) for part in parts})
+        return parse_lengths(self.lengths)
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Return the sorted lengths in `text`, the value of --lengths; raise `InputError` for other numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 1 for part in parts):
+        raise InputError(f"--lengths: expected numbers above 1, for example 512,2048, got {quote(text)}")
+    for part in parts:
+        check_range("--lengths", int(part), Le(SIZE))
+    return sorted({int(part) for part in parts})
