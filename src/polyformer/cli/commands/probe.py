@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.options import Device, argument, device, option, parse_lengths
 from polyformer.core.errors import unknown
 from polyformer.core.limits import COUNT
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
@@ -157,8 +157,6 @@ def task_names_of(options: ProbeOptions, text: Any) -> list[str]:
 
 def lengths_of(options: ProbeOptions, config: Any) -> list[int]:
     """Return the lengths of --lengths, or the default for a model's `config`."""
-    from polyformer.cli.commands.before_after import parse_lengths
-
     if options.lengths is not None:
         return parse_lengths(options.lengths)
     most = getattr(config, "max_position_embeddings", None) or LONGEST
