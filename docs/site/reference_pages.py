@@ -33,6 +33,7 @@ PACKAGES = (
     "training.tasks",
     "training",
     "training.recipes",
+    "applications.probing",
     "applications.prompting",
     "applications.exits",
     "applications.retrieval",

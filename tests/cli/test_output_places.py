@@ -42,6 +42,8 @@ class Case:
 
 
 SPECTRUM = ("spectrum", "encoder-tiny", "--length", "16", "--texts", "1", "--out")
+SMALL = ("--tasks", "vt", "--lengths", "700", "--samples", "1", "--max-new-tokens", "1")
+PROBE = ("probe", "UNLIMITED", *SMALL, "--out")
 PNG = b"\x89PNG", b"IEND\xaeB`\x82"
 CASES = {
     "explore": Case(
@@ -52,6 +54,7 @@ CASES = {
     "spectrum table": Case(SPECTRUM, ".csv", b"stack,", b",1\n"),
     "spectrum figure": Case(SPECTRUM, ".png", *PNG),
     "prompt": Case(("prompt", "LM", "QUESTIONS", "--max-new-tokens", "2", "--out"), ".jsonl", b"{", b"}\n"),
+    "probe": Case(PROBE, ".json", b"{", b"}\n"),
     "tune": Case(("tune", "--threads", "1", "--out"), ".json", b"{", b"}\n"),
     "evaluate": Case(("evaluate", "AGENT", "--device", "cpu", "--episode"), ".png", *PNG),
     "embed": Case(("embed", "ENCODER", "QUESTIONS", "--out"), ".parquet", b"PAR1", b"PAR1"),
@@ -85,6 +88,15 @@ def inputs(train_tiny: Trained, tmp_path_factory: pytest.TempPathFactory) -> Cal
         )
         return root / "encoder"
 
+    def unlimited() -> Path:
+        """A decoder without a limit of positions."""
+        tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
+        tokenizer.save(root / "unlimited")
+        create_model("decoder-tiny", vocab_size=len(tokenizer), position="rope").save_pretrained(
+            root / "unlimited"
+        )
+        return root / "unlimited"
+
     def agent() -> Path:
         pytest.importorskip("gymnasium")
         with warnings.catch_warnings():
@@ -101,6 +113,7 @@ def inputs(train_tiny: Trained, tmp_path_factory: pytest.TempPathFactory) -> Cal
         return root / "agent"
 
     makers = {"LM": lambda: train_tiny("lm"), "QUESTIONS": questions, "ENCODER": encoder, "AGENT": agent}
+    makers |= {"UNLIMITED": unlimited}
     made_files: dict[str, str] = {}
 
     def value(word: str) -> str:

@@ -127,7 +127,7 @@ def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     if suffix(file) == ".txt" and _has_tabs(file):
         guessed.data["format"] = "tsv"
         guessed.explain("format", "tsv", "its lines have tabs", "--data.format")
-    elif suffix(file) == ".json" and _begins_as_squad(file):
+    elif suffix(file) == ".json" and begins_as_squad(file):
         guessed.data["format"] = "squad"
         guessed.explain("format", "squad", "it has paragraphs and qas", "--data.format")
     elif suffix(file) == ".bin" and (kind := _cifar(file)):
@@ -142,7 +142,8 @@ def _has_tabs(file: Path) -> bool:
     return len(counts) == 1 and min(counts) > 0
 
 
-def _begins_as_squad(file: Path) -> bool:
+def begins_as_squad(file: Path) -> bool:
+    """Return whether a JSON file is in SQuAD's format, judged by its beginning."""
     with opened(file) as text:
         head = text.read(2**16)
     return head.lstrip().startswith("{") and '"paragraphs"' in head and '"qas"' in head

@@ -186,6 +186,11 @@ class Tokenizer:
             raise
         return self.in_language([(encoding.ids, encoding.type_ids) for encoding in encoded], language)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return `encode_for_model` of a text that a decoder continues: without a special token after it."""
+        (ids, _), (marks, _) = self.encode_for_model(text), self.encode_for_model("")
+        return ids[:-1] if len(ids) > 1 and marks and marks[-1] in (self.eos_id, self.sep_id) else ids
+
     def check_pairs(self, texts: Sequence[str], pairs: Sequence[str] | None) -> None:
         """Raise `InputError` if there is not a second text for each text."""
         if pairs is not None and len(pairs) != len(texts):

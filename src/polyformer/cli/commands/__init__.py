@@ -5,8 +5,8 @@ A command's module has a docstring (its help), `EXAMPLES`, and `run(options)`. T
 the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
-`input_lines` (reads input texts), `training_run` (for train and distill),
-`model_and_texts` (for explore, spectrum and calibrate), `show_pictures` and `evaluate_*`.
+`input_lines` (reads input texts), `training_run` (for train and distill), `before_after` and `recall` (for
+convert), `model_and_texts` (for explore, spectrum and calibrate), `show_pictures` and `evaluate_*`.
 """
 
 import typing
@@ -37,6 +37,7 @@ COMMANDS = (
     "choose",
     "embed",
     "prompt",
+    "probe",
     "list",
     "convert",
     "calibrate",

@@ -4,25 +4,27 @@ The text is cut into pieces of one length, which are read independently. A decod
 the preceding tokens of the piece. An encoder with a masked head predicts 15 % of the tokens, the same ones
 before and after. An embedding model computes one vector per piece; the cosine similarity of the two vectors
 is reported. If a model cannot read pieces of a length (it has too few positions), the reason is reported
-instead.
+instead. On request a decoder also looks for numbers hidden in the text (`recall`), because perplexity depends
+mostly on near tokens.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Le
 from torch import Tensor
 
+from polyformer.applications.probing import ProbedModel, read_text
+from polyformer.cli.commands.options import parse_lengths
+from polyformer.cli.commands.recall import recall
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED
-from polyformer.core.limits import SIZE
 from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
-from polyformer.core.ranges import check_range
 from polyformer.core.timing import time_once
 from polyformer.data.compressed_files import opened
 from polyformer.data.masking import mask_tokens
@@ -65,12 +67,16 @@ class TextMeasurement:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results of both models on pieces of one length; a string is the reason why a model cannot read them."""
+    """Results of both models on pieces of one length; a string is the reason why a model cannot read them.
+
+    recall: the shares of hidden numbers that the models find; None for a length that a model cannot read.
+    """
 
     length: int
     before: TextMeasurement | str
     after: TextMeasurement | str
     embeds: bool
+    recall: tuple[float | None, float | None] = (None, None)
 
     @property
     def similarity(self) -> float | None:
@@ -211,7 +217,9 @@ def comparison_table(rows: Sequence[Comparison]) -> list[str]:
     """Return the lines of a table with one row per length, before and after."""
     embeds = any(row.embeds for row in rows)
     kind = "similarity" if embeds else "perplexity"
-    lines = [f"  length  {kind:>19}  {'tokens/s':>17}  {'extra memory (MiB)':>18}"]
+    recalls = any(share is not None for row in rows for share in row.recall)
+    heading = f"  {'recall':>16}" if recalls else ""
+    lines = [f"  length  {kind:>19}  {'tokens/s':>17}  {'extra memory (MiB)':>18}{heading}"]
     for row in rows:
         sides = row.before, row.after
         if embeds:
@@ -219,9 +227,10 @@ def comparison_table(rows: Sequence[Comparison]) -> list[str]:
         else:
             quality = _both(sides, lambda side: f"{side.perplexity:.2f}")
         speed = _both(sides, lambda side: f"{side.tokens / side.seconds:,.0f}")
-        lines.append(
-            f"{row.length:8,}  {quality:>19}  {speed:>17}  {_both(sides, lambda x: f'{x.mib:,.0f}'):>18}"
-        )
+        memory = _both(sides, lambda side: f"{side.mib:,.0f}")
+        shares = " -> ".join("-" if share is None else f"{share:.1%}" for share in row.recall)
+        column = f"  {shares:>16}" if recalls else ""
+        lines.append(f"{row.length:8,}  {quality:>19}  {speed:>17}  {memory:>18}{column}")
     for name in ("before", "after"):
         reasons = dict.fromkeys(side for row in rows if isinstance(side := getattr(row, name), str))
         lines += [f"{name}, -: {reason}" for reason in reasons]
@@ -238,7 +247,8 @@ def quality_losses(rows: Sequence[Comparison], tolerance: float) -> list[str]:
     """Return a description of each quality loss beyond `tolerance`; an empty list if there is none.
 
     The new perplexity may be up to (1 + tolerance) times the original perplexity at the same length, or at
-    the longest length that the original model can read. A similarity may be 1 - tolerance or more.
+    the longest length that the original model can read. A similarity may be 1 - tolerance or more, and a
+    recall may be lower by `tolerance`.
     """
     faults: list[str] = []
     reference: float | None = None
@@ -252,6 +262,11 @@ def quality_losses(rows: Sequence[Comparison], tolerance: float) -> list[str]:
         elif not row.embeds and reference and row.after.perplexity > (1 + tolerance) * reference:
             ratio = row.after.perplexity / reference
             faults.append(f"perplexity at {row.length:,} tokens is {ratio:.3f} times the original")
+        old, new = row.recall
+        if old is not None and new is not None and new < old - tolerance:
+            faults.append(
+                f"of the numbers hidden in {row.length:,} tokens it finds {new:.1%}, before {old:.1%}"
+            )
     return faults
 
 
@@ -271,12 +286,15 @@ class Evaluation:
     lengths: str | None
     tokens: int
     tolerance: float
+    recall: int | None = None
 
     def check(self, model: Transformer) -> None:
         """Raise `InputError` for invalid options before anything is written."""
         if not Path(self.text).is_file():
             raise InputError(f"--evaluate: {self.text}: no such file")
         tokenizer = load_tokenizer(self.folder)
+        if self.recall is not None:
+            ProbedModel.of(model, tokenizer)
         text_reader(model, tokenizer)
         lengths = self.resolved_lengths(model)
         if self.lengths is not None and (count := len(self._ids(tokenizer, lengths))) <= lengths[-1]:
@@ -292,6 +310,12 @@ class Evaluation:
         if self.lengths is None:  # limited by the length of the text
             lengths = [length for length in lengths if length < len(ids)] or lengths[:1]
         rows = list(compare(before, after, tokenizer, ids, lengths, self.tokens))
+        if self.recall is not None:
+            find = partial(recall, tokenizer, read_text(self.text, "text"), self.recall)
+            rows = [
+                dataclasses.replace(row, recall=(find(before, row.length), find(after, row.length)))
+                for row in rows
+            ]
         print("\n".join(["", f"{self.text}, before -> after:", *comparison_table(rows)]))
         faults = quality_losses(rows, self.tolerance)
         if faults:
@@ -310,11 +334,4 @@ class Evaluation:
         """Return the lengths in tokens: --lengths, or the number of positions of each model."""
         if self.lengths is None:
             return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
-        parts = [part.strip() for part in self.lengths.split(",")]
-        if not all(part.isdecimal() and int(part) > 1 for part in parts):
-            raise InputError(
-                f"--lengths: expected numbers above 1, for example 512,2048, got {quote(self.lengths)}"
-            )
-        for part in parts:
-            check_range("--lengths", int(part), Le(SIZE))
-        return sorted({int(part) for part in parts})
+        return parse_lengths(self.lengths)

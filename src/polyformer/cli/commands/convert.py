@@ -3,8 +3,8 @@
 Prints which weights are copied, extended by copying, or newly initialized. Train the result further with
 `polyformer train --pretrained OUT`. With --evaluate, also compares the models on a text before and after the
 conversion: perplexity (of masked tokens for an encoder; for an embedding model the similarity of its
-vectors), speed and memory. If the quality loss exceeds --tolerance, the exit status is 1; the model is still
-written.
+vectors), speed and memory, and with --recall whether they find numbers hidden in the text. If the quality
+loss exceeds --tolerance, the exit status is 1; the model is still written.
 """
 
 import sys
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   polyformer convert gpt2-dir gpt2-int8 --weights int8
   polyformer convert bert-dir long --attention "Window(256) | Global(1)" --max-positions 4096
   polyformer convert llama-dir longer --max-positions 32768 --extension yarn --evaluate book.txt
-  polyformer convert gpt2-dir windowed --attention "Window(256) | Global(4)" --evaluate book.txt
+  polyformer convert gpt2-dir windowed --attention "Window(256) | Global(4)" --evaluate book.txt --recall 20
   polyformer convert minilm-dir long --head embed --max-positions 4096 --attention "Window(128) | Global(1)" \
       --format wrapped
   polyformer convert roberta-dir out --attention "Window(256) | Marked()" --global-projections --format hub
@@ -97,8 +97,12 @@ class ConvertOptions:
         metavar="N,N,...",
     )
     tokens: PositiveInt = option("with --evaluate: tokens to read at each length (default: 16384)", 16_384)
+    recall: PositiveInt | None = option(
+        "with --evaluate, for a decoder: also hide N numbers in the text, each in a prompt of the length, "
+        "and report the share that the models find, as `polyformer probe` with the task niah_single_2"
+    )
     tolerance: NonNegativeFloat = option(
-        "with --evaluate: accepted relative increase of perplexity, or decrease of similarity "
+        "with --evaluate: accepted relative increase of perplexity, or decrease of similarity or recall "
         "(default: 0.05)",
         0.05,
     )
@@ -112,6 +116,8 @@ def run(options: ConvertOptions) -> None:
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
 
+    if options.recall is not None and options.evaluate is None:
+        raise InputError("--recall: requires --evaluate TEXT")
     out = checked_path(options.out)
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{options.out}: the directory is not empty; choose another one")
@@ -122,7 +128,7 @@ def run(options: ConvertOptions) -> None:
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
     before, evaluation = model, None
     if options.evaluate is not None:
-        settings = options.evaluate, options.lengths, options.tokens, options.tolerance
+        settings = options.evaluate, options.lengths, options.tokens, options.tolerance, options.recall
         evaluation = Evaluation(options.folder, *settings)
         evaluation.check(before)
     if changed:

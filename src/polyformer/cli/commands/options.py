@@ -104,6 +104,16 @@ def parse_numbers(flag: str, text: str) -> tuple[float, ...]:
         raise InputError(f"{flag}: expected numbers separated by commas, got {quote(text)}") from error
 
 
+def parse_lengths(text: str) -> list[int]:
+    """Return the sorted lengths in `text`, the value of --lengths; raise `InputError` for other numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 1 for part in parts):
+        raise InputError(f"--lengths: expected numbers above 1, for example 512,2048, got {quote(text)}")
+    for part in parts:
+        check_range("--lengths", int(part), Le(SIZE))
+    return sorted({int(part) for part in parts})
+
+
 def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
     """Return the options in the arguments of a command; raise `InputError`, or exit after --help."""
     collected: dict[str, Any] = {}

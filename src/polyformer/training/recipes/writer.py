@@ -47,10 +47,7 @@ class Writer(Reader, Continuation):
 
     def start(self, prompt: str) -> list[int]:
         """Return the token ids of a text that starts with `prompt`, to be continued."""
-        (ids,), (marks, _) = self.encode([prompt]), self.tokenizer.encode_for_model("")
-        if len(ids) > 1 and marks and marks[-1] in (self.tokenizer.eos_id, self.tokenizer.sep_id):
-            return ids[:-1]  # without the final special token
-        return ids
+        return self.checked(prompt, self.tokenizer.encode_prompt(prompt))
 
     def drawing(self) -> torch.Generator | None:
         """Return a generator for sampling, or None if the settings do not sample.

@@ -1,0 +1,44 @@
+"""Probes of long texts: does a model still find information at a length, not only a low perplexity?
+
+    model = ProbedModel.of(model, tokenizer)
+    results = probe(model, ["niah_single_2", "vt"], [1024, 4096], read_text(None), ProbeConfig(samples=50))
+
+The tasks are RULER's (Hsieh et al. 2024), generated from a seed. Prompts are filled to a number of tokens of
+the model's tokenizer, and answers are scored by the texts that they contain.
+"""
+
+from polyformer.applications.probing.base import ProbeTask, Sample
+from polyformer.applications.probing.catalogue import TASKS, ProbeText, find_task, read_text, task_names
+from polyformer.applications.probing.filling import Prompt, PromptFormat, fill
+from polyformer.applications.probing.models import ProbedModel
+from polyformer.applications.probing.probe import (
+    ProbeAnswer,
+    ProbeConfig,
+    ProbeResult,
+    probe,
+    prompts,
+    score_table,
+)
+from polyformer.applications.probing.scoring import match_all, match_any
+
+__all__ = [
+    "TASKS",
+    "ProbeAnswer",
+    "ProbeConfig",
+    "ProbeResult",
+    "ProbeTask",
+    "ProbeText",
+    "ProbedModel",
+    "Prompt",
+    "PromptFormat",
+    "Sample",
+    "fill",
+    "find_task",
+    "match_all",
+    "match_any",
+    "probe",
+    "prompts",
+    "read_text",
+    "score_table",
+    "task_names",
+]
