@@ -16,7 +16,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.core.ops.softmax import record, recorded, recording
 
 
-class Part(NamedTuple):
+class RotatedPart(NamedTuple):
     """The queries [B, H, Tq, D] and keys [B, Hkv, Tk, D] of a set of pairs; `pairs` None for all pairs."""
 
     q: Tensor
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     pairs: Pattern | None = None
 
 
-def attend_parts(parts: Sequence[Part], v: Tensor, pattern: Pattern | None, **options: Any) -> Tensor:
+def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | None, **options: Any) -> Tensor:
     """Return `attend` [B, H, Tq, Dv] over the pairs of all parts that the pattern allows.
 
     The sets of pairs must be disjoint. `options` are those of `attend`.

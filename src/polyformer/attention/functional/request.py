@@ -100,8 +100,8 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
     if rule is not None:
         limits = rule if limits is None else rule & limits
     if score_mod is not None and not is_own(score_mod):
-        score = torch.promote_types(q.dtype, torch.float32)
-        score_mod = Mod.of(score_mod, "score_mod", score, q.device, context.offset if by_slot else 0)
+        score_type = torch.promote_types(q.dtype, torch.float32)
+        score_mod = Mod.of(score_mod, "score_mod", score_type, q.device, context.offset if by_slot else 0)
         score_mod = by_slots(score_mod, context.shard, q.device)
     return Request(
         q, k, v, context, limits, relative, score_mod, scale, call.dropout, call.backend, call.return_lse, key

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
-from polyformer.attention.functional.parts import Part
+from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.core.config import Config
@@ -30,7 +30,7 @@ class ScoreTerms(Protocol):
     def farthest(self) -> int | None:
         """The distance beyond which all distances are treated alike, on both sides; None for no limit."""
 
-    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return sets of pairs with their own rotations of q and k; none if all pairs have the same."""
         ...
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.attention.functional.parts import Part, attend_parts
+from polyformer.attention.functional.parts import RotatedPart, attend_parts
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
@@ -103,7 +103,7 @@ class SoftmaxAttention(Mechanism):
         # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
         y = attend_parts(
-            (position.parts(q, k, context) if position is not None else ()) or (Part(q, k),),
+            (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),),
             v,
             pattern,
             score_mod=None if position is None else position.score_mod(q, k, context),

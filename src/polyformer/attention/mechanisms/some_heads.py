@@ -5,7 +5,7 @@ import dataclasses
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.functional.parts import Part
+from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import PositionTerms, ScoreTerms
 from polyformer.attention.patterns.base import ScoreMod
@@ -33,7 +33,7 @@ class HeadSubset:
         """The scheme's distance beyond which all distances are treated alike."""
         return self.position.farthest
 
-    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return none: no mechanism that computes heads in different ways rotates sets of pairs."""
         return ()
 

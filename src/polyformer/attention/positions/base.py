@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention.functional.parts import Part
+from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
@@ -110,7 +110,7 @@ class Position(nn.Module):
         """Return q [B, H, Tq, D] and the new keys k [B, Hkv, Tq, D], rotated by their positions."""
         return q, k
 
-    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Part, ...]:
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return disjoint sets of pairs with their own rotations of the queries and of all keys.
 
         q [B, H, Tq, D] and k [B, Hkv, Tk, D] are rotated by `rotate`. No sets: all pairs are computed from q
@@ -145,7 +145,7 @@ class BoundPosition:
         """Return `farthest` of the scheme."""
         return self.position.farthest
 
-    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[Part, ...]:
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs with their own rotations; none if all pairs have the same."""
         return self.position.parts(q, k, context, self.site)
 

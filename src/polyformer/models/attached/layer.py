@@ -43,9 +43,9 @@ class Attached(nn.Module):
     def mods(self, q: Tensor, k: Tensor, context: Context) -> list[ScoreMod]:
         """Return the functions that change scores: the scheme's, then the user's; their indices broadcast."""
         own = None if self.position is None else self.position.score_mod(q, k, context, self.site)
-        score = torch.promote_types(q.dtype, torch.float32)
+        score_type = torch.promote_types(q.dtype, torch.float32)
         return [
-            mod if is_own(mod) else Mod.of(mod, "score_mod", score, q.device, start)
+            mod if is_own(mod) else Mod.of(mod, "score_mod", score_type, q.device, start)
             for mod, start in ((own, 0), (self.score_mod, context.offset))
             if mod is not None
         ]

@@ -20,7 +20,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from polyformer.attention.functional.parts import Part
+from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, angle_dtype
 from polyformer.attention.positions.rope.context_extension import (
     InterpolationConfig,
@@ -116,7 +116,7 @@ class Rope(Position):
         cos, sin = context.once((config, self.width, q.dtype, q.device), cos_sin)
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
-    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Part, ...]:
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
         extension = self.config.extension
         if not isinstance(extension, LengthExtensionConfig):
@@ -135,7 +135,7 @@ class Rope(Position):
 
         key = "rotations", config, self.width, q.dtype, q.device
         return tuple(
-            Part(
+            RotatedPart(
                 self._rotate_further(q, rotation.queries, _query_positions, context, (*key, index)),
                 self._rotate_further(k, rotation.keys, _key_positions, context, (*key, index)),
                 rotation.pairs,
