@@ -30,7 +30,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return a batch with every tensor on a device, as `to_device` returns it.
 
-    A GPU copies it in a separate stream, at the same time as it computes: the interpreter asks for the copy
+    A GPU copies it in a separate stream, at the same time as it computes: the interpreter starts the copy
     while the GPU still runs earlier steps.
     """
     if device.type != "cuda":

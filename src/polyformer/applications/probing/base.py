@@ -28,7 +28,7 @@ class Sample:
 
 
 class ProbeTask(abc.ABC):
-    """A task whose text has a number of units, such as sentences, so that it fills any length.
+    """A task with a number of units in its text, such as sentences, so that it fills any length.
 
     new_tokens: tokens that a model may generate. score: the share of the answers that a text contains.
     """

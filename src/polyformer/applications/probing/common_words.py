@@ -25,7 +25,7 @@ class CommonWords(ProbeTask):
 
     @property
     def fewest(self) -> int:
-        """As many as the common words: without others, nothing would be common."""
+        """Their number is that of the common words; without other words, nothing would be common."""
         return self.count
 
     @property
@@ -52,7 +52,7 @@ class CommonWords(ProbeTask):
 
 
 def _pairs(count: int, common: list[str], draw: random.Random) -> list[str]:
-    """Return different pairs of words, none of which contains a common word."""
+    """Return different pairs of words without common words."""
     adjectives, nouns = ([word for word in words if word not in common] for words in (ADJECTIVES, NOUNS))
     numbers = draw.sample(range(len(adjectives) * len(nouns)), count)
     return [f"{adjectives[i // len(nouns)]}-{nouns[i % len(nouns)]}" for i in numbers]

@@ -54,7 +54,7 @@ class PromptFormat:
 
 
 def fill(task: ProbeTask, start: Start, length: int, format: PromptFormat, key: str) -> Prompt:
-    """Return the longest prompt of the seed `key` that leaves room for the answer in `length` tokens.
+    """Return the longest prompt of the seed `key` with which the answer also fits in `length` tokens.
 
     Raises `InputError` if the smallest prompt is longer.
     """

@@ -19,7 +19,7 @@ ZETA = math.pi**2 / 6
 
 @dataclass(frozen=True)
 class FrequentWords(ProbeTask):
-    """`vocabulary` words of `letters` letters; the three that follow the dots are asked for.
+    """`vocabulary` words of `letters` letters; the answer is the three after the dots.
 
     A unit is a word of the text.
     """

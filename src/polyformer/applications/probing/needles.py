@@ -5,7 +5,7 @@
     single        one needle
     multi-key     needles of other keys are in the way
     multi-value   a key has several values; find all
-    multi-query   several keys are asked for at once
+    multi-query   one question for several keys
 
 Source: Hsieh et al. 2024 (RULER), section 3, with the prompts of its appendix. Keys, and values, of a sample
 are distinct here.
@@ -36,7 +36,7 @@ _END = re.compile(r"[.!?][\"')\]]*$")
 
 @dataclass(frozen=True)
 class Needles(ProbeTask):
-    """Needles for `keys` keys with `values` values each, of which `queries` keys are asked for.
+    """Needles for `keys` keys with `values` values each, and a question for `queries` keys.
 
     haystack: the repeated sentences of `NOISE` (a unit is a line of them), words of the text `source` (a unit
     is a word), or needles of other keys (a unit is a needle).

@@ -18,7 +18,7 @@ from polyformer.core.ops.tuning.machine import core_cache
 TILE = 1 << 24
 """Numbers per tile of keys on devices other than a CPU, where the cache size determines it."""
 
-RUN = 32  # keys per run, of which the least distance is compared first
+RUN = 32  # keys per run; the least distance of a run is compared first
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def squared_distances(queries: Tensor, keys: np.ndarray, rows: Tensor) -> Tensor
 
 
 def queries_together(numbers: int, device: torch.device) -> int:
-    """Return the number of queries to compute together if each has keys of so many numbers.
+    """Return the number of queries to compute together, given the size of each query's keys.
 
     On a CPU only the keys of a single query fit into a cache.
     """

@@ -27,7 +27,7 @@ class RotatedPart(NamedTuple):
 def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | None, **options: Any) -> Tensor:
     """Return `attend` [B, H, Tq, Dv] over the pairs of all parts that the pattern allows.
 
-    The sets of pairs must be disjoint. `options` are those of `attend`.
+    The sets of pairs must be disjoint. `options` are passed to `attend`.
     """
     if len(parts) == 1 and parts[0].pairs is None:
         return attend(parts[0].q, parts[0].k, v, pattern=pattern, **options)

@@ -31,7 +31,7 @@ _kept = weakref.WeakKeyDictionary()
 def cached_program(
     function: Callable[..., Any], key: Hashable, record: Callable[[], tuple[Program | None, bool]]
 ) -> Program | None:
-    """Return the program of a mod, None if it has none; `record` it if the mod or what it reads has changed.
+    """Return the program of a mod or None; `record` it if the mod or a value that it reads has changed.
 
     key: the conditions of a recording besides the function. record: returns the program, and whether it is
     valid for later calls.

@@ -186,7 +186,7 @@ class SelfExtendConfig(LengthExtensionConfig):
 
     For queries at `original_max_positions` or later, keys at a distance below `window` have their own
     positions, and others the positions j // factor and i // factor + window - window // factor. No distance
-    exceeds those of training in texts up to (N - window) factor + window tokens.
+    exceeds the distances of training in texts up to (N - window) factor + window tokens.
     """
 
     factor: PositiveInt
@@ -197,7 +197,7 @@ class SelfExtendConfig(LengthExtensionConfig):
 
     @classmethod
     def options_for(cls, before: int, after: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the least factor with which no distance exceeds those of training."""
+        """Return the least factor with which no distance exceeds the distances of training."""
         known = super().options_for(before, after, options)
         window = options.get("window", cls.window)
         if not isinstance(window, int) or not 0 < window < before:

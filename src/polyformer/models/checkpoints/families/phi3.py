@@ -1,4 +1,4 @@
-"""Phi-3: a Llama whose projections of one input are one matrix, with LongRoPE in its versions for long texts.
+"""Phi-3: a Llama with one matrix for the projections of an input; LongRoPE in versions for long texts.
 
 Abdin et al. 2024. In texts longer than `original_max_position_embeddings`, transformers rotates all tokens of
 a batch by the long factors; here the tokens before that position keep the short factors, so that no later
