@@ -20,6 +20,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.positions import PositionConfig
+from polyformer.attention.positions.rope.length_extension import LengthExtensionConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context import Context
@@ -55,7 +56,12 @@ def schemes(case: Case) -> list[PositionConfig]:
 
 def sdpa_refuses(case: Case) -> bool:
     softmax = any(isinstance(part, SoftmaxConfig) for part in parts(case.config))
-    return softmax and any(scheme.kind in REFUSED_BY_SDPA for scheme in schemes(case))
+    return softmax and any(scheme.kind in REFUSED_BY_SDPA or joins_parts(scheme) for scheme in schemes(case))
+
+
+def joins_parts(scheme: PositionConfig) -> bool:
+    """Whether parts of the pairs are joined by log-sum-exp, which torch's function does not return."""
+    return isinstance(getattr(scheme, "extension", None), LengthExtensionConfig)
 
 
 def sdpa_takes(case: Case) -> bool:

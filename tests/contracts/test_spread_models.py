@@ -31,6 +31,7 @@ REFUSED = {
     "Memory-memorizing",
     "Memory-recurrent",
     "Norm-batch",
+    "Position-rope",  # with an extension that depends on the length of a text
 }
 """What asks for more tokens than a process has. Everything else computes what a process alone does."""
 

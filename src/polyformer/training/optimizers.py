@@ -74,10 +74,8 @@ class SGD(OptimizerConfig):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return SGD: w - lr * (momentum * velocity + gradient)."""
         groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
-        weights = trained(model)
-        # torch (2.13) has no fused SGD for sharded weights.
-        fused = has_fused(weights) and all(type(weight) is nn.Parameter for weight in weights)
-        return torch.optim.SGD(groups, self.lr, self.momentum, nesterov=self.nesterov, fused=fused)
+        # torch's fused SGD (2.13) takes neither sharded weights nor weights without momentum.
+        return torch.optim.SGD(groups, self.lr, self.momentum, nesterov=self.nesterov)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from polyformer.attention.patterns import Global, Window
 from polyformer.core.errors import InputError
 
 
-def test_by_default_a_mechanism_can_do_everything_but_remember_and_spread():
+def test_by_default_a_mechanism_can_do_nearly_everything():
     for ability in CAPABILITIES:
-        if ability not in ("supports_recurrence", "supports_context_parallel"):
+        if ability not in (*("supports_part_rotations", "supports_recurrence", "supports_context_parallel"),):
             MechanismConfig().require(ability)
     assert Mechanism().new_state(3) is None
 

@@ -98,7 +98,7 @@ def test_lengths_without_end(path: Path):
         ({"rope.dimension_count": 4}, "llama.rope.dimension_count is 4, and only 8 is supported, all ch"),
         ({"expert_count": 8}, "llama.expert_count is 8, and only 0 is supported"),
         ({"logit_scale": 2.0}, "llama.logit_scale is 2.0, an option that is not supported"),
-        ({"rope.scaling.type": "longrope"}, ": rope_type is 'longrope', and only default, linear"),
+        ({"rope.scaling.type": "longrope"}, ": rope_parameters of type 'longrope' lack 'short_factor'"),
         ({"rope.scaling.type": "strange"}, ": rope_type is 'strange', and only default, linear"),
         ({"attention.head_count": 0}, ": num_attention_heads is 0, expected an integer from 1"),
         ({"attention.head_count": [4, 4]}, "llama.attention.head_count is [4, 4], expected int"),

@@ -107,6 +107,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "sep_token_id": 2,
     },
     "mistral": LLAMA | {"sliding_window": 12},  # eager ones give NaN behind a window of padding
+    "phi3": LLAMA | {"sliding_window": 12},
     "qwen2": LLAMA | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "gpt_neo": {
         "vocab_size": V,

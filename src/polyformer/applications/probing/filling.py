@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyformer.applications.probing.base import ProbeTask, Sample
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 
 TRIES = 20
 """Questions to try if their smallest prompt is too long, as for questions about long paragraphs."""
@@ -41,7 +41,7 @@ class PromptFormat:
 
     def __post_init__(self) -> None:
         if self.template.count("{prompt}") != 1:
-            raise InputError(f"template: expected {{prompt}} once in it, got {self.template!r}")
+            raise InputError(f"template: expected {{prompt}} once in it, got {quote(self.template)}")
 
     def text(self, task: ProbeTask, units: int, key: str) -> tuple[str, Sample]:
         """Return the prompt and the sample of the seed `key`."""

@@ -66,7 +66,7 @@ def is_unreadable_device(x: Tensor) -> bool:
 def without_padding_keys(k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     """Return k, v [B, Hkv, Tk, D] with zeros at padding on a GPU, unchanged elsewhere and for few queries."""
     valid = context.kv_valid
-    if valid is None or context.q_len < FEW or not is_unreadable_device(k):
+    if valid is None or not is_unreadable_device(k) or context.q_len < FEW:
         return k, v
     padding = context.once("padding keys", lambda: ~valid[:, None, :, None].bool())
     return k.masked_fill(padding, 0), v.masked_fill(padding, 0)

@@ -60,6 +60,12 @@ class InterpolationConfig(RopeExtensionConfig):
         return (cls(factor=2.0),)
 
 
+def ntk_frequencies(theta: Tensor, factor: float) -> Tensor:
+    """Return theta_m factor^(-m / (W/2 - 1)): theta for the first pair, theta / factor for the last."""
+    last = max(len(theta) - 1, 1)
+    return theta * factor ** (-torch.arange(len(theta), device=theta.device, dtype=theta.dtype) / last)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NtkConfig(RopeExtensionConfig):
     """NTK-aware: a larger base keeps the fastest pair and slows the slowest pair down by `factor`."""
@@ -69,11 +75,7 @@ class NtkConfig(RopeExtensionConfig):
 
     def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return (base * factor^(W / (W - 2)))^(-2m / W)."""
-        # The same as theta_m factor^(-m / (W/2 - 1)): times 1 for the first pair, 1 / factor for the last.
-        last = max(len(theta) - 1, 1)
-        return theta * self.factor ** (
-            -torch.arange(len(theta), device=theta.device, dtype=theta.dtype) / last
-        )
+        return ntk_frequencies(theta, self.factor)
 
     @classmethod
     def examples(cls) -> tuple["NtkConfig", ...]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from polyformer.attention.patterns import Causal, Pattern, Window
 from polyformer.attention.patterns.composition import Without
 from polyformer.attention.patterns.layout import Keys, clip
-from polyformer.attention.positions.rope.context_extension import NtkConfig, RopeExtensionConfig
+from polyformer.attention.positions.rope.context_extension import RopeExtensionConfig, ntk_frequencies
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import on_host
 from polyformer.core.ranges import PositiveFloat, PositiveInt
@@ -70,7 +70,12 @@ class QueryPositions(Pattern, named=False):
 
 
 def position_range(context: Context, start: int, stop: int) -> tuple[int, int]:
-    """Return the least and the greatest position of the queries start <= i < stop of all rows."""
+    """Return the least and the greatest position of the queries start <= i < stop of all rows.
+
+    In a traced graph, which cannot read positions, any position up to the number of keys is assumed.
+    """
+    if context.q_pos is not None and torch.compiler.is_compiling():
+        return 0, context.kv_len - 1
     if context.q_pos is None:
         return context.offset + start, context.offset + stop - 1
     least, greatest = on_host(context.q_pos)[..., start:stop].aminmax()
@@ -98,11 +103,13 @@ class LengthExtensionConfig(RopeExtensionConfig):
         """Return the rotations of queries at positions from `first` to `last`; none for a short text."""
         if last < self.original_max_positions:
             return []
-        ranges = [*self.bands(theta, base, last), (last + 1, theta)]
+        ranges = [*self.bands(theta, base, last), (None, theta)]
         rotations = []
         for (start, new), (stop, _) in itertools.pairwise(ranges):
-            if stop > first:
-                pairs = None if start <= first and last < stop else QueryPositions(start, stop)
+            assert start is not None
+            if stop is None or stop > first:
+                whole = start <= first and (stop is None or last < stop)
+                pairs = None if whole else QueryPositions(start, stop)
                 angles = functools.partial(torch.mul, new - theta) if start else None
                 rotations.append(Rotation(pairs, angles, angles))
         return rotations
@@ -125,7 +132,7 @@ class DynamicNtkConfig(LengthExtensionConfig):
         length = self.original_max_positions
         while length <= last:
             stretch = self.factor * 2 * length / self.original_max_positions - self.factor + 1
-            yield length, NtkConfig(factor=stretch).scaled_frequencies(theta, base)
+            yield length, ntk_frequencies(theta, stretch)
             length *= 2
 
     @classmethod

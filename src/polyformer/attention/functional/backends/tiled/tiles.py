@@ -218,6 +218,8 @@ class Masks:
         assert self.pattern is not None, "without a pattern nothing is masked"
         q_idx = torch.arange(tile.start, tile.stop, device=b.device).view(-1, 1)
         allowed = self.pattern.mask(self.context, b, h, q_idx, slots(tile.masked, b.device))
+        if self.relative:  # the same for all batch rows and heads, so that any work item may use it
+            allowed = allowed[(0,) * (allowed.dim() - 2)]
         limits = torch.full(allowed.shape, torch.inf, dtype=dtype, device=b.device).masked_fill_(
             ~allowed, -torch.inf
         )
