@@ -1,5 +1,7 @@
 """`fused_rows` against the definition in inference, and the calls that stay with the tiles."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,13 +15,12 @@ from polyformer.core.sequence.context import Context
 
 
 @pytest.fixture(autouse=True)
-def small_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Make rows of 8 queries, and record for each call whether the fused kernel computed it."""
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Make rows of 8 queries, use two threads, and record whether the fused kernel computed each call."""
     monkeypatch.setattr(fused_rows, "QUERIES", (8, 4))
     monkeypatch.setattr(fused_rows, "LEAST", 8)
     monkeypatch.setattr(fused_rows, "MORE", 9)
     monkeypatch.setattr(fused_rows, "MASKS", 9)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     own, fused = run._Call.row_runs, list[bool]()
 
     def observed(call: run._Call) -> list[fused_rows.RowRun] | None:
@@ -28,7 +29,10 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return runs
 
     monkeypatch.setattr(run._Call, "row_runs", observed)
-    return fused
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield fused
+    torch.set_num_threads(before)
 
 
 def inputs(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
