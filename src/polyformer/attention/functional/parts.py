@@ -4,6 +4,7 @@ A position scheme may rotate the vectors of near pairs and of distant pairs by d
 pairs is then a call of `attend`, and the results are joined by log-sum-exp: one softmax over all keys.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,12 +35,9 @@ def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | Non
     outs, lses, weights = [], [], []
     for q, k, pairs in parts:
         allowed = pairs if pattern is None or pairs is None else pattern & pairs
-        if recording():
-            with recorded() as weights_of_part:
-                out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **options)
-            weights += weights_of_part
-        else:
+        with recorded() if recording() else contextlib.nullcontext([]) as weights_of_part:
             out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **options)
+        weights += weights_of_part
         outs.append(out)
         lses.append(lse)
     y, total = join_by_lse(outs, lses)

@@ -2,7 +2,7 @@
 
 A pass of n tokens writes n * F numbers in several steps of each layer (F the intermediate size). Beyond a few
 thousand tokens they leave every cache, and the allocator returns their memory to the system after each step.
-Chunks reuse it, and beside the KV cache only the last hidden states grow with n. Dense attention reads a
+Chunks reuse it, and apart from the KV cache, only the last hidden states grow with n. Dense attention reads a
 prompt at once: the fused kernels are the fastest for as many queries as keys.
 """
 
