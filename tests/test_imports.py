@@ -29,7 +29,7 @@ LEVELS = [
 """A package imports from itself and from packages of earlier levels only."""
 
 SHARED = {
-    "attention.positions": {"base"},
+    "attention.positions": {"base", "sink_cache"},
     "attention.patterns": {
         *(
             "base",

@@ -113,6 +113,11 @@ def test_a_model_without_a_memory_reads_the_same_segments(text: Path, tmp_path: 
     assert not (tmp_path / "run/checkpoints/step-00000004/memory.safetensors").exists()
 
 
+def test_sinks_learn_from_packed_rows(text: Path, tmp_path: Path):
+    sinks = {"position": "rope", "memory": "sinks(first=1, length=4)"}
+    assert fit(recipe(text, model=sinks, task={"feed": "packed"}), tmp_path / "run").run.folder.exists()
+
+
 def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="rows in random order leave nothing to remember"):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")

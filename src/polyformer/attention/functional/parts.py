@@ -5,7 +5,7 @@ pairs is then a call of `attend`, and the results are joined by log-sum-exp: one
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,15 @@ from polyformer.core.ops.softmax import record, recorded, recording
 
 
 class RotatedPart(NamedTuple):
-    """The queries [B, H, Tq, D] and keys [B, Hkv, Tk, D] of a set of pairs; `pairs` None for all pairs."""
+    """The queries [B, H, Tq, D] and keys [B, Hkv, Tk, D] of a set of pairs; `pairs` None for all pairs.
+
+    options: of `attend`, for these pairs instead of the options of the call.
+    """
 
     q: Tensor
     k: Tensor
     pairs: Pattern | None = None
+    options: Mapping[str, Any] | None = None
 
 
 def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | None, **options: Any) -> Tensor:
@@ -33,10 +37,10 @@ def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | Non
     if len(parts) == 1 and parts[0].pairs is None:
         return attend(parts[0].q, parts[0].k, v, pattern=pattern, **options)
     outs, lses, weights = [], [], []
-    for q, k, pairs in parts:
+    for q, k, pairs, own in parts:
         allowed = pairs if pattern is None or pairs is None else pattern & pairs
         with recorded() if recording() else contextlib.nullcontext([]) as weights_of_part:
-            out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **options)
+            out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **{**options, **(own or {})})
         weights += weights_of_part
         outs.append(out)
         lses.append(lse)

@@ -108,7 +108,7 @@ class Relative:
             by_key = k @ (self.position_queries * scale).mT
 
         def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            entry = self.entry(context.index_distance(q_idx, kv_idx))
+            entry = self.entry(context.entry_distance(b, q_idx, kv_idx))
             if bias is not None:
                 score = score + bias[h, entry]
             if by_query is not None:

@@ -103,9 +103,15 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
         score_type = torch.promote_types(q.dtype, torch.float32)
         score_mod = Mod.of(score_mod, "score_mod", score_type, q.device, context.offset if by_slot else 0)
         score_mod = by_slots(score_mod, context.shard, q.device)
-    return Request(
+    request = Request(
         q, k, v, context, limits, relative, score_mod, scale, call.dropout, call.backend, call.return_lse, key
     )
+    if relative is None or context.last_position is None:
+        return request
+    # A diagonal of pairs then has several distances, which no backend expects of `relative`.
+    assert relative.position_values is None
+    terms = request.whole_score_mod(context)
+    return dataclasses.replace(request, relative=None, score_mod=None if terms is None else broadcasts(terms))
 
 
 def by_slots(score_mod: ScoreMod, shard: SequenceShard | None, device: torch.device) -> ScoreMod:

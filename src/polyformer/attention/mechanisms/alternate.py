@@ -8,6 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from polyformer.attention.mechanisms.base import CAPABILITIES, Mechanism, MechanismConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.errors import InputError
 
 
@@ -51,6 +52,10 @@ class AlternateConfig(MechanismConfig):
     def definition(self) -> MechanismConfig:
         """Return the list of every mechanism's definition."""
         return AlternateConfig(mechanisms=tuple(mechanism.definition() for mechanism in self.mechanisms))
+
+    def within(self, pattern: Pattern) -> MechanismConfig:
+        """Return the list of every mechanism within the pattern."""
+        return AlternateConfig(mechanisms=tuple(mechanism.within(pattern) for mechanism in self.mechanisms))
 
     def cross(self) -> MechanismConfig:
         """Return the list of every mechanism's cross-attention."""

@@ -152,6 +152,13 @@ class MechanismConfig(Config):
         kept = {name: getattr(self, name) for name in ("dropout", "backend") if hasattr(self, name)}
         return MechanismConfig.from_dict({"kind": "softmax", **kept})
 
+    def within(self, pattern: Pattern) -> "MechanismConfig":
+        """Return the mechanism with only the pairs of a pattern too; raises `InputError` if it takes none."""
+        raise InputError(
+            f"memory: mechanism {quote(self.kind)} cannot leave out the keys that a cache of the first and "
+            f"the latest tokens drops; use {self.instead}"
+        )
+
     def require(self, ability: str) -> None:
         """Raise `InputError` unless this member has the capability, one of `CAPABILITIES`."""
         if not getattr(self, ability):

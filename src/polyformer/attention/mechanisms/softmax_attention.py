@@ -69,6 +69,11 @@ class SoftmaxConfig(MechanismConfig):
             return self
         return dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
 
+    def within(self, pattern: Pattern) -> "SoftmaxConfig":
+        """Return the config with the intersection of its pattern and `pattern`."""
+        own = pattern if self.pattern is None else self.pattern & pattern
+        return dataclasses.replace(self, pattern=own)
+
     def cross(self) -> "SoftmaxConfig":
         """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""
         return dataclasses.replace(self, pattern=None)

@@ -22,6 +22,7 @@ from polyformer.attention.positions.no_position import NoPositionConfig
 from polyformer.attention.positions.relation_labels import RelationBiasConfig, RelationLabelsConfig
 from polyformer.attention.positions.rope.rope import RopeConfig
 from polyformer.attention.positions.shaw import ShawConfig
+from polyformer.attention.positions.sink_cache import SinkCache
 from polyformer.attention.positions.sinusoidal import Sinusoidal, SinusoidalConfig
 from polyformer.attention.positions.step_sinusoid import StepSinusoidConfig
 from polyformer.attention.positions.t5 import T5BiasConfig
@@ -48,6 +49,7 @@ __all__ = [
     "RopeConfig",
     "Shape",
     "ShawConfig",
+    "SinkCache",
     "Sinusoidal",
     "SinusoidalConfig",
     "Site",

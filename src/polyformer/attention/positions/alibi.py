@@ -35,6 +35,8 @@ class AlibiConfig(PositionConfig):
 class Alibi(Position):
     """Biases [H, R] for the R distances of a call."""
 
+    counts_in_cache = True
+
     def __init__(self, num_heads: int):
         super().__init__()
         self.slopes = slopes(num_heads)

@@ -12,6 +12,7 @@ from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
+from polyformer.attention.positions.sink_cache import SinkCache
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds, host_values
@@ -95,12 +96,31 @@ class Position(nn.Module):
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
 
+    counts_in_cache = False
+    """True if positions can be counted inside a cache that drops tokens: only distances matter."""
+
+    cache: SinkCache | None = None
+    """The cache inside which positions are counted (`count_in_cache`)."""
+
     num_relations: int | None = None
     """Number of labels of token pairs that the scheme embeds; None if it takes no labels."""
 
     def position_tables(self) -> dict[str, int]:
         """Return the names of parameters with a row per position and the number of other rows before them."""
         return {}
+
+    def count_in_cache(self, cache: SinkCache) -> None:
+        """Count positions inside a cache; raises `InputError` if the scheme cannot."""
+        if not self.counts_in_cache:
+            raise InputError(
+                f"memory: {type(self).__name__} positions cannot be counted inside a cache; use a scheme of "
+                "distances: 'rope', 'alibi', 't5', 'transformer_xl' or 'none'"
+            )
+        self.cache = cache
+
+    def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
+        """Return the rotated queries [B, H, Tq, D] for distant first tokens, as the last entry of `cache`."""
+        return q
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """Return the input x [B, T, E] of layer `layer` with its positions pos [T] or [B, T] encoded."""
@@ -146,8 +166,20 @@ class BoundPosition:
         return self.position.farthest
 
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
-        """Return the sets of pairs with their own rotations; none if all pairs have the same."""
-        return self.position.parts(q, k, context, self.site)
+        """Return the sets of pairs with their own rotations or terms; none if all pairs have the same."""
+        cache = self.position.cache
+        if cache is None:
+            return self.position.parts(q, k, context, self.site)
+        if context.kv_len + context.skipped <= cache.length:  # all tokens are among the latest
+            return ()
+        q_distant = self.position.rotate_in_cache(q, context, self.site)
+        far = context.up_to_position(cache.size - 1, (cache.length, cache.size - 1))
+        options = {
+            "context": far,
+            "score_mod": self.position.score_mod(q_distant, k, far, self.site),
+            "relative": self.position.relative(q_distant, k, far, self.site),
+        }
+        return RotatedPart(q, k, cache.latest), RotatedPart(q_distant, k, cache.distant, options)
 
     def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
         """Return the function of the scheme; a user's function is prepared for indices that broadcast."""
@@ -157,8 +189,11 @@ class BoundPosition:
         return Mod.of(mod, "score_mod", torch.promote_types(q.dtype, torch.float32), q.device)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        """Return the terms of the scheme for this layer."""
-        if not context.skipped:
+        """Return the terms of the scheme for this layer; with a cache, of pairs with its latest tokens."""
+        if (cache := self.position.cache) is not None:
+            least, greatest = context.distances
+            context = context.within_distances((least, min(greatest, cache.length - 1)))
+        if cache is not None or not context.skipped:
             return self.position.relative(q, k, context, self.site)
         # Tables are indexed without skipped slots: entries for the keys after them, then for keys before.
         near = context.kv_len - context.prefix - context.q_len

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from polyformer.attention.positions.base import Position, PositionConfig, Shape
+from polyformer.attention.positions.sink_cache import SinkCache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,5 +13,14 @@ class NoPositionConfig(PositionConfig):
 
     kind: ClassVar[str] = "none"
 
-    def build(self, shape: Shape) -> Position:
-        return Position()
+    def build(self, shape: Shape) -> "NoPosition":
+        return NoPosition()
+
+
+class NoPosition(Position):
+    """The module without effect."""
+
+    counts_in_cache = True
+
+    def count_in_cache(self, cache: SinkCache) -> None:
+        """Do nothing: no distance matters."""

@@ -70,6 +70,8 @@ class ProjectedDistances:
 class TransformerXL(Position):
     """Parameters u and v [H, 1, D], per layer or shared by all layers, and W_R of every layer."""
 
+    counts_in_cache = True
+
     adds_to_queries = True
 
     def __init__(self, config: TransformerXLConfig, shape: Shape):

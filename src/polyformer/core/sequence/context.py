@@ -55,6 +55,8 @@ class Context:
         image: the image that the tokens are patches of; None for any other sequence.
         prefix, skipped: the first `prefix` keys are followed by `skipped` slots without keys (`kept`), which
             indices do not count. No pattern may limit distances to more than the keys after these slots.
+        last_position: the scores treat queries at later positions as if they were at this position; None for
+            no limit. Patterns do not use it.
         shard, whole: with context parallelism, the slots of this process and the context of the whole
             sequence (`shard_sequence`). Indices of queries then count the tokens of this process; indices of
             keys, in `distance`, `key_position`, `same_segment` and `relations`, count all slots.
@@ -78,6 +80,7 @@ class Context:
     image: Image | None = None
     prefix: int = 0
     skipped: int = 0
+    last_position: int | None = None
     shard: SequenceShard | None = None
     whole: "Context | None" = None
     memo: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)  # cache of `once`
@@ -134,7 +137,9 @@ class Context:
     @property
     def bare(self) -> Bare | None:
         """Lengths, offset, causality and image; None if the context has any tables."""
-        if any(getattr(self, name) is not None for name in BY_ROW) or not isinstance(self.offset, int):
+        if any(getattr(self, name) is not None for name in (*BY_ROW, "last_position")):
+            return None
+        if not isinstance(self.offset, int):
             return None
         return self.q_len, self.kv_len, self.offset, self.causal, self.image
 
@@ -172,6 +177,16 @@ class Context:
         if (shard := self.shard) is not None:
             return self.once("slots", lambda: shard.slots(kv_idx.device))[q_idx] - kv_idx
         return q_idx + self.offset - kv_idx
+
+    def entry_distance(self, b: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the distances by which tables of relative terms are indexed, for batch rows `b`."""
+        if self.last_position is None:
+            return self.index_distance(q_idx, kv_idx)
+        return self.capped_position(self.query_position(b, q_idx)) - self.key_position(b, kv_idx)
+
+    def capped_position(self, position: Tensor) -> Tensor:
+        """Return the positions of queries as the scores use them: at most `last_position`."""
+        return position if self.last_position is None else position.clamp_max(self.last_position)
 
     @property
     def all_as_queries(self) -> "Context":
@@ -235,6 +250,13 @@ class Context:
         return self.once(
             ("distance_range", distance_range),
             lambda: dataclasses.replace(self, memo={}, distance_range=distance_range),
+        )
+
+    def up_to_position(self, last: int, distance_range: tuple[int, int]) -> "Context":
+        """Return this context with `last_position`, and the range of the distances that this leaves."""
+        return self.once(
+            ("last_position", last, distance_range),
+            lambda: dataclasses.replace(self, memo={}, last_position=last, distance_range=distance_range),
         )
 
     def query_position(self, b: Tensor, q_idx: Tensor) -> Tensor:

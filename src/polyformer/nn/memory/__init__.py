@@ -6,6 +6,7 @@ from polyformer.nn.memory.compressive import CompressiveConfig
 from polyformer.nn.memory.memorizing import MemorizingConfig
 from polyformer.nn.memory.none import NoMemoryConfig
 from polyformer.nn.memory.recurrent import RecurrentConfig
+from polyformer.nn.memory.sinks import SinksConfig
 
 __all__ = [
     "CompressiveConfig",
@@ -14,6 +15,7 @@ __all__ = [
     "MemoryConfig",
     "NoMemoryConfig",
     "RecurrentConfig",
+    "SinksConfig",
 ]
 
 import_modules(__name__)

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from annotated_types import Ge
 from torch import Tensor, nn
 
+from polyformer.attention.mechanisms import MechanismConfig
 from polyformer.attention.positions import Position, Shape
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -26,11 +27,20 @@ from polyformer.core.state import State
 class MemoryConfig(Config):
     """The base class of memories: `build(shape)` returns the module of a whole stack, or None.
 
-    `reversible`: whether a reversible stack, which keeps no activations, may have it.
+    `reversible`: whether a reversible stack, which keeps no activations, may have it. `segments`: whether
+    training must read a text in segments, in their order.
     """
 
     option: ClassVar[str] = "model.memory"
     reversible: ClassVar[bool] = True
+    segments: ClassVar[bool] = True
+
+    def limited(self, mechanism: MechanismConfig) -> MechanismConfig:
+        """Return a layer's mechanism with only the keys that the memory keeps, by default all."""
+        return mechanism
+
+    def count_positions(self, position: Position) -> None:
+        """Let a scheme count positions as the memory does, by default in the text."""
 
     def build(self, shape: Shape) -> "Memory | None":
         """Return the module, for all layers of a stack of this shape."""

@@ -12,6 +12,7 @@ class NoMemoryConfig(MemoryConfig):
     """No memory: each segment is trained without the segments before it."""
 
     kind: ClassVar[str] = "none"
+    segments: ClassVar[bool] = False
 
     def build(self, shape: Shape) -> None:
         """Return None."""

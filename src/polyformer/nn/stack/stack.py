@@ -152,7 +152,7 @@ class Stack(nn.Module):
         self.recompute = False
         self.reversible = config.block.reversible
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
-        self.mechanism = config.attention.mechanism
+        self.mechanism = config.memory.limited(config.attention.mechanism)
         shape = Shape(
             hidden_size=hidden_size,
             embedding_size=embedding_size,
@@ -167,11 +167,13 @@ class Stack(nn.Module):
             self.mechanism.require("supports_score_bias")
         if self.position.rotates_parts:
             self.mechanism.require("supports_part_rotations")
+        config.memory.count_positions(self.position)
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:
             self.mechanism.require("supports_recurrence")
             check_position(self.position)
-        parts = config.attention, config.feedforward, config.block, config.norm, config.dropout
+        attention = dataclasses.replace(config.attention, mechanism=self.mechanism)
+        parts = attention, config.feedforward, config.block, config.norm, config.dropout
         self.layers = nn.ModuleList(
             Layer(hidden_size, *parts, cross, config.shared_layers.index(number))
             for number in range(config.shared_layers[-1] + 1)

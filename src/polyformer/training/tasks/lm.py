@@ -33,7 +33,6 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
-from polyformer.nn.memory import NoMemoryConfig
 from polyformer.training import share_rows
 from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, TrainingBatches, Workers
 from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
@@ -151,7 +150,7 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
                 "polyformer datastore neighbours made of the texts, or leave both out"
             )
         stack = fitted.decoder
-        if stack is not None and not isinstance(stack.memory, NoMemoryConfig) and not self.continues:
+        if stack is not None and stack.memory.segments and not self.continues:
             raise InputError(
                 "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
             )

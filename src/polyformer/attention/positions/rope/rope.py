@@ -38,6 +38,7 @@ from polyformer.attention.positions.rope.length_extension import (
     SelfExtendConfig,
     position_range,
 )
+from polyformer.attention.positions.sink_cache import SinkCache
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
@@ -88,6 +89,8 @@ class RopeConfig(PositionConfig):
 class Rope(Position):
     """The module that rotates the queries and new keys of every layer; cached keys are already rotated."""
 
+    counts_in_cache = True
+
     def __init__(self, config: RopeConfig, head_size: int):
         super().__init__()
         self.config, self.width = config, int(head_size * config.fraction)
@@ -115,6 +118,28 @@ class Rope(Position):
         # Layers with the same base share cos and sin.
         cos, sin = context.once((config, self.width, q.dtype, q.device), cos_sin)
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+
+    def count_in_cache(self, cache: SinkCache) -> None:
+        """Count positions inside a cache; raises `InputError` if it is longer than an extension's texts."""
+        extension = self.config.extension
+        if isinstance(extension, LengthExtensionConfig) and cache.size > extension.original_max_positions:
+            raise InputError(
+                f"memory: with the extension {quote(extension.kind)}, expected first + length of at most "
+                f"original_max_positions {extension.original_max_positions}, got {cache.size}; use a shorter "
+                "memory, or the extension 'yarn'"
+            )
+        super().count_in_cache(cache)
+
+    def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
+        """Return R_(C - 1 - i) q_i for the queries at positions i >= C, the others as they are."""
+        assert self.cache is not None
+        config, last = self._of_layer(site), self.cache.size - 1
+
+        def angles(pos: Tensor) -> Tensor:
+            return (pos.clamp_max(last) - pos) * frequencies(config, self.width, q.device)
+
+        key = "in cache", config, self.width, last, q.dtype, q.device
+        return self._rotate_further(q, angles, _query_positions, context, key)
 
     def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
