@@ -29,6 +29,7 @@ TITLES = {
     "Position": "Positions",
     "RopeExtension": "Extensions of RoPE",
     "Memory": "Memories",
+    "CachePolicy": "Policies of KV caches",
     "Depth": "Depth",
     "ExitRule": "Rules of exits",
     "FeedForward": "Feed-forwards",

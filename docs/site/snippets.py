@@ -26,10 +26,14 @@ NESTED = {
 }
 """Axes inside other axes: the option, and the notation of a member."""
 
+CACHE = "CachePolicy"
+"""The axis of an option of generation."""
+
 SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": "--schedule.kind"}
 """Axes of a recipe: the setting that selects a member."""
 
 CALLS = {
+    CACHE: "out = model.generate(ids, cache={})",
     "Head": "hidden = model(ids).last_hidden_state  # model(ids).logits is the output of the head",
     "Memory": "out = model(ids, state=model.new_state())  # the next segment: model(more, state=out.state)",
 }
@@ -72,12 +76,17 @@ def python(member: Member) -> str | None:
     if member.axis in NESTED:
         override, frame = NESTED[member.axis]
         preset, text = "decoder-small", frame.format(text)
+    elif member.axis == CACHE:
+        preset, override = "decoder-small", "position"
     elif member.axis in AXES:
         preset, override = AXES[member.axis]
     else:
         return None
     if member.axis == "Mechanism" and not getattr(member.cls, "causal", True):
         preset = "encoder-small"
+    call = CALLS.get(member.axis, "out = model(ids)")
+    if member.axis == CACHE:
+        call, text = call.format(f'"{text}"'), "rope"
     quoted = f"'{text}'" if '"' in text else f'"{text}"'
     quoted += ', position="rope"' if member.axis == "Memory" else ""  # a memory reads endless texts
     return "\n".join(
@@ -87,7 +96,7 @@ def python(member: Member) -> str | None:
             "",
             f'model = polyformer.create_model("{preset}", {override}={quoted})',
             "ids = torch.randint(0, 1000, (1, 48))  # [batch, tokens]",
-            CALLS.get(member.axis, "out = model(ids)"),
+            call,
         ]
     )
 
@@ -98,6 +107,8 @@ def shell(member: Member) -> str:
     if member.axis in NESTED:
         override, frame = NESTED[member.axis]
         return f'polyformer train --model.{override} "{frame.format(text)}"'
+    if member.axis == CACHE:
+        return f'polyformer generate RUN --cache "{text}" --prompt TEXT'
     if member.axis in SETTINGS:
         return f"polyformer train --data PATH {SETTINGS[member.axis]} {member.name}"
     if member.axis == "Pattern":

@@ -29,6 +29,8 @@ def test_a_conversion_of_a_run(train_tiny: Trained, tmp_path: Path, output: Call
         room = result["length"] - (128 if result["task"].startswith("niah") else 30)
         assert all(room - 100 < answer["tokens"] <= room for answer in result["answers"])
     assert output(*words) == printed
+    output(*words[:4], "--lengths", "700", *FEW, "--cache", "h2o(budget=8)", "--out", out)
+    assert json.loads(out.read_text())["cache"] == "h2o(budget=8)"
 
 
 def test_a_checkpoint_and_questions(tmp_path: Path, output: Callable[..., str]):

@@ -40,6 +40,14 @@ def test_prompts_are_continued_in_order(train_tiny: Trained, output: Callable[..
     assert [text.split()[0][:1] for text in beams.split("\n\n")] == ["l", "a"]
 
 
+def test_a_cache_policy_is_followed(
+    train_tiny: Trained, output: Callable[..., str], complaint: Callable[..., str]
+):
+    words = "generate", train_tiny("lm"), "--prompt", "line " * 12, "--max-new-tokens", 6
+    assert output(*words, "--cache", "snapkv(budget=200)") == output(*words)
+    assert "budget: expected more keys than the window" in complaint(*words, "--cache", "snapkv(budget=8)")
+
+
 def test_many_texts_come_in_batches_and_none_may_be_empty():
     texts = [f"text {i}" for i in range(LINES + 1)]
     assert [len(batch) for batch in input_lines(texts)] == [LINES, 1]

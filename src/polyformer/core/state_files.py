@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors, write_tensors
 from polyformer.core.parsing import parse_json
@@ -63,7 +64,7 @@ def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return {"state": _name(type(value)), "fields": fields}
     if isinstance(value, tuple):
         return {"tuple": [_described(item, f"{place}.{i}", tensors) for i, item in enumerate(value)]}
-    return {"value": value}
+    return {"value": value.to_dict() if isinstance(value, Config) else value}
 
 
 def _read(node: dict[str, Any], tensors: dict[str, Tensor], source: object) -> Any:

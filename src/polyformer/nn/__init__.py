@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from polyformer.core.ops.linear import Linear as Linear
     from polyformer.core.ops.linear import as_torch as as_torch
     from polyformer.nn.block import *
+    from polyformer.nn.cache import *
     from polyformer.nn.depth import *
     from polyformer.nn.feedforward import *
     from polyformer.nn.heads import *
@@ -22,5 +23,5 @@ __getattr__, __dir__ = lazy_names(
         "Linear": "polyformer.core.ops.linear",
         "as_torch": "polyformer.core.ops.linear",
     },
-    ["block", "depth", "feedforward", "heads", "memory", "stack"],
+    ["block", "cache", "depth", "feedforward", "heads", "memory", "stack"],
 )

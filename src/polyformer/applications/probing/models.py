@@ -27,12 +27,17 @@ class ProbedModel:
 
     @classmethod
     def of(
-        cls, model: Any, tokenizer: Tokenizer, start: Start | None = None, batch_tokens: int = 4096
+        cls,
+        model: Any,
+        tokenizer: Tokenizer,
+        start: Start | None = None,
+        batch_tokens: int = 4096,
+        cache: str | None = None,
     ) -> Self:
         """Return the prober's view of a decoder, or of a model of transformers, attached or not.
 
         start: by default the tokenizer's ids for a text that is continued. batch_tokens: tokens that a
-        decoder reads at once, at least one prompt.
+        decoder reads at once, at least one prompt. cache: the cache policy of a decoder of this library.
         """
         start = tokenizer.encode_prompt if start is None else start
         if isinstance(model, Transformer):
@@ -40,8 +45,8 @@ class ProbedModel:
                 raise InputError("model: expected a decoder alone that predicts the next token")
 
             def write(prompts: Sequence[list[int]], most: int) -> list[str]:
-                options = {"stop": "", "max_new_tokens": most, "batch_tokens": batch_tokens}
-                return write_answers(model, prompts, tokenizer.decode, **options)
+                sizes = {"max_new_tokens": most, "batch_tokens": batch_tokens}
+                return write_answers(model, prompts, tokenizer.decode, stop="", cache=cache, **sizes)
 
             return cls(start, write, max_positions(model.config))
         return cls(start, _by_transformers(model, tokenizer), _longest(model.config))

@@ -12,6 +12,7 @@ texts (the demonstrations) once, continues from that state in batches, and reads
 their last token (answers of one token) once.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -156,9 +157,14 @@ def write_answers(
     stop: str,
     max_new_tokens: int,
     batch_tokens: int = BATCH_TOKENS,
+    cache: str | None = None,
 ) -> list[str]:
-    """Return the text after each of the `prompts` (token ids), by greedy decoding up to a stop text."""
+    """Return the text after each of the `prompts` (token ids), by greedy decoding up to a stop text.
+
+    cache: a cache policy, as in `generate`.
+    """
     config = GenerationConfig(max_new_tokens=max_new_tokens, stop=(stop,) if stop else ())
+    config = dataclasses.replace(config, cache=cache)
     device, pad = next(model.parameters()).device, model.config.special.pad or 0
     answers = [""] * len(prompts)
     lengths = torch.tensor([[len(prompt) + max_new_tokens] for prompt in prompts]).numpy()

@@ -42,6 +42,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
+  polyformer generate model.gguf --prompt "$(cat book.txt)" --cache "snapkv(budget=1024)"
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
   polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
 """
@@ -135,6 +136,10 @@ class GenerateOptions:
         "make a graph of the step of a token: much faster on a GPU; on a CPU the first text waits 10 seconds",
         False,
     )
+    cache: str | None = option(
+        "policy that drops keys of a long prompt, such as 'snapkv(budget=1024)' (default: none are dropped)",
+        metavar="POLICY",
+    )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
     device: Device = device()
 
@@ -180,7 +185,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     if config.method == "sample" and config.sampling.seed is None:
         config = replace(config, sampling=replace(config.sampling, seed=shard.agree(secrets.randbits(63))))
     speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
-    config = replace(config, speculation=SpeculationConfig(**speculation))
+    config = replace(config, speculation=SpeculationConfig(**speculation), cache=options.cache)
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
@@ -227,7 +232,9 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     from polyformer.models.generation import TextStreamer
 
     names = ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers", "compile")
-    refuse(options, names, f"not available for {options.run}, which transformers runs; leave it out")
+    refuse(
+        options, (*names, "cache"), f"not available for {options.run}, which transformers runs; leave it out"
+    )
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
     with model_threads(reader.model):

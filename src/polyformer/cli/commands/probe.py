@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import Device, argument, device, option, parse_lengths
+from polyformer.cli.commands.options import Device, argument, device, option, parse_lengths, refuse
 from polyformer.core.errors import unknown
 from polyformer.core.limits import COUNT
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   polyformer probe model.gguf --lengths 512,1024,4096
   polyformer probe converted/ --tasks niah_single_2,vt --lengths 4096 --samples 50 --out probe.json
   polyformer probe runs/demo-1 --lengths 2048 --text squad-dev.json --tasks qa
+  polyformer probe model.gguf --lengths 2048 --tasks niah_single_1 --cache "snapkv(budget=512)"
   polyformer probe model.gguf --template '<|im_start|>user\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n'
 """
 
@@ -72,6 +73,10 @@ class ProbeOptions:
     batch_tokens: PositiveInt = option(
         "tokens that are read at once, at least one prompt (default: 8192)", 8192
     )
+    cache: str | None = option(
+        "policy that drops keys after the prompt, such as 'snapkv(budget=512)' (default: none are dropped)",
+        metavar="POLICY",
+    )
     out: str | None = option(
         "write scores, prompt lengths and answers to this JSON file", metavar="FILE", output="file"
     )
@@ -103,6 +108,7 @@ def run(options: ProbeOptions) -> None:
             "template": options.template,
             "shots": options.shots,
             "max_new_tokens": options.max_new_tokens,
+            "cache": options.cache,
             "results": [result.to_dict() for result in results],
         }
         write_output(options.out, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
@@ -133,12 +139,15 @@ def load(options: ProbeOptions) -> "tuple[Any, ProbedModel]":
     from polyformer.training.tasks import LanguageModelling
 
     if foreign(Path(options.model)):
+        refuse(
+            options, ("cache",), f"not available for {options.model}, which transformers runs; leave it out"
+        )
         reader: Any = open_reader(options.model, options.device)
         return reader.model, ProbedModel.of(reader.model, reader.tokenizer)
     task, model = writer(options.model, LanguageModelling, options.device)
     # A checkpoint's own `start` refuses prompts that are too long, and filling a prompt tries such.
     start = None if isinstance(task, Writer) else task.start
-    return model, ProbedModel.of(model, task.tokenizer, start, options.batch_tokens)
+    return model, ProbedModel.of(model, task.tokenizer, start, options.batch_tokens, options.cache)
 
 
 def task_names_of(options: ProbeOptions, text: Any) -> list[str]:

@@ -27,8 +27,9 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
+from polyformer.nn.cache import CachePolicy
 from polyformer.nn.heads import HeadInput
-from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack
+from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack, with_policy
 
 # The modules that map token ids to vectors.
 Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
@@ -209,10 +210,10 @@ class Transformer(PretrainedMixin):
         refuse("an encoder-decoder", document_ids=inputs.document_ids)
         return self.runner("encoder").run(inputs, options, unpads=self.unpads)
 
-    def new_state(self, reserve: int = 0) -> ModelState:
-        """Return the state of a decoder before its first token, with a KV cache for `reserve` tokens."""
+    def new_state(self, reserve: int = 0, cache: CachePolicy | str | None = None) -> ModelState:
+        """Return a decoder's state before its first token: KV caches for `reserve` tokens, with a policy."""
         assert self.decoder is not None
-        return ModelState(NO_TOKENS, self.decoder.new_states(reserve))
+        return ModelState(NO_TOKENS, with_policy(self.decoder, self.decoder.new_states(reserve), cache))
 
     def logits_at(
         self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None
@@ -223,8 +224,7 @@ class Transformer(PretrainedMixin):
     def predictions(self, hidden: Tensor, neighbour_ids: Tensor | None = None) -> Tensor:
         """Return the head's predictions for hidden states [B, T, E]; [B, T, V] if it predicts tokens."""
         inputs = HeadInput(hidden, None, self._output_weight(), neighbour_ids=neighbour_ids)
-        _, predictions = self.head(inputs, None)
-        predicted = predictions()
+        predicted = self.head(inputs, None)[1]()
         return predicted[0] if isinstance(predicted, tuple) else predicted
 
     def next_logits(self, output: ModelOutput) -> Tensor:

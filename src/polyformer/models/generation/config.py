@@ -21,6 +21,7 @@ from polyformer.core.ranges import (
     check_sizes,
 )
 from polyformer.models.generation.constraints import ConstraintConfig
+from polyformer.nn.cache import CachePolicy
 
 Limit = Annotated[PositiveInt, Wording(fix="leave it out for no limit")]
 Mass = Annotated[PositiveShare, Wording("a probability", "leave it out for no limit")]
@@ -176,6 +177,7 @@ class GenerationConfig(Config):
     contrastive: ContrastiveConfig = ContrastiveConfig()
     dola: DolaConfig = DolaConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    cache: CachePolicy | None = None  # which keys the KV cache keeps; None for all
 
     def __post_init__(self) -> None:
         check_sizes(self)

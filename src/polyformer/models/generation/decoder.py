@@ -16,6 +16,7 @@ from polyformer.models.generation.compiled_step import CompiledSteps, capacity
 from polyformer.models.generation.dola import Dola
 from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
 from polyformer.models.outputs import ModelOutput, ModelState
+from polyformer.nn.cache import CachePolicy
 from polyformer.nn.depth import full_depth
 from polyformer.nn.stack import Stack
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
@@ -23,12 +24,9 @@ from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 # Weights are packed if at least this many tokens may be generated; fewer would not repay the copies.
 PACK_FOR_STEPS = 16
 
-
 # Inputs that every new token of a decoder-only model copies from the last prompt token.
-#
 # The state continues positions, documents and segments.
 COPIED_INPUTS = "token_type_ids", "langs"
-
 
 S = TypeVar("S", bound=State)
 
@@ -64,8 +62,8 @@ class GenerativeModel(Protocol):
         """Return the head's logits [B, T, V] of hidden states [B, T, E]."""
         ...
 
-    def new_state(self, reserve: int) -> ModelState:
-        """Return the state before the first token, with space for `reserve` tokens."""
+    def new_state(self, reserve: int, cache: CachePolicy | None = None) -> ModelState:
+        """Return the state before the first token, with space for `reserve` tokens and a cache policy."""
         ...
 
     def logits_at(self, output: ModelOutput, places: slice, neighbour_ids: Tensor | None) -> Tensor:
@@ -131,7 +129,7 @@ class Decoder:
 
     With a `mixture` all passes must happen inside `recording`. hidden: [N, T, E], the last states of the
     tokens of the latest pass. With `dola` its contrasts replace the model's logits. compile: whether to
-    compile the steps.
+    compile the steps. cache: a policy for a decoder-only model.
 
     Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
     decoder as long as the model lives, unless the model is in training mode, where its weights are about to
@@ -146,8 +144,9 @@ class Decoder:
         retrieval: Retrieval | None = None,
         dola: Dola | None = None,
         compile: bool = False,
+        cache: CachePolicy | None = None,
     ):
-        self.model, self.max_new_tokens = model, max_new_tokens
+        self.model, self.max_new_tokens, self.cache = model, max_new_tokens, cache
         self.mixture, self.retrieval = mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
             raise InputError("retrieval: requires a decoder-only model with the head 'semiparametric'")
@@ -157,8 +156,8 @@ class Decoder:
             self.last = LastFeedForwardInput(model.decoder)
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
-        if compile and (mixture or retrieval or dola) is not None:
-            raise InputError("compile: a mixture, retrieval or dola_layers reads more of it; leave it out")
+        if compile and (mixture or retrieval or dola or cache) is not None:
+            raise InputError("compile: with a mixture, retrieval, dola_layers or cache, leave it out")
         self.compiled = CompiledSteps(model) if compile else None
         self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
@@ -183,7 +182,7 @@ class Decoder:
         """
         if self.model.encoder is None:
             # Reserved at once, because a growing cache would be copied again and again.
-            state = self.model.new_state(self._reserve(input_ids.shape[1]))
+            state = self.model.new_state(self._reserve(input_ids.shape[1]), self.cache)
             neighbours, retrieval_state = None, None
             if self.retrieval is not None:
                 neighbours, retrieval_state = self.retrieval.start(

@@ -91,7 +91,7 @@ def generate(
     check_draft(draft, config, model, *beginning, max_new_tokens)
     generator = _generator(config, generator, input_ids.device)
     contrast = _layer_contrast(model, config, mixture or retrieval)
-    decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile)
+    decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile, config.cache)
     with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
         stops = Stopping(special.eos, config.stop, decode)
@@ -199,6 +199,10 @@ def _check_options(
     if streamer is not None and config.method == "beam":
         raise InputError(
             "streamer: beam search knows its text only at the end; leave the streamer or num_beams out"
+        )
+    if config.cache is not None and model.encoder is not None:
+        raise InputError(
+            "cache: a policy drops keys of a prompt, which only a decoder has; leave the cache out"
         )
     beams, vocabulary = config.beam.num_beams, model.config.vocab_size
     named = {"special.eos": special.eos, **config.constraints.ids()}

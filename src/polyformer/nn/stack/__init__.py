@@ -1,6 +1,7 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
+from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.nn.stack.global_projections import copy_local_projections
@@ -23,4 +24,5 @@ __all__ = [
     "Stack",
     "StackConfig",
     "copy_local_projections",
+    "with_policy",
 ]

@@ -24,6 +24,7 @@ from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
+from polyformer.nn.cache import CacheCall, CompressedCache
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.global_projections import (
     GlobalAttention,
@@ -219,8 +220,11 @@ class MultiHeadAttention(nn.Module):
         q, k = _rotate(q, k, context, position, site)
         terms = BoundPosition(position, site)
         if self.global_attention is None:
-            y, state = self.mechanism(q, k, v, context, state, terms)
-            return self._merge_heads(y if mix is None else mix(y, unrotated), active), state
+            cache = state.cache if isinstance(state, CompressedCache) else state
+            y, new = self.mechanism(q, k, v, context, cache, terms)
+            if isinstance(state, CompressedCache):
+                new = state.after(self._cache_call(q, unrotated, new, context, position))
+            return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
@@ -270,6 +274,17 @@ class MultiHeadAttention(nn.Module):
             return state
         assert source is not None
         return ProjectedSource(*self.keys_and_values(source))
+
+    def _cache_call(
+        self, q: Tensor, unrotated: Tensor, cache: State | None, context: Context, position: Position
+    ) -> CacheCall:
+        """Return a call with queries [B, H, Tq, D], after which a policy may drop keys of `cache`."""
+        assert isinstance(cache, KeyValueCache)
+        assert isinstance(self.config.mechanism, SoftmaxConfig)
+        scale, site = self.config.mechanism.scale, self._site()
+        scale = self.head_size**-0.5 if scale is None else scale
+        rotate = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
+        return CacheCall(q, unrotated, cache, context, scale, rotate)
 
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""

@@ -1,0 +1,233 @@
+"""The base of cache policies, and the state of a layer whose cache keeps a budget of keys per head.
+
+    in a call      queries see the kept keys and the keys of the call
+    after it       the policy scores all keys; each head keeps the `budget` keys with the highest scores
+
+A kept key keeps its rotation, and new tokens keep the positions of the full text. Attention with a policy is
+therefore dense attention in which the dropped keys are masked, for each layer and head.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.ranges import PositiveInt
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+CHUNK = 1 << 22
+"""Attention weights that are computed at once."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CacheCall:
+    """A call of a layer's self-attention, after which keys may be dropped.
+
+    queries: [B, H, Tq, D], rotated. unrotated: the same before positions. cache: the kept keys and the new.
+    context: of these queries and keys. scale: of scores. rotate: a function of queries [B, H, T, D] and a
+    context with their positions, that returns them rotated.
+    """
+
+    queries: Tensor
+    unrotated: Tensor
+    cache: KeyValueCache
+    context: Context
+    scale: float
+    rotate: Callable[[Tensor, Context], Tensor]
+
+    @functools.cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Keys [B, Hkv, Tk, D] and values [B, Hkv, Tk, Dv], kept and new."""
+        filled = self.cache.compact()
+        assert filled.keys is not None
+        assert filled.values is not None
+        return filled.keys, filled.values
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys [B, Hkv, Tk, D]."""
+        return self.pairs[0]
+
+    def by_key_head(self, queries: Tensor) -> Tensor:
+        """Return queries [B, H, T, D] by the key head that they read: [B, Hkv, H / Hkv, T, D]."""
+        return queries.unflatten(1, (self.keys.shape[1], -1))
+
+    def weights_received(self, last: int | None = None) -> Tensor:
+        """Return the attention weights that each key gets from the last `last` queries: sums [B, Hkv, Tk].
+
+        Sums over the queries, by default all, and over the query heads of a key head.
+        """
+        q_len, length, valid = self.context.q_len, self.keys.shape[2], self.context.kv_valid
+        total = self.keys.new_zeros(
+            self.keys.shape[:3], dtype=torch.promote_types(self.keys.dtype, torch.float32)
+        )
+        rows = max(1, CHUNK // (self.queries.shape[0] * self.queries.shape[1] * length))
+        first = 0 if last is None else max(0, q_len - last)
+        for start in range(first, q_len, rows):
+            stop = min(q_len, start + rows)
+            # Keys after the last query of the chunk are hidden from all its queries.
+            end = length - q_len + stop
+            slots = torch.arange(end, device=total.device)
+            hidden = slots > slots[end - stop + start :].unsqueeze(-1)
+            if valid is not None:
+                hidden = hidden | ~valid[:, None, None, None, :end].bool()
+            q = self.by_key_head(self.queries[:, :, start:stop])
+            scores = (q @ self.keys[:, :, :end].mT.unsqueeze(2)).to(total.dtype) * self.scale
+            weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
+            if valid is not None:
+                weights = weights.masked_fill(
+                    ~valid[:, None, None, end - stop + start : end, None].bool(), 0.0
+                )
+            total[..., :end] += weights.sum((2, 3))
+        return total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CachePolicy(Config):
+    """Family of cache policies: which `budget` keys each layer and key head keeps.
+
+    `after_every_call`: whether keys are dropped after every call; otherwise only after the first, which reads
+    the prompt, and the keys of later tokens are all kept.
+    """
+
+    budget: PositiveInt = 1024
+
+    option: ClassVar[str] = "cache"
+    after_every_call: ClassVar[bool] = False
+
+    def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
+        """Return the scores [B, Hkv, Tk] of all keys; higher scores are kept first.
+
+        past: the scores of the keys before the call, with `after_every_call`; None in the first call.
+        """
+        raise NotImplementedError
+
+    def always(self) -> tuple[int, int]:
+        """Return the numbers of first tokens of a text and of last tokens that are never dropped."""
+        return 0, 0
+
+    def kept(self, scores: Tensor, valid: Tensor | None) -> Tensor:
+        """Return the keys that each head keeps, in order: indices [B, Hkv, budget], padding first.
+
+        scores: [B, Hkv, Tk]. valid: [B, Tk], False for padding, which is dropped before any other key.
+        """
+        first, last = self.always()
+        length = scores.shape[-1]
+        slots = torch.arange(length, device=scores.device)
+        place = slots.unsqueeze(0) if valid is None else valid.cumsum(-1) - 1
+        always = ((place < first) | (slots >= length - last)).unsqueeze(1)
+        scores, order = scores.masked_fill(always, torch.inf), slots.expand_as(scores)
+        if valid is not None:
+            scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
+            order = order + length * valid.unsqueeze(1)
+        # Stable, as neighbours pooled by their maximum are equal: the earlier key is kept.
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.budget]
+        return best.gather(-1, order.gather(-1, best).argsort(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedCache(State):
+    """The KV cache of a layer with a policy.
+
+    kept: [B, Hkv, K], the tokens of the text that the first K keys belong to; None before any is dropped.
+    scores: [B, Hkv, held], for a policy that adds to them. seen: tokens of the text when `kept` was chosen.
+    """
+
+    policy: CachePolicy
+    cache: KeyValueCache
+    kept: Tensor | None = None
+    scores: Tensor | None = None
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, CachePolicy):  # read from a file
+            object.__setattr__(self, "policy", CachePolicy.from_dict(self.policy))
+
+    @property
+    def slots(self) -> Tensor | None:
+        """Which tokens of the text each head has keys of: [B, Hkv, held]; None if it has all."""
+        if self.kept is None:
+            return None
+        new = torch.arange(self.cache.held - self.kept.shape[-1], device=self.kept.device) + self.seen
+        return torch.cat([self.kept, new.expand(*self.kept.shape[:2], -1)], -1)
+
+    @property
+    def dropped(self) -> int:
+        """The number of tokens, padding included, that each head has dropped."""
+        return 0 if self.kept is None else self.seen - self.kept.shape[-1]
+
+    def context(self, context: Context, device: torch.device) -> Context:
+        """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
+
+        context: of all tokens of the text.
+        """
+        if self.kept is None:
+            return context
+        return context.once(("compressed", self.dropped), lambda: self._context(context, device))
+
+    def _context(self, context: Context, device: torch.device) -> Context:
+        valid, q_pos = context.kv_valid, context.q_pos
+        if valid is not None:
+            # Padding is dropped first, and what remains of it comes first.
+            kept, valid = self.seen - self.dropped, valid.bool()
+            real = valid[:, : self.seen].sum(-1, keepdim=True)
+            valid = torch.cat([torch.arange(kept, device=device) >= kept - real, valid[:, self.seen :]], 1)
+        if q_pos is None:
+            q_pos = torch.arange(context.offset, context.kv_len, device=device)
+        length = context.kv_len - self.dropped
+        return Context(context.q_len, length, causal=context.causal, q_pos=q_pos, kv_valid=valid)
+
+    def after(self, call: CacheCall) -> "CompressedCache":
+        """Return the state after a call."""
+        policy, cache, held = self.policy, call.cache, call.cache.held
+        if not policy.after_every_call and (self.seen or held <= policy.budget):
+            return dataclasses.replace(self, cache=cache, seen=self.seen or held)
+        _check(policy, call.context)
+        seen, scores = self.dropped + held, policy.scores(call, self.scores)
+        if held <= policy.budget:
+            return dataclasses.replace(self, cache=cache, scores=scores, seen=seen)
+        valid = call.context.kv_valid
+        index = policy.kept(scores, None if valid is None else valid.bool())
+        slots = dataclasses.replace(self, cache=cache).slots
+        keys, values = (x.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])) for x in call.pairs)
+        size = policy.budget
+        reserve = max(0, cache.reserve - held + size)
+        return CompressedCache(
+            policy,
+            KeyValueCache(keys, values, size, [size], reserve, needed=size),
+            kept=index if slots is None else slots.gather(-1, index),
+            scores=scores.gather(-1, index) if policy.after_every_call else None,
+            seen=seen,
+        )
+
+    def reorder_(self, index: Tensor) -> "CompressedCache":
+        """Return the batch rows `index`; the cache may write to its spare buffers."""
+        return self._each(lambda tensor: tensor.index_select(0, index), lambda state: state.reorder_(index))
+
+    def truncated_(self, count: int) -> "CompressedCache | None":
+        """Remove the last `count` tokens; None if keys were dropped for them."""
+        return None if self.policy.after_every_call else self._parts_truncated(count)
+
+
+def _check(policy: CachePolicy, context: Context) -> None:
+    """Raise `InputError` for a call with tables that kept keys of single heads do not have."""
+    tables = {
+        "document_ids": context.kv_doc,
+        "segment_ids": context.kv_segment,
+        "global_attention_mask": context.kv_marked,
+        "relation_ids": context.relations,
+        "context parallelism": context.shard,
+    }
+    for name, table in tables.items():
+        if table is not None:
+            raise InputError(
+                f"cache: {quote(policy.kind)} keeps other keys in each head, which {name} would need too; "
+                f"leave out the cache, or {name}"
+            )

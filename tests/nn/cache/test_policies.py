@@ -1,0 +1,186 @@
+"""Cache policies equal dense attention with masked keys; padding, beams, drafts, states and errors."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.nn.cache.policies import Dense, decoder
+from torch import Tensor
+
+from polyformer.core.errors import InputError
+from polyformer.core.state_files import load_state, save_state
+from polyformer.models.architectures import Transformer
+from polyformer.models.outputs import ModelState
+from polyformer.nn import CachePolicy, CompressedCache
+
+EXAMPLES = [policy for kind in sorted(CachePolicy.kinds) for policy in CachePolicy.kinds[kind].examples()]
+STEPS = [24, 1, 1, 1, 5, 1]
+"""Tokens of each call; the first is the prompt."""
+
+
+def ids(rows: int = 3, length: int = sum(STEPS)) -> Tensor:
+    return torch.randint(0, 50, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def masks(length: int = STEPS[0]) -> Tensor:
+    """Return a mask with padding on the left: no tokens, some, and most, so that few are real."""
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, :9], mask[2, :20] = 0, 0
+    return mask
+
+
+@torch.no_grad()
+def read(
+    model: Transformer, state: ModelState, mask: Tensor | None = None, text: Tensor | None = None
+) -> tuple[Tensor, ModelState]:
+    """Return the logits of the tokens after the prompt, and the last state."""
+    text, at, logits = ids() if text is None else text, 0, []
+    for new in STEPS:
+        output = model(text[:, at : at + new], attention_mask=None if at else mask, state=state)
+        assert output.state is not None
+        state, at = output.state, at + new
+        logits.append(output.logits)
+    return torch.cat(logits[1:], 1), state
+
+
+def caches(state: ModelState) -> list[CompressedCache]:
+    return [x for layer in state.layers if isinstance(x := layer.self_attention, CompressedCache)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("position", ["rope", "learned", "none"])
+@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+def test_a_policy_is_dense_attention_with_masked_keys(policy: CachePolicy, position: str, padded: bool):
+    model, mask = decoder(position), masks() if padded else None
+    logits, state = read(model, model.new_state(cache=policy), mask)
+    plain = copy.deepcopy(model)
+    assert plain.decoder is not None
+    dense = [Dense(policy) for _ in plain.decoder.sequence]
+    for layer, mechanism in zip(plain.decoder.sequence, dense):
+        layer.attention.mechanism = mechanism
+    expected, _ = read(plain, plain.new_state(), mask)
+    torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
+    for cache, mechanism in zip(caches(state), dense):
+        assert cache.slots is not None
+        assert mechanism.dropped is not None
+        kept = torch.zeros_like(mechanism.dropped).scatter_(-1, cache.slots, True)
+        real = torch.ones_like(kept)
+        if mask is not None:
+            real[..., : STEPS[0]] = mask[:, None].bool()
+        assert torch.equal(kept & real, ~mechanism.dropped & real)
+
+
+@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+def test_heads_and_layers_keep_different_keys(policy: CachePolicy):
+    model = decoder()
+    first, second = caches(read(model, model.new_state(cache=policy))[1])
+    assert first.slots is not None
+    assert second.slots is not None
+    assert first.dropped >= STEPS[0] - policy.budget
+    assert not torch.equal(first.slots, second.slots)
+    assert not torch.equal(first.slots[:, 0], first.slots[:, 1])
+
+
+@pytest.mark.parametrize("kind", sorted(CachePolicy.kinds))
+def test_a_large_budget_changes_no_bit(kind: str):
+    model = decoder().float()
+    usual = read(model, model.new_state(), masks())[0]
+    assert torch.equal(read(model, model.new_state(cache=f"{kind}(budget=100)"), masks())[0], usual)
+
+
+@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+def test_rows_of_a_batch_are_independent(policy: CachePolicy):
+    model, mask = decoder(), masks()
+    logits = read(model, model.new_state(cache=policy), mask)[0]
+    for row in (0, 1):
+        start = int(STEPS[0] - mask[row].sum())
+        state, text = model.new_state(cache=policy), ids()[row : row + 1, start:]
+        with torch.no_grad():
+            state = model(text[:, : STEPS[0] - start], state=state).state
+            alone = model(text[:, STEPS[0] - start :][:, :1], state=state).logits
+        torch.testing.assert_close(alone[0], logits[row, :1], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+def test_a_saved_state_goes_on(policy: CachePolicy, tmp_path: Any):
+    model = decoder()
+    state = read(model, model.new_state(cache=policy))[1]
+    save_state(state, tmp_path / "state")
+    again, token = load_state(tmp_path / "state"), ids()[:, :1]
+    with torch.no_grad():
+        assert torch.equal(model(token, state=again).logits, model(token, state=state).logits)
+
+
+@pytest.mark.parametrize("kind", sorted(CachePolicy.kinds))
+def test_beams_follow_their_own_keys(kind: str):
+    model = decoder().float()
+    options: dict[str, Any] = {"cache": f"{kind}(budget=40)", "num_beams": 3, "max_new_tokens": 20}
+    prompt = ids(2, 60)
+    both = model.generate(prompt, **options)
+    for row in range(2):
+        single = model.generate(prompt[row : row + 1], **options)
+        assert torch.equal(single.sequences[0], both.sequences[row])
+    dense = model.generate(prompt, num_beams=3, max_new_tokens=20)
+    assert not torch.equal(dense.sequences, both.sequences)
+
+
+def test_drafts_do_not_change_the_text():
+    model, options = decoder().float(), {"cache": "snapkv(budget=40)", "max_new_tokens": 30}
+    usual = model.generate(ids(1, 60), **options)
+    drafted = model.generate(ids(1, 60), draft="lookup", **options)
+    assert torch.equal(usual.sequences, drafted.sequences)
+    assert drafted.drafted is not None
+    assert drafted.drafted.proposed
+
+
+def test_layers_with_a_window_keep_their_window():
+    model = decoder(attention="PerLayer([Window(8), Causal()])")
+    state = read(model, model.new_state(cache="h2o(budget=7)"))[1]
+    assert not isinstance(state.layers[0].self_attention, CompressedCache)
+    assert isinstance(state.layers[1].self_attention, CompressedCache)
+    assert state.layers[1].self_attention.cache.held == 7
+
+
+REFUSED = {
+    "alibi": ({"position": "alibi"}, "position scheme"),
+    "dynamic": (
+        {
+            "position": {
+                "kind": "rope",
+                "extension": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 100},
+            }
+        },
+        "scheme",
+    ),
+    "linear": ({"attention": "performer"}, "softmax"),
+    "window": ({"attention": "Window(8)"}, "window"),
+    "strided": ({"attention": "Strided(8)"}, "pattern"),
+    "memory": ({"memory": "recurrent"}, "memory"),
+    "depth": ({"depth": "act"}, "depth"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_without_such_keys_are_refused(name: str):
+    options, words = REFUSED[name]
+    model = decoder(**options)
+    with pytest.raises(InputError, match=f"^cache: 'snapkv' .*{words}.*leave the cache out$"):
+        model.generate(ids(1, 60), cache="snapkv(budget=40)")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "snapkv(budget=32)"}, "budget: expected more keys than the window of 32"),
+        ({"cache": "snapkv(kernel=4)"}, "kernel: expected an odd number, got 4"),
+        ({"cache": "expected(budget=4)"}, "budget: expected more keys than the 4 sinks"),
+        ({"cache": "snap"}, "snapkv"),
+        ({"cache": "h2o", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
+        ({"cache": "h2o", "compile": True}, "compile: with a mixture"),
+        ({"cache": "h2o(budget=7)", "document_ids": ids(1, 60) * 0}, "document_ids"),
+    ],
+)
+def test_bad_options_name_their_fix(options: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        decoder().generate(ids(1, 60), **options)
