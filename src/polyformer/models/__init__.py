@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyformer.models.attached.explain import explain as explain
     from polyformer.models.checkpoints import *
     from polyformer.models.config import ModelConfig as ModelConfig
+    from polyformer.models.export import *
     from polyformer.models.generation import *
     from polyformer.models.outputs import ModelOutput as ModelOutput
     from polyformer.models.outputs import ModelState as ModelState
@@ -31,5 +32,5 @@ __getattr__, __dir__ = lazy_names(
         "detach": "attached.attach",
         "explain": "attached.explain",
     },
-    ["architectures", "checkpoints", "generation", "presets"],
+    ["architectures", "checkpoints", "export", "generation", "presets"],
 )

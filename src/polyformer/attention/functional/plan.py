@@ -11,6 +11,7 @@ from polyformer.attention.functional.backends.tiled import run as tiled
 from polyformer.attention.functional.context_parallel.needs import Needs
 from polyformer.attention.functional.context_parallel.parts import numbered, part_request
 from polyformer.attention.functional.context_parallel.run import STRATEGIES, choose_strategy
+from polyformer.attention.functional.graph_calls import current_graph_calls
 from polyformer.attention.functional.isolation import empty, run_isolated
 from polyformer.attention.functional.request import Request, is_traced
 from polyformer.attention.functional.splits.base import Result, Split
@@ -188,6 +189,10 @@ def plan(request: Request) -> Plan:
 
     If calls of other layers use the plan again (`request.key`), a shared mask costs less than a split call.
     """
+    if (calls := current_graph_calls()) is not None:
+        leaf = for_any_length(request)
+        calls.plans.append(str(leaf))
+        return leaf
     if request.context.shard is not None:
         refuse_recording(request.context)
         # Parts over different keys are joined by log-sum-exp.
@@ -210,6 +215,14 @@ def plan(request: Request) -> Plan:
         if split is not None:
             return _branch(split)
     return leaf
+
+
+def for_any_length(request: Request) -> Leaf:
+    """Return a run that does not depend on lengths, for an exported graph: torch's kernel with a mask, or the
+    definition."""
+    if request.score_mod is not None or request.relative is not None or request.return_lse:
+        return Leaf(request, "definition", {"sdpa": "a score_mod or relative terms change the scores"})
+    return Leaf(request, "sdpa", {})
 
 
 def refuse_recording(context: Context) -> None:
