@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.source_base import SourcePattern
 from polyformer.cli.documentation import Member
 from polyformer.core.config import Config
 
@@ -78,6 +79,10 @@ def python(member: Member) -> str | None:
         return None
     if member.axis == "Mechanism" and not getattr(member.cls, "causal", True):
         preset = "encoder-small"
+    call = CALLS.get(member.axis, "out = model(ids)")
+    if issubclass(member.cls, SourcePattern):
+        preset, override = "transformer-small", "cross_attention"
+        call = "out = model(ids, decoder_input_ids=ids)"
     quoted = f"'{text}'" if '"' in text else f'"{text}"'
     quoted += ', position="rope"' if member.axis == "Memory" else ""  # a memory reads endless texts
     return "\n".join(
@@ -87,7 +92,7 @@ def python(member: Member) -> str | None:
             "",
             f'model = polyformer.create_model("{preset}", {override}={quoted})',
             "ids = torch.randint(0, 1000, (1, 48))  # [batch, tokens]",
-            CALLS.get(member.axis, "out = model(ids)"),
+            call,
         ]
     )
 

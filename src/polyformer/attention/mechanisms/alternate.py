@@ -8,6 +8,7 @@ import dataclasses
 from typing import ClassVar
 
 from polyformer.attention.mechanisms.base import CAPABILITIES, Mechanism, MechanismConfig
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core.errors import InputError
 
 
@@ -52,9 +53,9 @@ class AlternateConfig(MechanismConfig):
         """Return the list of every mechanism's definition."""
         return AlternateConfig(mechanisms=tuple(mechanism.definition() for mechanism in self.mechanisms))
 
-    def cross(self) -> MechanismConfig:
+    def cross(self, pattern: Pattern | None = None) -> MechanismConfig:
         """Return the list of every mechanism's cross-attention."""
-        return AlternateConfig(mechanisms=tuple(mechanism.cross() for mechanism in self.mechanisms))
+        return AlternateConfig(mechanisms=tuple(mechanism.cross(pattern) for mechanism in self.mechanisms))
 
     @classmethod
     def examples(cls) -> tuple["AlternateConfig", ...]:

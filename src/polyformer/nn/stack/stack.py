@@ -10,6 +10,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from polyformer.attention.patterns.source_base import check_within_sequence, is_between_sequences
 from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -80,6 +81,7 @@ class StackConfig(Config):
             raise InputError("layerdrop: a reversible stack cannot skip layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
             raise InputError("convolution: expected the block 'post' and layerdrop 0, as in DeBERTa")
+        check_within_sequence(self.attention, "attention")
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
@@ -144,7 +146,7 @@ class Stack(nn.Module):
         config: StackConfig,
         hidden_size: int,
         max_positions: int,
-        cross: bool,
+        cross: AttentionConfig | None = None,
         embedding_size: int | None = None,
         image: Image | None = None,
     ):
@@ -153,6 +155,7 @@ class Stack(nn.Module):
         self.reversible = config.block.reversible
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.attention.mechanism
+        self.aligns_source = is_between_sequences(cross)  # then it needs the positions of both sequences
         shape = Shape(
             hidden_size=hidden_size,
             embedding_size=embedding_size,
