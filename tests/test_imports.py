@@ -41,7 +41,7 @@ SHARED = {
             "implied",
             "layout",
         ),
-        *("mods", "mod_cache", "mod_program", "residue_class", "user_defined"),
+        *("mods", "mod_cache", "mod_program", "residue_class", "source_base", "user_defined"),
     },
     "attention.mechanisms": {"base", "pair_terms", "some_heads", "spans"},
     "nn.cache": {"base"},

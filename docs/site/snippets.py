@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.source_base import SourcePattern
 from polyformer.cli.documentation import Member
 from polyformer.core.config import Config
 
@@ -87,6 +88,9 @@ def python(member: Member) -> str | None:
     call = CALLS.get(member.axis, "out = model(ids)")
     if member.axis == CACHE:
         call, text = call.format(f'"{text}"'), "rope"
+    if issubclass(member.cls, SourcePattern):
+        preset, override = "transformer-small", "cross_attention"
+        call = "out = model(ids, decoder_input_ids=ids)"
     quoted = f"'{text}'" if '"' in text else f'"{text}"'
     quoted += ', position="rope"' if member.axis == "Memory" else ""  # a memory reads endless texts
     return "\n".join(

@@ -18,6 +18,7 @@ from polyformer.attention.mechanisms import LSHConfig, RoutingConfig, SoftmaxCon
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Global, Pattern, Window
 from polyformer.attention.patterns.marked import reads_marks
+from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.positions import (
     LearnedConfig,
     PositionConfig,
@@ -254,8 +255,10 @@ def distinct(some: Sequence[Case]) -> list[Case]:
     return list({case.text: case for case in reversed(some)}.values())[::-1]
 
 
-def with_part(base: ModelConfig, part: Config) -> ModelConfig:
+def with_part(base: ModelConfig, part: Any) -> ModelConfig:
     """`base` with `part` wherever a member of its family stands; a memory with positions that go on."""
+    if is_between_sequences(part):
+        return dataclasses.replace(base, cross_attention=part.pattern)
     if isinstance(part, MemoryConfig) and not isinstance(part, NoMemoryConfig):
         base = replaced(base, PositionConfig, lambda _: TransformerXLConfig())
     return replaced(base, type(part).family, lambda _: part)
@@ -277,6 +280,8 @@ def numbered() -> list[tuple[str, Config, int]]:
 
 def fits(part: Config, shape: str) -> bool:
     """Whether a model of this shape can hold the part at all."""
+    if is_between_sequences(part):
+        return shape == "pair"
     if isinstance(part, MemoryConfig) and not isinstance(part, NoMemoryConfig):
         return shape == "decoder"
     if isinstance(part, DepthConfig) and not part.encoder:

@@ -113,8 +113,9 @@ RELEVANCE: dict[str, Contract] = {
     "target padding": contract(
         every("Mechanism FeedForward", "mixes tokens"),
         first("Position Block Norm Depth", "stands in the decoder of a pair"),
+        first("Pattern", "may be between target and source"),
         first("Variant", TABLES),
-        rest="heads: the hidden states are compared; patterns and memories: there are none in a pair",
+        rest="heads: the hidden states are compared; memories: there are none in a pair",
     ),
     "lengths": contract(
         every("Mechanism FeedForward", "rows may share what they must not", 2),

@@ -12,6 +12,7 @@ from selection import mechanisms, patterns
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import ALTERNATIVES, CAPABILITIES, MechanismConfig
+from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,
@@ -87,7 +88,7 @@ def use_memory(part: MechanismConfig) -> None:
     """Two segments in training; of what a decoder cannot be made of, the stack is built alone."""
     stack = StackConfig(position=NoPositionConfig(), memory=RecurrentConfig())
     if not part.causal:
-        Stack(with_part(stack, part), 24, 40, cross=False)
+        Stack(with_part(stack, part), 24, 40)
         return
     model = Transformer(shrunk(with_part(ModelConfig(vocab_size=17, decoder=stack), part)))
     ids = torch.ones(1, 4, dtype=torch.long)
@@ -178,13 +179,15 @@ def test_positions_are_refused_where_keys_are_summed_or_projected():
 def refuses(part: MechanismConfig, scheme: str) -> bool:
     stack = StackConfig(position=PositionConfig.from_dict(scheme))
     try:
-        Stack(with_part(stack, part), 24, 40, cross=False)
+        Stack(with_part(stack, part), 24, 40)
     except InputError as error:
         return CAPABILITIES["supports_score_bias"] in str(error)
     return False
 
 
-@pytest.mark.parametrize(("name", "part"), mechanisms("mechanism"))
+@pytest.mark.parametrize(
+    ("name", "part"), [each for each in mechanisms("mechanism") if not is_between_sequences(each[1])]
+)
 def test_a_member_does_what_it_declares_and_refuses_the_rest(name: str, part: MechanismConfig):
     for ability in CAPABILITIES:
         if getattr(part, ability):

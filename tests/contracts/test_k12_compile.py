@@ -69,6 +69,14 @@ def buildable(config: ModelConfig) -> ModelConfig:
     return config
 
 
+def base_of(*chosen: Config) -> ModelConfig:
+    """Return the first shape of model that can hold all of these parts; an encoder if none can."""
+    return next(
+        (base for shape, base in bases().items() if all(fits(part, shape) for part in chosen)),
+        bases()["encoder"],
+    )
+
+
 def composed() -> list[Case]:
     """Return models that combine a member of each kind, enough to include every example: compiling is slow.
 
@@ -81,13 +89,12 @@ def composed() -> list[Case]:
     configs = []
     for number in range(max(map(len, kinds.values()))):
         chosen = [some[number % len(some)] for some in kinds.values()]
-        shape = "decoder" if all(fits(part, "decoder") for part in chosen) else "encoder"
-        together = bases()[shape]
+        together = base_of(*chosen)
         for part in chosen:
             try:
                 together = buildable(with_part(together, part))
             except InputError:
-                configs.append(with_part(bases()[shape], part))
+                configs.append(with_part(base_of(part), part))
         configs.append(together)
     return [Case(f"composition-{n}", shrunk(config), number=n) for n, config in enumerate(configs)]
 

@@ -36,6 +36,7 @@ from polyformer.attention.mechanisms import (
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import (
     ETC,
+    Aligned,
     BlockWindow,
     Blockwise,
     Causal,
@@ -52,6 +53,7 @@ from polyformer.attention.patterns import (
     Random,
     Strided,
     Summary,
+    WaitK,
     Whole,
     Window,
 )
@@ -96,6 +98,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
 """For n tokens, and the exponent."""
 
 PATTERNS: dict[str, tuple[Callable[[int], Pattern], float]] = {
+    "Aligned": (lambda n: Aligned(1.0, 64, 64), 1),
     "BlockWindow": (lambda n: BlockWindow(64, before=1, after=0), 1),
     "Blockwise": (lambda n: Blockwise(128, (1, 0)), 1),
     "Causal": (lambda n: Causal(), 2),
@@ -112,6 +115,7 @@ PATTERNS: dict[str, tuple[Callable[[int], Pattern], float]] = {
     "Random": (lambda n: Random(2, 64), 1),
     "Strided": (lambda n: Strided(side(n)), 1.5),
     "Summary": (lambda n: Summary(side(n)), 1.5),
+    "WaitK": (lambda n: WaitK(64), 2),
     "Whole": (lambda n: Whole(100) | Window(64), 1),
     "Window": (lambda n: Window(64), 1),
 }

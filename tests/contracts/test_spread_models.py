@@ -8,7 +8,7 @@ from selection import SINGLE, cases
 from launching import launch, run_checks
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.linear.performer import PerformerConfig
-from polyformer.attention.patterns import Global, Window
+from polyformer.attention.patterns import Aligned, Global, Window
 from polyformer.attention.positions import AlibiConfig, EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context_parallel import context_parallel
@@ -110,6 +110,7 @@ def sources() -> None:
         (SoftmaxConfig(), "ring"),
         (SoftmaxConfig(), "all"),
         (windows, "needed"),
+        (SoftmaxConfig(pattern=Aligned(1.0, 4, 2)), "needed"),
         (PerformerConfig(features=6), "auto"),
     ):
         case = Case("tiny", shrunk(with_part(bases()["pair"], part)))

@@ -66,7 +66,7 @@ def built(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
         block=BlockConfig.from_dict(size.block),
         dropout=size.dropout,
     )
-    stack = Stack(config, size.width, size.length, cross=False).to(size.device).train()
+    stack = Stack(config, size.width, size.length).to(size.device).train()
     x = torch.randn(1, size.length, size.width, device=size.device, requires_grad=True)
     pos = torch.arange(size.length, device=size.device)
     context = Context(size.length, size.length, causal=True)

@@ -131,7 +131,7 @@ def prepared(call: Call) -> Callable[[], object]:
         return torch.no_grad()(lambda: alone(q, k, v, context, None, None))
     config = AttentionConfig(num_attention_heads=call.heads, mechanism=mechanism)
     dense = DenseConfig(intermediate_size=4 * size, activation="gelu")
-    layer = Layer(size, config, dense, PreNormConfig(), LayerNormConfig(), 0.0, cross=False, index=0)
+    layer = Layer(size, config, dense, PreNormConfig(), LayerNormConfig(), 0.0, cross=None, index=0)
     if call.attention == UNFUSED:
         layer.attention.mechanism = Unfused()  # type: ignore[assignment]
     position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=call.heads, head_size=call.width))

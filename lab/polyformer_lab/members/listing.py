@@ -86,6 +86,8 @@ IMAGES: tuple[tuple[Family, str], ...] = (
 """Rows of the table of images, whose models have the positions `grid` by default."""
 
 ABSENT = {
+    "Aligned": "between a target and its source: the rows are single stacks",
+    "WaitK": "between a target and its source: the rows are single stacks",
     "Causal": "what a decoder forbids in any case: a decoder's row would be dense, an encoder is not one",
     "Padding": "what every call forbids in any case: the row would be dense",
     "Documents": "what every call forbids in any case: the row would be dense",

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+from polyformer.attention.patterns import Pattern
+from polyformer.attention.patterns.source_base import check_between_sequences
 from polyformer.attention.positions import LearnedConfig, LearnedPerLayerConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -10,7 +12,7 @@ from polyformer.core.ranges import PositiveInt, UnitFloat, check_sizes
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.heads import HeadConfig, HeadShape, LanguageModelConfig
 from polyformer.nn.memory import NoMemoryConfig
-from polyformer.nn.stack import EmbeddingConfig, StackConfig
+from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class ModelConfig(ConfigWithImports):
     embedding: EmbeddingConfig = EmbeddingConfig()
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
+    cross_attention: Pattern | None = None  # of a decoder to its source, such as "Aligned(2, 16, 16)"
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
     initializer_range: UnitFloat | None = None
@@ -58,6 +61,13 @@ class ModelConfig(ConfigWithImports):
         check_sizes(self)
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
+        if self.cross_attention is not None:
+            if self.encoder is None or self.decoder is None:
+                raise InputError(
+                    "cross_attention: only an encoder-decoder attends to a source; for a pattern within one "
+                    "sequence set attention"
+                )
+            check_between_sequences(self.cross_attention, "cross_attention")
         # Cross-attention projects encoder vectors of hidden_size.
         if self.encoder is not None and self.decoder is not None:
             width = self.encoder.block.width(self.hidden_size)
@@ -94,6 +104,12 @@ class ModelConfig(ConfigWithImports):
                     f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "
                     f"cannot; use it with an encoder-only model"
                 )
+
+    def cross(self) -> AttentionConfig | None:
+        """Return the attention of the decoder to the source; None if the model is no encoder-decoder."""
+        if self.encoder is None or self.decoder is None:
+            return None
+        return self.decoder.attention.cross(self.cross_attention)
 
     def head_shape(self) -> HeadShape:
         """Return the sizes with which the head is built."""

@@ -25,6 +25,7 @@ class ModelState(State):
     source_valid: Tensor | None = None  # [B, S]
     source_length: int = 0
     source_shard: SequenceShard | None = None  # the part in `source`, with context parallelism
+    source_pos: Tensor | None = None  # [B, S], positions; None for non-padding tokens counted from 0
 
     renamed: ClassVar[Mapping[str, str]] = {"source_share": "source_shard"}
 

@@ -6,6 +6,7 @@ there is not wrong here too.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,18 @@ def padding(pattern: Any, line: Line, i: int, j: int) -> bool:
 def window(pattern: Any, line: Line, i: int, j: int) -> bool:
     distances = range(-pattern.after, pattern.before + 1)
     return i - j in [distance * pattern.dilation for distance in distances]
+
+
+@plain("Aligned")
+def aligned(pattern: Any, line: Line, i: int, j: int) -> bool:
+    last = max(position for position, valid in zip(line.position, line.valid) if valid)
+    center = min(math.floor(pattern.ratio * line.position[i] + 0.5), last)
+    return center - pattern.left <= line.position[j] <= center + pattern.right
+
+
+@plain("WaitK")
+def wait_k(pattern: Any, line: Line, i: int, j: int) -> bool:
+    return line.position[j] < pattern.k + math.floor(pattern.ratio * line.position[i])
 
 
 @plain("Strided")

@@ -232,6 +232,6 @@ def test_a_group_has_the_attention_of_its_own_layers():
         num_hidden_groups=2,
         attention=AttentionConfig(mechanism=SoftmaxConfig(pattern=PerLayer((near, near, far, far)))),
     )
-    layers = Stack(config, 64, 16, cross=False).layers
+    layers = Stack(config, 64, 16).layers
     patterns = [layer.get_submodule("attention.mechanism").config.pattern for layer in layers]  # type: ignore[union-attr]
     assert patterns == [near, far]

@@ -14,6 +14,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
+from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.core.errors import InputError
 from polyformer.core.ops.precision import autocast_device, is_autocast
@@ -87,11 +88,14 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
         raise InputError(f"scale: expected a finite number, got {scale}")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     by_slot = context is not None  # else the indices of a mask_mod start at 0, as in FlexAttention
-    context = context or Context(q.shape[2], k.shape[2])
+    rule = combine_patterns(pattern, mask_mod, layout)
+    if context is None:
+        # Two sequences both start at 0; queries within a sequence are its last tokens.
+        q_start = 0 if rule is not None and is_between_sequences(rule) else None
+        context = Context(q.shape[2], k.shape[2], q_start=q_start)
     if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
         lengths = f"{context.q_len} queries and {context.kv_len} keys"
         raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
-    rule = combine_patterns(pattern, mask_mod, layout)
     limits = implied(context.whole or context)
     if rule is not None and not rule.is_static():
         bound = rule.bind(by_slot, q.device)

@@ -57,9 +57,9 @@ class AlternateConfig(MechanismConfig):
         """Return the list of every mechanism within the pattern."""
         return AlternateConfig(mechanisms=tuple(mechanism.within(pattern) for mechanism in self.mechanisms))
 
-    def cross(self) -> MechanismConfig:
+    def cross(self, pattern: Pattern | None = None) -> MechanismConfig:
         """Return the list of every mechanism's cross-attention."""
-        return AlternateConfig(mechanisms=tuple(mechanism.cross() for mechanism in self.mechanisms))
+        return AlternateConfig(mechanisms=tuple(mechanism.cross(pattern) for mechanism in self.mechanisms))
 
     @classmethod
     def examples(cls) -> tuple["AlternateConfig", ...]:

@@ -139,18 +139,20 @@ class MechanismConfig(Config):
         """
         return None
 
-    def cross(self) -> "MechanismConfig":
-        """Return the cross-attention of a layer with this mechanism: full softmax attention by default.
+    def cross(self, pattern: Pattern | None = None) -> "MechanismConfig":
+        """Return the cross-attention of a layer with this mechanism: softmax attention by default.
 
         The slots of another sequence have no relation to the slots of the queries, so windows, buckets,
         clusters and spans over them are meaningless. The member's `dropout` and `backend` are kept, if it has
         them.
+
+        pattern: between the two sequences, such as `Aligned`; None for all keys.
         """
-        if self.reads_any_sequence:
+        if self.reads_any_sequence and pattern is None:
             return self
         # Not all members have these options.
         kept = {name: getattr(self, name) for name in ("dropout", "backend") if hasattr(self, name)}
-        return MechanismConfig.from_dict({"kind": "softmax", **kept})
+        return MechanismConfig.from_dict({"kind": "softmax", **kept, "pattern": pattern})
 
     def within(self, pattern: Pattern) -> "MechanismConfig":
         """Return the mechanism with only the pairs of a pattern too; raises `InputError` if it takes none."""

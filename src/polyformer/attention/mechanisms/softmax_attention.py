@@ -74,9 +74,9 @@ class SoftmaxConfig(MechanismConfig):
         own = pattern if self.pattern is None else self.pattern & pattern
         return dataclasses.replace(self, pattern=own)
 
-    def cross(self) -> "SoftmaxConfig":
-        """Return the config over all keys, with the same scale: a pattern is defined within a sequence."""
-        return dataclasses.replace(self, pattern=None)
+    def cross(self, pattern: Pattern | None = None) -> "SoftmaxConfig":
+        """Return the config with a pattern between two sequences, and the same scale."""
+        return dataclasses.replace(self, pattern=pattern)
 
 
 class SoftmaxAttention(Mechanism):

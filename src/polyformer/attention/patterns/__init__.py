@@ -1,5 +1,6 @@
 """Attention patterns and their algebra: `Window(256) | Global(1)`."""
 
+from polyformer.attention.patterns.aligned import Aligned
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.block_window import BlockWindow
 from polyformer.attention.patterns.blockwise import Blockwise
@@ -17,11 +18,13 @@ from polyformer.attention.patterns.per_head import PerHead, PerLayer
 from polyformer.attention.patterns.random_blocks import Random
 from polyformer.attention.patterns.short_documents import Whole
 from polyformer.attention.patterns.strided import Strided
+from polyformer.attention.patterns.wait_k import WaitK
 from polyformer.attention.patterns.window import Window
 from polyformer.core.registry import import_modules
 
 __all__ = [
     "ETC",
+    "Aligned",
     "And",
     "BlockWindow",
     "Blockwise",
@@ -44,6 +47,7 @@ __all__ = [
     "Random",
     "Strided",
     "Summary",
+    "WaitK",
     "Whole",
     "Window",
     "Without",

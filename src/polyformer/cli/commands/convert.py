@@ -52,6 +52,9 @@ class ConvertOptions:
         "attention of all layers: a pattern such as 'Window(256) | Global(1)', or a mechanism such "
         "as linformer"
     )
+    cross_attention: str | None = option(
+        "pattern of a decoder's attention to its source, such as 'Aligned(ratio=1.0, left=16, right=16)'"
+    )
     max_positions: int | None = option("largest number of tokens per text of the new model")
     extension: str | None = option(
         "extension of rotary positions to texts longer than in training: interpolation, ntk, yarn or llama3; "
@@ -121,8 +124,8 @@ def run(options: ConvertOptions) -> None:
     out = checked_path(options.out)
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{options.out}: the directory is not empty; choose another one")
-    changes = options.attention, options.max_positions, options.extension, options.global_projections
-    changed = any(changes) or options.memory or options.depth or options.fit
+    changes = options.attention, options.cross_attention, options.max_positions, options.extension
+    changed = any(changes) or options.global_projections or options.memory or options.depth or options.fit
     # Rounding comes last: new parameters are computed from weights that are not yet rounded.
     weights = None if changed and options.weights in ("int8", "int4") else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
@@ -135,6 +138,7 @@ def run(options: ConvertOptions) -> None:
         model, report = convert(
             model,
             options.attention,
+            cross_attention=options.cross_attention,
             max_positions=options.max_positions,
             extension=options.extension,
             global_projections=options.global_projections,

@@ -41,7 +41,8 @@ class Context:
         q_len, kv_len: lengths Tq and Tk.
         causal: a query sees only its slot and earlier slots.
         q_start: the slot of the first query among the keys; by default the queries are the last Tq of the
-            Tk keys (bottom-right alignment, as a KV cache needs). A tensor with one number in a compiled
+            Tk keys (bottom-right alignment, as a KV cache needs). For keys of another sequence (patterns such
+            as `Aligned`) the slot in the queries' own sequence. A tensor with one number in a compiled
             graph that does not know the number; patterns and schemes then work for pairs, without a layout.
         q_pos, kv_pos: positions, [Tq] or [B, Tq] and likewise for keys; by default the slots.
         q_doc, kv_doc: document numbers [B, Tq] and [B, Tk], not decreasing along a row; a query sees only
@@ -187,6 +188,16 @@ class Context:
     def capped_position(self, position: Tensor) -> Tensor:
         """Return the positions of queries as the scores use them: at most `last_position`."""
         return position if self.last_position is None else position.clamp_max(self.last_position)
+
+    def between_positions(self, target: "Context", kv_pos: Tensor | None) -> "Context":
+        """Return this context of queries in one sequence and keys in another, with the positions of both.
+
+        target: the context of the queries within their own sequence. kv_pos: [B, Tk]; by default the keys
+        that are not padding are counted from 0.
+        """
+        if kv_pos is None and self.kv_valid is not None:
+            kv_pos = positions_from_mask(self.kv_valid)
+        return dataclasses.replace(self, memo={}, q_start=target.offset, q_pos=target.q_pos, kv_pos=kv_pos)
 
     @property
     def all_as_queries(self) -> "Context":

@@ -51,6 +51,8 @@ def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) ->
         whole,
         q_len=shard.length,
         kv_len=source.length,
+        q_pos=None if whole.q_pos is None else shard.take(whole.q_pos),
+        kv_pos=None if whole.kv_pos is None else source.take(whole.kv_pos),
         kv_valid=None if whole.kv_valid is None else source.take(whole.kv_valid),
         memo={},
         shard=shard.with_source(source),

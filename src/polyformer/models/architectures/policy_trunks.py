@@ -94,7 +94,7 @@ class DecoderTrunkConfig(TrunkConfig):
         config = self.decoder.override("memory", memory).override(
             "attention.mechanism.pattern", Window(self.memory_length, 0)
         )
-        return DecoderTrunk(Stack(config, hidden_size, self.memory_length, cross=False), hidden_size)
+        return DecoderTrunk(Stack(config, hidden_size, self.memory_length), hidden_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,6 +172,8 @@ class StackRunner:
         source = None
         if state is not None and self.config.encoder is not None:
             read = Context(new, state.source_length, kv_valid=state.source_valid)
+            if stack.aligns_source:
+                read = read.between_positions(context, state.source_pos)
             if shard is not None and state.source_shard is not None:
                 read = shard_source(read, shard, state.source_shard)
             source = Source(state.source, read)

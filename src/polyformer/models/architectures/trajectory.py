@@ -152,7 +152,7 @@ class TrajectoryTransformer(PretrainedMixin):
         self.actions = Linear(sizes.action_size, width)
         self.norm = LayerNorm(width)
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.decoder = Stack(config.decoder, width, config.max_position_embeddings, cross=False)
+        self.decoder = Stack(config.decoder, width, config.max_position_embeddings)
         self.head = Predictions(width, sizes)
         initialize(self, config.initializer_range)
 

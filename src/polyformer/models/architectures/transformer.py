@@ -47,14 +47,14 @@ class Transformer(PretrainedMixin):
         width, positions = config.hidden_size, config.max_position_embeddings
         size = config.embedding.width(width)
         self.tokens: Table = config.embedding.tokens(config.vocab_size, width)
-        both = config.encoder is not None and config.decoder is not None
+        cross = config.cross()
         self.decoder_tokens: Table | None = None
-        if both and not config.embedding.shared:
+        if cross is not None and not config.embedding.shared:
             self.decoder_tokens = config.embedding.tokens(config.vocab_size, width)
         for name, part in (("encoder", config.encoder), ("decoder", config.decoder)):
             stack = embedding = None
             if part is not None:
-                stack = Stack(part, width, positions, both and name == "decoder", size)
+                stack = Stack(part, width, positions, cross if name == "decoder" else None, size)
                 embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position)
             self.add_module(name, stack)
             self.add_module(f"{name}_embedding", embedding)
@@ -346,5 +346,5 @@ class Transformer(PretrainedMixin):
 
 def _source_state(encoded: StackOutput, layers: tuple[LayerState, ...]) -> ModelState:
     """Return the state of a decoder that has read the source and no token of the target."""
-    tokens = encoded.tokens
-    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, encoded.shard)
+    tokens, shard = encoded.tokens, encoded.shard
+    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, shard, tokens.pos)

@@ -154,7 +154,7 @@ class VisionTransformer(PretrainedMixin):
         self.class_token = nn.Embedding(1, width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
         self.dropout = Dropout(config.dropout)
-        self.encoder = Stack(config.encoder, width, image.length, cross=False, image=image)
+        self.encoder = Stack(config.encoder, width, image.length, image=image)
         self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
 

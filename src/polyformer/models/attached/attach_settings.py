@@ -9,6 +9,7 @@ from annotated_types import Le
 from torch import nn
 
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
+from polyformer.attention.patterns.source_base import check_within_sequence
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.config import decode
@@ -78,6 +79,7 @@ def parse_settings(
 ) -> AttachSettings:
     """Return the parsed arguments of `attach`, checked by type."""
     pattern = None if attention is None else as_pattern(attention, "attention")
+    check_within_sequence(pattern, "attention")
     scheme = None
     if position is not None and position != "none":
         scheme = decode(PositionConfig, position, "position")

@@ -21,6 +21,7 @@ from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.marked import reads_marks
+from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.architectures import Transformer, VisionConfig
@@ -35,6 +36,7 @@ def convert(
     model: Transformer,
     attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None,
     *,
+    cross_attention: Pattern | str | None = None,
     max_positions: int | None = None,
     extension: RopeExtensionConfig | str | dict[str, Any] | None = None,
     global_projections: bool = False,
@@ -44,18 +46,16 @@ def convert(
     """Return a new model, in evaluation mode, and a report on the weights of `model`, which is not changed.
 
     Args:
-        attention: a pattern or a mechanism, in any of the forms of `polyformer.models.presets.model_config`,
-        for the
-            encoder if there is one, else for the decoder.
+        attention: a pattern or a mechanism, in any of the forms of `model_config`, for the encoder if there
+            is one, else for the decoder.
+        cross_attention: a pattern of a decoder's attention to its source, such as "Aligned(1.0, 16, 16)".
         max_positions: the longest text of the new model; learned positions are repeated.
-        extension: of rotary positions, such as "yarn" or "ntk(factor=4)"; by default its factor is
-            `max_positions` divided by the old number of positions.
+        extension: of rotary positions, such as "ntk(factor=4)"; by default for `max_positions`.
         global_projections: add separate projections for global tokens, copied from the ordinary projections.
         memory: a memory of earlier segments, only for a decoder, such as `memorizing(store=8192)`.
         depth: the depth of the decoder if there is one, else of the encoder, such as `exits(layers=[4, 8])`.
 
-    Raises:
-        InputError: a mechanism, memory or depth that the model cannot have, fewer positions than before.
+    Raises `InputError` for a part that the model cannot have, and for fewer positions than before.
     """
     if not isinstance(model, Transformer):
         raise InputError(f"convert: expected a model of texts, got a {type(model).__name__}")
@@ -65,6 +65,7 @@ def convert(
             'convert the original model, or load this model with weights="float32"'
         )
     config = convert_config(model.config, read_attention(attention), max_positions, global_projections)
+    config = with_cross_attention(config, cross_attention)
     if extension is not None:
         config = with_extension(config, extension, model.config.max_position_embeddings)
     if memory is not None:
@@ -139,6 +140,16 @@ def convert_config(
         changes["origin"] = None
     config = dataclasses.replace(config, **changes)
     return config if max_positions is None else extend_positions(config, max_positions)
+
+
+def with_cross_attention(config: ModelConfig, pattern: Pattern | str | None) -> ModelConfig:
+    """Return the configuration with a pattern between target and source, which no public family has.
+
+    pattern: None leaves the configuration unchanged.
+    """
+    if pattern is None:
+        return config
+    return dataclasses.replace(config, cross_attention=as_pattern(pattern, "cross_attention"), origin=None)
 
 
 def with_extension(config: ModelConfig, extension: object, before: int) -> ModelConfig:

@@ -61,7 +61,8 @@ class FixedStep:
             if reach not in shared:
                 shared[reach] = _fixed_tokens(tokens, state.tokens, cache, reach is not None)
             buffers.append(shared[reach])
-        others = [*inputs.values(), *([] if state.source_valid is None else [state.source_valid])]
+        source = [table for table in (state.source_valid, state.source_pos) if table is not None]
+        others = [*inputs.values(), *source]
         for fixed in shared.values():
             others += [
                 table for table in (fixed.slots, fixed.valid, fixed.pos, fixed.doc) if table is not None

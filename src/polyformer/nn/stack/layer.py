@@ -76,16 +76,14 @@ class Layer(nn.Module):
         block: BlockConfig,
         norm: NormConfig,
         dropout: float,
-        cross: bool,
+        cross: AttentionConfig | None,
         index: int,
     ):
         super().__init__()
         self.attention = attention.build(hidden_size, index)
-        self.cross_attention: MultiHeadAttention | None = (
-            attention.cross().build(hidden_size, index) if cross else None
-        )
+        self.cross_attention: MultiHeadAttention | None = cross and cross.build(hidden_size, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
-        self.block = block.for_layer(index).build(hidden_size, 3 if cross else 2, norm, dropout)
+        self.block = block.for_layer(index).build(hidden_size, 2 if cross is None else 3, norm, dropout)
         self.tokenwise = norm.tokenwise
         self.can_skip_queries = attention.can_skip_queries(index) and feedforward.for_layer(index).tokenwise
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
@@ -107,9 +108,12 @@ class AttentionConfig(Config):
         """Return whether layer `layer` can leave out the queries of tokens that halted."""
         return self.mechanism.for_layer(layer).separate_queries and not self.global_projections
 
-    def cross(self) -> "AttentionConfig":
-        """Return the configuration of cross-attention with the same heads."""
-        return dataclasses.replace(self, mechanism=self.mechanism.cross(), global_projections=False)
+    def cross(self, pattern: Pattern | None = None) -> "AttentionConfig":
+        """Return the configuration of cross-attention with the same heads.
+
+        pattern: between the two sequences; None for all keys.
+        """
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), global_projections=False)
 
     def build(self, hidden_size: int, layer: int = 0) -> "MultiHeadAttention":
         """Return the module of layer `layer`, in a model of `hidden_size`."""

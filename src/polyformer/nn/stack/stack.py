@@ -1,5 +1,4 @@
-"""A stack of layers: an encoder, a decoder with a causal context, or with a source a cross-attending
-decoder."""
+"""A stack of layers: an encoder, a decoder with a causal context, or a decoder with cross-attention."""
 
 import dataclasses
 import functools
@@ -10,6 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from polyformer.attention.patterns.source_base import check_within_sequence, is_between_sequences
 from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
@@ -80,6 +80,7 @@ class StackConfig(Config):
             raise InputError("layerdrop: a reversible stack cannot skip layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
             raise InputError("convolution: expected the block 'post' and layerdrop 0, as in DeBERTa")
+        check_within_sequence(self.attention, "attention")
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
@@ -144,7 +145,7 @@ class Stack(nn.Module):
         config: StackConfig,
         hidden_size: int,
         max_positions: int,
-        cross: bool,
+        cross: AttentionConfig | None = None,
         embedding_size: int | None = None,
         image: Image | None = None,
     ):
@@ -153,6 +154,7 @@ class Stack(nn.Module):
         self.reversible = config.block.reversible
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.memory.limited(config.attention.mechanism)
+        self.aligns_source = is_between_sequences(cross)  # then it needs the positions of both sequences
         shape = Shape(
             hidden_size=hidden_size,
             embedding_size=embedding_size,
@@ -183,9 +185,8 @@ class Stack(nn.Module):
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:
             layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
-        self.convolution = None
-        if config.convolution is not None:
-            self.convolution = Convolution(config.convolution, hidden_size, config.norm, config.dropout)
+        convolution = config.convolution
+        self.convolution = convolution and Convolution(convolution, hidden_size, config.norm, config.dropout)
         width = config.block.width(hidden_size)
         normed = config.block.normalizes_output or not config.final_norm
         self.final_norm = nn.Identity() if normed else config.norm.build(width)

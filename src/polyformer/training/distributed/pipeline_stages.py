@@ -257,7 +257,7 @@ def _without(batch: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
 def _state(source: Tensor, batch: dict[str, Tensor]) -> ModelState:
     """Return the state of a decoder that has read the source [B, S, E] and no token of the target."""
     tokens = NO_TOKENS.extended(_inputs(source, batch))
-    return ModelState(NO_TOKENS, (), source, tokens.valid, tokens.length)
+    return ModelState(NO_TOKENS, (), source, tokens.valid, tokens.length, source_pos=tokens.pos)
 
 
 class _WithLoss(torch.autograd.Function):

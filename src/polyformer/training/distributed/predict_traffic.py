@@ -236,7 +236,10 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
         whole = Context(work.length, work.length, causal=stack is config.decoder)
         runs = runs_of_stack(stack, whole, processes)
         for mechanism in map(stack.attention.mechanism.for_layer, range(stack.num_hidden_layers)):
-            reads = [(mechanism, whole.causal), *([(mechanism.cross(), False)] if crosses else [])]
+            reads = [
+                (mechanism, whole.causal),
+                *([(mechanism.cross(config.cross_attention), False)] if crosses else []),
+            ]
             for read in reads:
                 if read not in known:
                     known[read] = _exchanged(stack.attention, config.hidden_size, work, *read, runs)

@@ -61,7 +61,7 @@ def _polyformer_calls(
                 stack.enter_context(hooked(layer.feedforward, feedforward.before, feedforward.after))
                 kinds = {side: (layer.attention, module.mechanism)}
                 if layer.cross_attention is not None:
-                    kinds["encoder"] = (layer.cross_attention, module.mechanism.cross())
+                    kinds["encoder"] = (layer.cross_attention, layer.cross_attention.config.mechanism)
                 for keys, (attention, config) in kinds.items():
                     hooks = _PolyformerHooks(
                         side=side, keys=keys, config=config, requests=requests, calls=calls, marks=marks

@@ -1,0 +1,155 @@
+"""Base of the patterns between two sequences, for the attention of a decoder to its source.
+
+Queries are tokens of the target, keys are tokens of the source. Both are counted in positions, which skip
+padding: the context of such a call has the slot of the first query in the target as `q_start`.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.patterns.base import Pattern, TabulatedPattern
+from polyformer.attention.patterns.composition import CompositePattern
+from polyformer.attention.patterns.implied import Full
+from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.core.errors import InputError
+from polyformer.core.host_values import on_host
+from polyformer.core.sequence.context import Context, look_up
+
+DENOMINATOR = 1_000_000
+"""Largest denominator of a ratio as a fraction."""
+
+
+class SourcePattern(TabulatedPattern, named=False):
+    """A rule by which each query sees a run of source positions; a member defines `spans`."""
+
+    def spans(self, context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the first and the last source position of each query, [Tq] or [B, Tq] of integers."""
+        raise NotImplementedError
+
+    def with_tables(self, context: Context, device: torch.device) -> "SpanTables":
+        """Return the lookups in the tables of `spans`."""
+        first, last = self.spans(context, device)
+        return SpanTables(first, last)
+
+    def keys(self, context: Context, start: int, stop: int) -> Keys:
+        """Return the slots from the first to the last position that these queries see."""
+        if torch.compiler.is_compiling() or isinstance(context.offset, Tensor):
+            return super().keys(context, start, stop)
+        runs = context.once(
+            (self, "runs"), lambda: _slot_runs(*self.spans(context, _device(context)), context)
+        )
+        if runs is None:
+            return super().keys(context, start, stop)
+        first, last = (edges[:, start:stop] for edges in runs)
+        return Keys(
+            clip(int(first.min()), int(last.max()), context.kv_len),
+            # Empty if two of the queries have no position in common.
+            clip(int(first.max()), int(last.min()), context.kv_len),
+        )
+
+
+class RatioPattern(SourcePattern, named=False):
+    """Base of the patterns with `ratio` source tokens for each token of the target."""
+
+    ratio: float
+    fraction: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # In integers, so that no ratio is subject to rounding errors.
+        fraction = Fraction(self.ratio).limit_denominator(DENOMINATOR)
+        object.__setattr__(self, "fraction", fraction.as_integer_ratio())
+
+    def scaled(self, context: Context, device: torch.device, halves: int = 0) -> Tensor:
+        """Return floor(ratio * i + halves / 2) of the positions i of the queries, [Tq] or [B, Tq]."""
+        positions = context.q_pos
+        if positions is None:
+            positions = torch.arange(context.q_len, device=device) + context.offset
+        over, under = self.fraction
+        return torch.div(2 * over * positions.to(device) + halves * under, 2 * under, rounding_mode="floor")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpanTables(Pattern, named=False):
+    """The first and the last source position of each query in tables, [Tq] or [B, Tq]."""
+
+    first: Tensor
+    last: Tensor
+
+    def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return first[i] <= position of j <= last[i]."""
+        position = context.key_position(b, kv_idx)
+        return (position >= look_up(self.first, b, q_idx)) & (position <= look_up(self.last, b, q_idx))
+
+
+def last_position(context: Context, device: torch.device) -> Tensor:
+    """Return the last position of each row's source, [1] or [B, 1]; -1 for a row of padding."""
+    if context.kv_pos is None and context.kv_valid is None:
+        return torch.full((1,), context.kv_len - 1, device=device)
+    position = torch.arange(context.kv_len) if context.kv_pos is None else context.kv_pos
+    position = position.to(device)
+    if context.kv_valid is not None:
+        position = torch.where(context.kv_valid.to(device).bool(), position, -1)
+    return position.amax(-1, keepdim=True)
+
+
+def is_between_sequences(part: object) -> bool:
+    """Return whether `part`, a pattern or a configuration, has a pattern between a target and its source."""
+    return any(isinstance(pattern, SourcePattern) for pattern in _patterns(part))
+
+
+def check_within_sequence(part: object, name: str) -> None:
+    """Raise `InputError` if `part`, a pattern or a configuration, has a pattern between two sequences."""
+    for pattern in _patterns(part):
+        if isinstance(pattern, SourcePattern):
+            raise InputError(
+                f"{name}: {pattern.to_text()} is a pattern between a target and its source; "
+                "set it as cross_attention of an encoder-decoder, or use a pattern such as Window(64)"
+            )
+
+
+def check_between_sequences(pattern: Pattern, name: str) -> None:
+    """Raise `InputError` if `pattern` has a part that is only defined within one sequence."""
+    for part in _patterns(pattern):
+        if not isinstance(part, SourcePattern | Full | CompositePattern):
+            raise InputError(
+                f"{name}: {part.to_text()} is a pattern within one sequence; expected a pattern between a "
+                "target and its source, such as Aligned(ratio=1.0, left=16, right=16) or WaitK(3)"
+            )
+
+
+def _patterns(part: object) -> Iterator[Pattern]:
+    """Yield all patterns in `part`, a pattern, a configuration or a tuple of them."""
+    if isinstance(part, Pattern):
+        yield part
+    if isinstance(part, tuple):
+        inner: Iterator[object] = iter(part)
+    elif dataclasses.is_dataclass(part):
+        inner = (getattr(part, field.name) for field in dataclasses.fields(part))
+    else:
+        return
+    for value in inner:
+        yield from _patterns(value)
+
+
+def _device(context: Context) -> torch.device:
+    """Return the device of the context's tables; the CPU if it has none."""
+    return next((table.device for table in context.tables), torch.device("cpu"))
+
+
+def _slot_runs(first: Tensor, last: Tensor, context: Context) -> tuple[Tensor, Tensor] | None:
+    """Return the first slot and the last slot plus 1 of each query, [B or 1, Tq]; None if the positions of a
+    row decrease, as in packed documents."""
+    first, last = (on_host(edge).view(-1, context.q_len) for edge in (first, last))
+    if context.kv_pos is None:
+        return first, last + 1
+    position = on_host(context.kv_pos).view(-1, context.kv_len)
+    if bool((position.diff() < 0).any()):
+        return None
+    rows = max(len(first), len(position))
+    position, first, last = (table.expand(rows, -1).contiguous() for table in (position, first, last))
+    return torch.searchsorted(position, first), torch.searchsorted(position, last, right=True)
