@@ -115,8 +115,8 @@ def test_a_saved_state_goes_on(policy: CachePolicy, tmp_path: Any):
 @pytest.mark.parametrize("kind", sorted(CachePolicy.kinds))
 def test_beams_follow_their_own_keys(kind: str):
     model = decoder().float()
-    options: dict[str, Any] = {"cache": f"{kind}(budget=40)", "num_beams": 3, "max_new_tokens": 20}
-    prompt = ids(2, 60)
+    options: dict[str, Any] = {"cache": f"{kind}(budget=70)", "num_beams": 3, "max_new_tokens": 20}
+    prompt = ids(2, 100)
     both = model.generate(prompt, **options)
     for row in range(2):
         single = model.generate(prompt[row : row + 1], **options)
@@ -126,9 +126,9 @@ def test_beams_follow_their_own_keys(kind: str):
 
 
 def test_drafts_do_not_change_the_text():
-    model, options = decoder().float(), {"cache": "snapkv(budget=40)", "max_new_tokens": 30}
-    usual = model.generate(ids(1, 60), **options)
-    drafted = model.generate(ids(1, 60), draft="lookup", **options)
+    model, options = decoder().float(), {"cache": "snapkv(budget=70)", "max_new_tokens": 30}
+    usual = model.generate(ids(1, 100), **options)
+    drafted = model.generate(ids(1, 100), draft="lookup", **options)
     assert torch.equal(usual.sequences, drafted.sequences)
     assert drafted.drafted is not None
     assert drafted.drafted.proposed
@@ -166,21 +166,21 @@ def test_models_without_such_keys_are_refused(name: str):
     options, words = REFUSED[name]
     model = decoder(**options)
     with pytest.raises(InputError, match=f"^cache: 'snapkv' .*{words}.*leave the cache out$"):
-        model.generate(ids(1, 60), cache="snapkv(budget=40)")
+        model.generate(ids(1, 60), cache="snapkv(budget=70)")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "snapkv(budget=32)"}, "budget: expected more keys than the window of 32"),
+        ({"cache": "snapkv(budget=64)"}, "budget: expected more keys than the window of 64"),
         ({"cache": "snapkv(kernel=4)"}, "kernel: expected an odd number, got 4"),
         ({"cache": "expected(budget=4)"}, "budget: expected more keys than the 4 sinks"),
         ({"cache": "snap"}, "snapkv"),
         ({"cache": "h2o", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
         ({"cache": "h2o", "compile": True}, "compile: with a mixture"),
-        ({"cache": "h2o(budget=7)", "document_ids": ids(1, 60) * 0}, "document_ids"),
+        ({"cache": "h2o(budget=7)", "document_ids": ids(1, 100) * 0}, "document_ids"),
     ],
 )
 def test_bad_options_name_their_fix(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
-        decoder().generate(ids(1, 60), **options)
+        decoder().generate(ids(1, 100), **options)

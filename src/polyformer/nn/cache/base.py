@@ -65,26 +65,22 @@ class CacheCall:
         Sums over the queries, by default all, and over the query heads of a key head.
         """
         q_len, length, valid = self.context.q_len, self.keys.shape[2], self.context.kv_valid
-        total = self.keys.new_zeros(
-            self.keys.shape[:3], dtype=torch.promote_types(self.keys.dtype, torch.float32)
-        )
+        dtype = torch.promote_types(self.keys.dtype, torch.float32)
+        total = self.keys.new_zeros(self.keys.shape[:3], dtype=dtype)
         rows = max(1, CHUNK // (self.queries.shape[0] * self.queries.shape[1] * length))
-        first = 0 if last is None else max(0, q_len - last)
-        for start in range(first, q_len, rows):
+        for start in range(0 if last is None else max(0, q_len - last), q_len, rows):
             stop = min(q_len, start + rows)
             # Keys after the last query of the chunk are hidden from all its queries.
             end = length - q_len + stop
-            slots = torch.arange(end, device=total.device)
-            hidden = slots > slots[end - stop + start :].unsqueeze(-1)
+            own, slots = slice(end - stop + start, end), torch.arange(end, device=total.device)
+            hidden = slots > slots[own, None]
             if valid is not None:
                 hidden = hidden | ~valid[:, None, None, None, :end].bool()
             q = self.by_key_head(self.queries[:, :, start:stop])
-            scores = (q @ self.keys[:, :, :end].mT.unsqueeze(2)).to(total.dtype) * self.scale
-            weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
-            if valid is not None:
-                weights = weights.masked_fill(
-                    ~valid[:, None, None, end - stop + start : end, None].bool(), 0.0
-                )
+            scores = (q @ self.keys[:, :, :end].mT.unsqueeze(2)).to(dtype) * self.scale
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            if valid is not None:  # queries that are padding do not count
+                weights = weights.masked_fill(~valid[:, None, None, own, None].bool(), 0.0)
             total[..., :end] += weights.sum((2, 3))
         return total
 

@@ -28,7 +28,7 @@ class SnapKV(CachePolicy):
     `window`: the number of these tokens. `kernel`, `pooling`: of the weights along the text; an odd number.
     """
 
-    window: PositiveInt = 32
+    window: PositiveInt = 64
     kernel: Annotated[int, Ge(1)] = 7
     pooling: Literal["mean", "max"] = "mean"
 
