@@ -112,6 +112,9 @@ def test_a_text_is_read_in_pieces_by_longer_models(tmp_path: Path):
     assert len({*extended, long["perplexity"]}) == 4
     narrow, *_ = rows(tmp_path / "window", "pieces", attention="Window(4)", **options)
     assert narrow["known"] != known["known"]
+    sinks, *_ = rows(tmp_path / "sinks", "pieces", memory="sinks(first=1, length=20)", **options)
+    assert sinks["known"] == known["known"]
+    assert sinks["longest"] != known["longest"]
     assert slowed("yarn", 16, 64) == "yarn(factor=4.0, original_max_positions=16)"
 
 

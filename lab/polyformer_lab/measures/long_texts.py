@@ -19,6 +19,7 @@ def pieces(
     tokens: int,
     attention: str | None = None,
     extension: str | None = None,
+    memory: str | None = None,
     own: int | None = None,
 ) -> Iterator[Row]:
     """Yield the perplexity, the speed and the memory at each length, after a row with two of the
@@ -34,6 +35,7 @@ def pieces(
         tokens: the number of tokens that are read at each length.
         attention: the attention of the converted checkpoint, by default its own.
         extension: the extension of rotary positions ("yarn"), for the longest of the lengths.
+        memory: a memory of the converted checkpoint ("sinks(first=4, length=508)").
         own: the length that the checkpoint was trained for; by default its number of positions.
     """
     checkpoint, tokenizer = from_pretrained(model).eval(), load_tokenizer(model)
@@ -41,9 +43,9 @@ def pieces(
     own = own or checkpoint.config.max_position_embeddings
     if cell.recipe is not None:
         checkpoint = cell.fitted.model
-    elif attention or extension:
+    elif attention or extension or memory:
         slower = extension and slowed(extension, own, max(lengths))
-        checkpoint, _ = convert(checkpoint, attention, extension=slower)
+        checkpoint, _ = convert(checkpoint, attention, extension=slower, memory=memory)
     rows = dict[int, Row]()
     for length in lengths:
         result = measure(checkpoint, read, [*read.pieces(ids, length, tokens // length)], length)

@@ -1,6 +1,7 @@
 """Attention sinks: each step is recomputed from the kept tokens; bounded caches; what is refused."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from polyformer.attention.positions.rope.context_extension import YarnConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence import reach
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import with_weights
+from polyformer.models.checkpoints import from_pretrained
 from polyformer.models.checkpoints.convert import convert
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation.config import BeamConfig
@@ -117,6 +120,23 @@ def test_a_text_within_the_cache_is_bitwise_as_without_the_memory():
     ids = text(length=LENGTH)
     assert torch.equal(model(ids).logits, dense(ids).logits)
     assert not torch.allclose(model(text()).logits, dense(text()).logits)
+
+
+@torch.no_grad()
+def test_a_memory_can_be_added_while_a_model_is_loaded(tmp_path: Path):
+    """With quantized weights too, which are not converted; new parameters begin as in a conversion."""
+    model, ids = built(NONE).float(), text()
+    model.generation = {"max_new_tokens": 3}
+    model.save_pretrained(tmp_path / "float")
+    loaded = from_pretrained(tmp_path / "float", memory="sinks(first=2, length=5)")
+    assert torch.equal(loaded(ids).logits, convert(model, memory=SINKS)[0](ids).logits)
+    assert loaded.generation == model.generation
+    with_weights(model, "int8").save_pretrained(tmp_path / "int8")
+    whole, bounded = (from_pretrained(tmp_path / "int8", memory=memory) for memory in (None, SINKS))
+    assert torch.equal(bounded(ids[:, :5]).logits, whole(ids[:, :5]).logits)
+    assert not torch.equal(bounded(ids).logits, whole(ids).logits)
+    stores = from_pretrained(tmp_path / "float", memory="memorizing(length=3, store=8)")
+    assert (stores.decoder.memory.gate < 0).all()
 
 
 @torch.no_grad()

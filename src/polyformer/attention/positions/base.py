@@ -122,6 +122,13 @@ class Position(nn.Module):
         """Return the rotated queries [B, H, Tq, D] for distant first tokens, as the last entry of `cache`."""
         return q
 
+    def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
+        """Return all keys [B, Hkv, Tk, D], rotated so that a single query has its distances in `cache`.
+
+        None if the scheme does not rotate, or the slots of the first tokens are not known.
+        """
+        return None
+
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """Return the input x [B, T, E] of layer `layer` with its positions pos [T] or [B, T] encoded."""
         return x
@@ -172,6 +179,10 @@ class BoundPosition:
             return self.position.parts(q, k, context, self.site)
         if context.kv_len + context.skipped <= cache.length:  # all tokens are among the latest
             return ()
+        if context.q_len == 1:  # a step of decoding: one call is faster than two parts
+            keys = self.position.keys_in_cache(q, k, context, self.site)
+            if keys is not None:
+                return (RotatedPart(q, keys),)
         q_distant = self.position.rotate_in_cache(q, context, self.site)
         far = context.up_to_position(cache.size - 1, (cache.length, cache.size - 1))
         options = {

@@ -183,11 +183,7 @@ class Context:
         """Return the distances by which tables of relative terms are indexed, for batch rows `b`."""
         if self.last_position is None:
             return self.index_distance(q_idx, kv_idx)
-        return self.capped_position(self.query_position(b, q_idx)) - self.key_position(b, kv_idx)
-
-    def capped_position(self, position: Tensor) -> Tensor:
-        """Return the positions of queries as the scores use them: at most `last_position`."""
-        return position if self.last_position is None else position.clamp_max(self.last_position)
+        return self.query_position(b, q_idx).clamp_max(self.last_position) - self.key_position(b, kv_idx)
 
     def between_positions(self, target: "Context", kv_pos: Tensor | None) -> "Context":
         """Return this context of queries in one sequence and keys in another, with the positions of both.

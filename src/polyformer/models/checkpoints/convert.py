@@ -24,6 +24,7 @@ from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
 from polyformer.core.errors import InputError, quote
+from polyformer.core.weights import load_weights
 from polyformer.models.architectures import Transformer, VisionConfig
 from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig
@@ -92,6 +93,25 @@ def convert(
             newly_initialized=tuple(name for name in report.newly_initialized if name not in global_copies),
         )
     return converted.eval(), report
+
+
+def add_memory(model: Transformer, memory: MemoryConfig | str | dict[str, Any]) -> Transformer:
+    """Return a model with another memory and the tensors of `model`, in evaluation mode.
+
+    Parameters of the memory are new. Raises `InputError` for a model that cannot have the memory.
+    """
+    if not isinstance(model, Transformer):
+        raise InputError(f"memory: expected a decoder of texts, got a {type(model).__name__}; leave it out")
+    config = with_memory(model.config, MemoryConfig.from_dict(memory, "memory"))
+    with torch.device("meta"):
+        changed = Transformer(config)
+    tensors = model.state_dict()
+    if tensors.keys() == changed.state_dict().keys():
+        load_weights(changed, dict(tensors), "memory")  # without a copy, and quantized weights too
+    else:
+        changed, _ = convert(model, memory=memory)
+    changed.generation, changed.folder = model.generation, model.folder
+    return changed.eval()
 
 
 def begin_additions(model: Transformer, report: Report) -> None:

@@ -23,7 +23,7 @@ from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation
 from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
 from polyformer.models.checkpoints.config_mapping import Tree
-from polyformer.models.checkpoints.convert import keep_scores
+from polyformer.models.checkpoints.convert import add_memory, keep_scores
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
@@ -33,6 +33,7 @@ from polyformer.models.checkpoints.tensors import open_tensors
 from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
+from polyformer.nn.memory import MemoryConfig
 
 # The model_type of our models inside transformers.
 WRAPPED = "polyformer"
@@ -43,6 +44,7 @@ def from_pretrained(
     head: str | dict[str, Any] | HeadConfig | None = None,
     *,
     weights: str | None = None,
+    memory: MemoryConfig | str | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     allow_pickle: bool = False,
     revision: str | None = None,
@@ -60,6 +62,7 @@ def from_pretrained(
         weights: the type of the weights: "float32", "bfloat16", or a type that needs less memory and
             generates faster: "int8", "int4", or "stored", the 4-bit numbers of a GGUF file
             (`polyformer.models.architectures.weights`); by default as in the files, float32 for GGUF.
+        memory: a memory for a decoder, such as "sinks(first=4, length=508)"; by default as saved.
         dtype: the type of floating point tensors; by default as in the files, float32 for GGUF.
         allow_pickle: read `pytorch_model.bin` if there is no safetensors file, restricted to tensors.
         revision: the revision of a name on the hub: a commit, a tag or a branch; by default the newest.
@@ -72,6 +75,7 @@ def from_pretrained(
         raise unknown("weights", weights, WEIGHTS)
     folder = _folder(source, revision)
     model = _read(folder, head, dtype, allow_pickle, in_blocks=weights == STORED)
+    model = model if memory is None else add_memory(model, memory)
     model = model if weights is None else with_weights(model, weights).to(dtype)
     model.folder = folder
     return model

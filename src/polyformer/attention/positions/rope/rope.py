@@ -141,6 +141,22 @@ class Rope(Position):
         key = "in cache", config, self.width, last, q.dtype, q.device
         return self._rotate_further(q, angles, _query_positions, context, key)
 
+    def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
+        """Return R_(i - C + 1) k_j of the first tokens j, for a query at position i >= C, and other keys."""
+        assert self.cache is not None
+        config, (first, last) = self._of_layer(site), (self.cache.first, self.cache.size - 1)
+        slots = context.prefix or (first if context.kv_pos is None else 0)
+        if not slots:
+            return None
+
+        def angles(pos: Tensor) -> Tensor:
+            further = (_query_positions(q, context) - last).clamp_min(0)
+            return (further * (pos < first)) * frequencies(config, self.width, q.device)
+
+        key = "keys in cache", config, self.width, last, q.dtype, q.device
+        turned = self._rotate_further(k[:, :, :slots], angles, _key_positions, context, key)
+        return torch.cat([turned, k[:, :, slots:]], 2)
+
     def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
         extension = self.config.extension
