@@ -59,7 +59,9 @@ class Phi3(LlamaFamily):
     ignored_options = ("use_cache", "embd_pdrop")
     other_options: ClassVar = {**LlamaFamily.other_options, "sliding_window": None}
     key_mapping: ClassVar = {
-        **{key: name for key, name in LlamaFamily.key_mapping.items() if "|" not in key or "norm" in key},
+        "embed_tokens": "tokens",
+        "layers.{i}.[input|post_attention]_layernorm": "decoder.layers.{i}.block.norms.[0|1]",
+        "norm": "decoder.final_norm",
         "layers.{i}.self_attn.qkv_proj": GroupedHeads(
             tuple(f"decoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value"))
         ),
