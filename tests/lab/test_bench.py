@@ -12,7 +12,7 @@ import torch
 from forking import run_python, start_python
 from polyformer import InputError
 from polyformer.cli.main import main
-from polyformer_lab.bench import generation, running
+from polyformer_lab.bench import generation, measuring, running
 from polyformer_lab.bench.all import LIST, AllBench, run
 from polyformer_lab.bench.measuring import measure
 from polyformer_lab.bench.records import Record, Table
@@ -122,17 +122,30 @@ def test_a_row_that_needs_a_package_from_the_start_says_so():
     assert record.absent == {"a_package_that_nobody_has": "not installed (a_package_that_nobody_has)"}
 
 
-def test_short_calls_are_repeated_and_their_share_of_the_product_speed_is_counted():
-    calls = []
-    case = Case({OURS: lambda: lambda: calls.append(0)}, flop={OURS: 1e9}, work={"tokens": 3})
+def test_short_calls_are_repeated_and_their_share_of_the_product_speed_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """By a clock that only the calls advance: 10 microseconds each, and 10 milliseconds for the product."""
+    calls, clock = [], [0.0]
+
+    def call() -> None:
+        calls.append(0)
+        clock[0] += 1e-5
+
+    def product() -> None:
+        clock[0] += 1e-2
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measuring, "products_at_their_best", lambda: {"product": product})
+    case = Case({OURS: lambda: call}, flop={OURS: 1e9}, work={"tokens": 3})
     record = measure(Row("mine", "mine", lambda: [case], asked={(OURS, SPEED): 0.5}, repeats=1))
-    assert len(calls) > 100
+    assert 202 <= len(calls) <= 203  # once to prepare, once to count the loops, then 2 milliseconds
     (share,) = record.comparisons
     (case,) = record.cases
-    assert case.peak is not None
+    assert case.peak == pytest.approx(measuring.PRODUCT_FLOP / 1e-2)
     assert (share.peer, share.asked, share.verdict) == (SPEED, 0.5, "reached")
     assert share.ratio == pytest.approx(1e9 / case.seconds[OURS].median / case.peak)
-    assert case.facts[OURS]["tokens/s"] == pytest.approx(3 / case.seconds[OURS].median)
+    assert case.facts[OURS]["tokens/s"] == pytest.approx(3 / 1e-5)
 
 
 def test_tokens_are_compared():
